@@ -1,0 +1,199 @@
+"""Parts that assign credit: rollouts and token rewards in, advantages over units out."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from segcredit.core.advantages import Credit, ValueAt, length_adaptive_lambda, segment_gae
+from segcredit.core.checks import keep
+from segcredit.core.group import Std, group_zscore, leave_one_out, tree_advantage
+from segcredit.core.monte_carlo import value_difference
+from segcredit.core.segments import Segments
+from segcredit.core.tracker import batch_normalise
+from segcredit.partition import Partition, Response
+from segcredit.types import MonteCarlo, Rollouts
+
+
+class Case(NamedTuple):
+    """What a credit part is given."""
+
+    rollouts: Rollouts
+    reward: Float[Tensor, "B T"]
+    """Per token, KL penalty included."""
+    segments: Segments
+    """The part's own units."""
+    monte_carlo: MonteCarlo | None = None
+
+    @property
+    def total_reward(self) -> Float[Tensor, " B"]:
+        """The response's summed reward."""
+        return keep(self.rollouts.mask, self.reward).sum(dim=1)
+
+
+class CreditPart(Protocol):
+    """How a method turns rewards into advantages over units."""
+
+    @property
+    def over(self) -> Partition:
+        """The units of credit."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns of the rollouts that it reads, beside the partition's."""
+        ...
+
+    def __call__(self, case: Case) -> Credit:
+        """The credit of every token."""
+        ...
+
+
+@dataclass(frozen=True)
+class GAE:
+    """Generalised advantage estimation over any units (Eq. 6–7)."""
+
+    over: Partition
+    lam: float
+    gamma: float = 1.0
+    lam_critic: float | None = None
+    """λ of the value targets; None: the same (VC-PPO and VAPO: 1)."""
+    value_at: ValueAt = "start"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"value"})
+
+    def __call__(self, case: Case) -> Credit:
+        value = case.rollouts.column("value", "GAE")
+        return segment_gae(
+            case.reward, value, case.segments, self.gamma, self.lam, self.value_at, self.lam_critic
+        )
+
+
+@dataclass(frozen=True)
+class LengthAdaptiveGAE:
+    """GAE whose λ = 1 − 1/(α l) grows with the response's length (VAPO), clamped to [0, 1]."""
+
+    over: Partition
+    alpha: float = 0.05
+    gamma: float = 1.0
+    lam_critic: float = 1.0
+    value_at: ValueAt = "start"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"value"})
+
+    def __call__(self, case: Case) -> Credit:
+        value = case.rollouts.column("value", "LengthAdaptiveGAE")
+        lam = length_adaptive_lambda(case.segments.token_mask.sum(dim=1), self.alpha)
+        return segment_gae(
+            case.reward, value, case.segments, self.gamma, lam, self.value_at, self.lam_critic
+        )
+
+
+@dataclass(frozen=True)
+class GroupZScore:
+    """(r − mean) / (std + ε) among the responses to one prompt (GRPO, GSPO)."""
+
+    std: Std = "sample"
+    eps: float = 1e-6
+
+    @property
+    def over(self) -> Partition:
+        return Response()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def __call__(self, case: Case) -> Credit:
+        return _to_responses(
+            group_zscore(case.total_reward, case.rollouts.group, self.std, self.eps), case.segments
+        )
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Reward less the mean of the other responses to the same prompt (RLOO)."""
+
+    @property
+    def over(self) -> Partition:
+        return Response()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def __call__(self, case: Case) -> Credit:
+        return _to_responses(leave_one_out(case.total_reward, case.rollouts.group), case.segments)
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """Differences of Monte-Carlo values at unit starts (VinePPO, SPO-chain)."""
+
+    over: Partition
+    samples: int = 9
+    """Fresh continuations per estimated prefix."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def __call__(self, case: Case) -> Credit:
+        rollouts, reward, segments, monte_carlo = case
+        if monte_carlo is None:
+            raise ValueError(
+                "ValueDifference estimates values by sampling continuations; got no sampler. "
+                "Pass prepare(rollouts, monte_carlo=…)."
+            )
+        estimated = self.over.estimated(rollouts, segments)
+        state_value = monte_carlo(rollouts, segments, estimated, self.samples)
+        advantage = value_difference(segments.sum(reward), state_value, segments.mask, estimated)
+        return Credit(segments.spread(advantage), None, segments)
+
+
+@dataclass(frozen=True)
+class TreeDifference:
+    """V(child) − V(parent) in a tree of continuations, each row one edge (SPO-tree)."""
+
+    normalise: bool = False
+
+    @property
+    def over(self) -> Partition:
+        return Response()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"parent"})
+
+    def __call__(self, case: Case) -> Credit:
+        parent = case.rollouts.column("parent", "TreeDifference")
+        advantage, _ = tree_advantage(
+            case.total_reward, parent, case.rollouts.group, self.normalise
+        )
+        return _to_responses(advantage, case.segments)
+
+
+@dataclass(frozen=True)
+class TrackedBaseline:
+    """Reward less the prompt's tracked value, normalised over the batch (single-stream SPO)."""
+
+    @property
+    def over(self) -> Partition:
+        return Response()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"baseline"})
+
+    def __call__(self, case: Case) -> Credit:
+        baseline = case.rollouts.column("baseline", "TrackedBaseline")
+        return _to_responses(batch_normalise(case.total_reward - baseline), case.segments)
+
+
+def _to_responses(advantage: Float[Tensor, " B"], segments: Segments) -> Credit:
+    return Credit(segments.spread(advantage[:, None]), None, segments)

@@ -1,0 +1,90 @@
+"""DPO and DPO+: pairs of a correct and an incorrect response to one prompt."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from segcredit.core.checks import keep
+from segcredit.core.losses import dpo as dpo_loss
+from segcredit.core.losses import dpo_positive as dpo_positive_loss
+from segcredit.core.losses import k1
+from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
+
+
+@dataclass(frozen=True)
+class DirectPreference:
+    """Direct preference optimisation (arXiv 2305.18290); with a penalty, DPO+ (2402.13228)."""
+
+    beta: float = 0.1
+    penalty: float = 0.0
+    """λ of DPO+'s hinge on the chosen response's own log-ratio; 0 is DPO."""
+    pairs_per_prompt: int = 64
+    threshold: float = 1.0
+    """Reward from which a response counts as correct."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"logp_ref"})
+
+    def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
+        """Correct × incorrect pairs per prompt as neighbouring rows: the chosen, the rejected."""
+        chosen, rejected = self._pairs(rollouts)
+        if len(chosen) == 0:
+            raise ValueError(
+                "no prompt has both a correct and an incorrect response, so there is no pair. "
+                "Sample more responses per prompt, or other prompts."
+            )
+        rows = torch.stack([chosen, rejected], dim=1).flatten()
+        paired = rollouts.select(rows)
+        return Batch(rollouts=paired, loss_mask=paired.mask, rows_per_item=2)
+
+    def _pairs(self, rollouts: Rollouts) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+        correct = rollouts.reward >= self.threshold
+        same_prompt = rollouts.group[:, None] == rollouts.group
+        chosen, rejected = (same_prompt & correct[:, None] & ~correct).nonzero(as_tuple=True)
+        # the first pairs of each prompt: number them within the prompt, keep the low numbers
+        prompt = rollouts.group[chosen]
+        order = prompt.argsort(stable=True)
+        _, size = prompt[order].unique_consecutive(return_counts=True)
+        first = torch.repeat_interleave(size.cumsum(0) - size, size)
+        number = torch.arange(len(order), device=order.device) - first
+        kept = order[number < self.pairs_per_prompt]
+        return chosen[kept], rejected[kept]
+
+    def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
+        """Mean over pairs; both rows of a pair carry its share."""
+        num_pairs = len(batch.rollouts) // 2
+        share = torch.full((len(batch.rollouts),), 1.0 / num_pairs, device=batch.loss_mask.device)
+        return replace(batch, shares={"policy": share})
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
+        """−log σ of the pair's margin."""
+        chosen, rejected = self._log_ratios(outputs, batch)
+        if self.penalty:
+            per_pair = dpo_positive_loss(chosen, rejected, self.beta, self.penalty)
+        else:
+            per_pair = dpo_loss(chosen, rejected, self.beta)
+        share = batch.share("policy")[0::2]
+        policy = torch.dot(per_pair, share)
+        won = (chosen > rejected).detach().to(share.dtype)
+        metrics = {"preference_loss": policy.detach(), "preference_accuracy": torch.dot(won, share)}
+        return Loss(policy=policy, metrics=metrics)
+
+    def _log_ratios(
+        self, outputs: Outputs, batch: Batch
+    ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+        logp_ref = batch.rollouts.column("logp_ref", "DirectPreference")
+        delta = keep(batch.loss_mask, k1(outputs.logp, logp_ref)).sum(dim=1)
+        return delta[0::2], delta[1::2]
+
+
+def dpo(beta: float = 0.1) -> DirectPreference:
+    """DPO, β = .1."""
+    return DirectPreference(beta=beta)
+
+
+def dpo_positive(beta: float = 0.1, penalty: float = 50.0) -> DirectPreference:
+    """DPO+ (also DPOP): λ = 50; VinePPO's baselines use β = .1 on MATH, .3 on GSM8K."""
+    return DirectPreference(beta=beta, penalty=penalty)

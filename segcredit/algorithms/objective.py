@@ -1,0 +1,286 @@
+"""Parts of the objective: surrogates, reductions, the critic's loss, KL and further terms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from segcredit.core.adjust import clamp, whiten
+from segcredit.core.advantages import Credit, kl_shaped_reward
+from segcredit.core.losses import (
+    boundary_value_loss,
+    clipped_surrogate,
+    is_clipped,
+    k3,
+    nll,
+    probability_mask,
+)
+from segcredit.core.reduce import (
+    constant_shares,
+    micro_batch_token_shares,
+    response_shares,
+    token_shares,
+    weighted_sum,
+)
+from segcredit.types import Batch, Outputs, Rollouts
+
+Estimator = Callable[[Tensor, Tensor], Tensor]
+"""k1, k2 or k3 of core/losses.py."""
+
+
+class Reduction(Protocol):
+    """Which share of the mini-batch's loss each entry carries (core/reduce.py)."""
+
+    def __call__(
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B N"]:
+        """Shares of a mini-batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class ResponseMean:
+    """Mean over responses of each response's mean: Eq. 9's 1/T, Eq. 10's 1/M."""
+
+    def __call__(
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B N"]:
+        return response_shares(mask)
+
+
+@dataclass(frozen=True)
+class TokenMean:
+    """Mean over all tokens (or boundaries) of the mini-batch."""
+
+    def __call__(
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B N"]:
+        return token_shares(mask)
+
+
+@dataclass(frozen=True)
+class ConstantMean:
+    """Each response's sum over a constant length, then the mean over responses."""
+
+    length: float = 1.0
+
+    def __call__(
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B N"]:
+        return constant_shares(mask, self.length)
+
+
+@dataclass(frozen=True)
+class MicroBatchTokenMean:
+    """Token mean per micro-batch, micro-batches weighted equally (the authors' code)."""
+
+    def __call__(
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B N"]:
+        if micro_batch is None:
+            micro_batch = torch.zeros(len(mask), dtype=torch.long, device=mask.device)
+        return micro_batch_token_shares(mask, micro_batch)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """The clipped surrogate (Eq. 9), asymmetric and dual-clipped on request."""
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+
+    def __call__(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return clipped_surrogate(ratio, advantage, self.low, self.high, self.dual)
+
+    def is_clipped(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> Bool[Tensor, "B T"]:
+        """Where clipping stops the gradient."""
+        return is_clipped(ratio, advantage, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Unclipped:
+    """−ρ Â; with log π in the ratio's place, REINFORCE."""
+
+    def __call__(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return -ratio * advantage
+
+    def is_clipped(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> Bool[Tensor, "B T"]:
+        """Nowhere."""
+        return torch.zeros_like(ratio, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Whiten:
+    """Advantages to zero mean and unit variance over the tokens of the loss."""
+
+    def __call__(
+        self, advantage: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return whiten(advantage, mask)
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Advantages limited to ±limit."""
+
+    limit: float
+
+    def __call__(
+        self, advantage: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return clamp(advantage, self.limit)
+
+
+Adjustment = Whiten | Clamp
+
+
+@dataclass(frozen=True)
+class LowProbability:
+    """Only tokens that π_old found unlikely enter the loss (SPO)."""
+
+    threshold: float = 0.9
+
+    def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "B T"]:
+        return probability_mask(rollouts.logp_old, rollouts.mask, self.threshold)
+
+
+@dataclass(frozen=True)
+class RewardKL:
+    """The k1 penalty −β(log π_old − log π_ref), added to each token's reward."""
+
+    coef: float
+
+    def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
+        """Token rewards: the outcome on the last token, less the penalty on each."""
+        return kl_shaped_reward(
+            rollouts.reward,
+            rollouts.logp_old,
+            rollouts.column("logp_ref", "RewardKL"),
+            rollouts.mask,
+            self.coef,
+        )
+
+
+@dataclass(frozen=True)
+class BoundaryMSE:
+    """The critic's squared error where V was read (Eq. 10)."""
+
+    reduce: Reduction = field(default_factory=ResponseMean)
+    half: bool = False
+    clip: float | None = None
+
+    def shares(self, credit: Credit, micro_batch: Int[Tensor, " B"] | None) -> Float[Tensor, "B M"]:
+        """One share per boundary."""
+        return self.reduce(credit.segments.mask, micro_batch)
+
+    def __call__(
+        self,
+        value: Float[Tensor, "B T"],
+        value_old: Float[Tensor, "B T"],
+        credit: Credit,
+        shares: Float[Tensor, "B M"],
+    ) -> Float[Tensor, ""]:
+        if credit.value_target is None:
+            raise ValueError("a critic's loss needs value targets; this credit has none. Use GAE.")
+        return boundary_value_loss(
+            value,
+            value_old,
+            credit.value_target,
+            credit.segments,
+            credit.value_at,
+            self.clip,
+            self.half,
+            reduce=lambda error, mask: weighted_sum(error, mask, shares),
+        )
+
+
+class Term(Protocol):
+    """A further term of the policy's loss."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the metrics."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns of the rollouts that it reads."""
+        ...
+
+    def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        """Tokens on which it acts."""
+        ...
+
+    @property
+    def reduce(self) -> Reduction:
+        """How it is averaged over them."""
+        ...
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
+        """Per token, coefficient included."""
+        ...
+
+
+@dataclass(frozen=True)
+class LossKL:
+    """β · KL estimate between π_θ and π_ref, as a loss (GRPO)."""
+
+    coef: float
+    estimator: Estimator = k3
+    reduce: Reduction = field(default_factory=ResponseMean)
+
+    @property
+    def name(self) -> str:
+        return "kl_loss"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"logp_ref"})
+
+    def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        return batch.rollouts.mask
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
+        logp_ref = batch.rollouts.column("logp_ref", "LossKL")
+        return self.coef * self.estimator(outputs.logp, logp_ref)
+
+
+@dataclass(frozen=True)
+class PositiveNLL:
+    """μ · NLL over the tokens of responses with a full reward (VAPO); 0 if there are none."""
+
+    coef: float
+    threshold: float = 1.0
+    """Reward from which a response counts as correct."""
+    reduce: Reduction = field(default_factory=TokenMean)
+
+    @property
+    def name(self) -> str:
+        return "positive_nll"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        return batch.rollouts.mask & (batch.rollouts.reward >= self.threshold)[:, None]
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
+        return self.coef * nll(outputs.logp)
+
+
+def clamped_k3(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """k3 limited to [0, 10], its log-ratio to ±10 (VinePPO's and SPO's code)."""
+    return k3(logp, logp_ref, limit=10.0)

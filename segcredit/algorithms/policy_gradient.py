@@ -1,0 +1,130 @@
+"""Every policy-gradient method as one composition: units of credit, units of ratio."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Int
+from torch import Tensor
+
+from segcredit.algorithms.credit import Case, CreditPart
+from segcredit.algorithms.objective import (
+    Adjustment,
+    BoundaryMSE,
+    Clipped,
+    LowProbability,
+    Reduction,
+    RewardKL,
+    Term,
+    Unclipped,
+)
+from segcredit.algorithms.ratio import RatioPart
+from segcredit.core.advantages import Credit, terminal_reward
+from segcredit.core.reduce import weighted_sum
+from segcredit.core.segments import Segments
+from segcredit.partition import Partition
+from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
+
+
+@dataclass(frozen=True)
+class PolicyGradient:
+    """Credit over some units, a ratio over some units, a surrogate, and how they are averaged.
+
+    Frozen parts are the configuration: ``repr(algorithm)`` is the record of what ran.
+    """
+
+    credit: CreditPart
+    ratio: RatioPart
+    surrogate: Clipped | Unclipped
+    reduce: Reduction
+    critic: BoundaryMSE | None = None
+    kl: RewardKL | None = None
+    adjust: tuple[Adjustment, ...] = ()
+    """Applied to the advantages over the whole rollout batch."""
+    adjust_minibatch: tuple[Adjustment, ...] = ()
+    """Applied to the advantages over each mini-batch (VinePPO, SPO)."""
+    only: LowProbability | None = None
+    """Which tokens enter the policy loss; None: all."""
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Union of what the parts read: no forward pass runs that nobody reads."""
+        needs = self.credit.needs | self.credit.over.needs | self.ratio.over.needs
+        if self.kl is not None:
+            needs |= {"logp_ref"}
+        return needs.union(*(term.needs for term in self.terms))
+
+    def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
+        """Segments and credit, once per rollout batch; equal partitions are computed once."""
+        segments: dict[Partition, Segments] = {}
+        for partition in (self.credit.over, self.ratio.over):
+            if partition not in segments:
+                segments[partition] = partition(rollouts)
+        if self.kl is not None:
+            reward = self.kl(rollouts)
+        else:
+            reward = terminal_reward(rollouts.reward, rollouts.mask)
+        credit = self.credit(Case(rollouts, reward, segments[self.credit.over], monte_carlo))
+        loss_mask = rollouts.mask if self.only is None else self.only(rollouts)
+        batch = Batch(
+            rollouts=rollouts,
+            loss_mask=loss_mask,
+            credit=credit,
+            ratio_segments=segments[self.ratio.over],
+        )
+        return _adjusted(batch, self.adjust)
+
+    def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
+        """The denominators of every term, and the adjustments made per mini-batch."""
+        shares = {"policy": self.reduce(batch.loss_mask, micro_batch)}
+        if self.critic is not None:
+            shares["value"] = self.critic.shares(_credit(batch), micro_batch)
+        for term in self.terms:
+            shares[term.name] = term.reduce(term.mask(batch), micro_batch)
+        return replace(_adjusted(batch, self.adjust_minibatch), shares=shares)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
+        """Σ share · term over a micro-batch; adding micro-batches gives the mini-batch's loss."""
+        credit, rollouts, mask = _credit(batch), batch.rollouts, batch.loss_mask
+        if batch.ratio_segments is None:
+            raise ValueError("the batch has no ratio segments. Make it with algorithm.prepare(…).")
+        ratio = self.ratio(outputs.logp, rollouts.logp_old, batch.ratio_segments)
+        share = batch.share("policy")
+        policy = weighted_sum(self.surrogate(ratio, credit.advantage), mask, share)
+        clipped = self.surrogate.is_clipped(ratio.detach(), credit.advantage)
+        metrics = {
+            "policy_loss": policy.detach(),
+            "clip_fraction": weighted_sum(clipped.to(share.dtype), mask, share),
+            "ratio": weighted_sum(ratio.detach(), mask, share),
+        }
+        for term in self.terms:
+            extra = weighted_sum(term(outputs, batch), term.mask(batch), batch.share(term.name))
+            metrics[term.name] = extra.detach()
+            policy = policy + extra
+        if self.critic is None:
+            return Loss(policy=policy, metrics=metrics)
+        if outputs.value is None:
+            raise ValueError("this algorithm trains a critic; got outputs without values.")
+        value = self.critic(
+            outputs.value,
+            rollouts.column("value", "the critic's loss"),
+            credit,
+            batch.share("value"),
+        )
+        return Loss(policy=policy, value=value, metrics={**metrics, "value_loss": value.detach()})
+
+
+def _credit(batch: Batch) -> Credit:
+    if batch.credit is None:
+        raise ValueError("the batch has no credit. Make it with algorithm.prepare(rollouts).")
+    return batch.credit
+
+
+def _adjusted(batch: Batch, adjustments: tuple[Adjustment, ...]) -> Batch:
+    if not adjustments:
+        return batch
+    credit = _credit(batch)
+    # an empty loss mask (no unlikely token) falls back to all tokens, as SPO's code does
+    mask = batch.loss_mask if bool(batch.loss_mask.any()) else batch.rollouts.mask
+    for adjustment in adjustments:
+        credit = replace(credit, advantage=adjustment(credit.advantage, mask))
+    return replace(batch, credit=credit)

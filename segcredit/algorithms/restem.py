@@ -1,0 +1,51 @@
+"""RestEM: keep the correct responses, imitate them."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Int
+from torch import Tensor
+
+from segcredit.core.losses import nll
+from segcredit.core.reduce import response_shares, weighted_sum
+from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
+
+
+@dataclass(frozen=True)
+class RestEM:
+    """Expectation-maximisation self-training (arXiv 2312.06585): filter, then NLL.
+
+    Keeps responses that are correct and not truncated. Each round fits from the *initial*
+    checkpoint with a fresh optimizer: a matter of the run's stages.
+    """
+
+    threshold: float = 1.0
+    """Reward from which a response counts as correct."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
+        """The kept responses."""
+        kept = (rollouts.reward >= self.threshold) & ~rollouts.truncated
+        if not bool(kept.any()):
+            raise ValueError(
+                f"no response reached a reward of {self.threshold} untruncated; nothing to "
+                f"imitate. Sample more, or lower the threshold."
+            )
+        kept_rollouts = rollouts.select(kept.nonzero().flatten())
+        return Batch(rollouts=kept_rollouts, loss_mask=kept_rollouts.mask)
+
+    def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
+        """Mean over responses of each response's mean."""
+        return replace(batch, shares={"policy": response_shares(batch.loss_mask)})
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
+        """−log π_θ."""
+        policy = weighted_sum(nll(outputs.logp), batch.loss_mask, batch.share("policy"))
+        return Loss(policy=policy, metrics={"nll": policy.detach()})
+
+
+def restem(threshold: float = 1.0) -> RestEM:
+    """RestEM, as above."""
+    return RestEM(threshold)

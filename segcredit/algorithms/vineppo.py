@@ -1,0 +1,35 @@
+"""VinePPO: steps credited by the change of a Monte-Carlo value, token ratios."""
+
+from segcredit.algorithms.credit import ValueDifference
+from segcredit.algorithms.objective import (
+    Clipped,
+    ConstantMean,
+    LossKL,
+    TokenMean,
+    Whiten,
+    clamped_k3,
+)
+from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.algorithms.ratio import TokenRatio
+from segcredit.partition import Newline, Partition
+
+
+def vineppo(
+    samples: int = 9,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 1e-4,
+    partition: Partition | None = None,
+) -> PolicyGradient:
+    """VinePPO (arXiv 2410.01679): K = 9 continuations per step, no critic.
+
+    Whitened over each mini-batch; KL 1e-4 · k3, clamped to [0, 10], summed over the response
+    (its code). Steps are lines; its own splitters differ by data set (docs/deviations.md).
+    """
+    return PolicyGradient(
+        credit=ValueDifference(over=partition or Newline(), samples=samples),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip),
+        reduce=TokenMean(),
+        adjust_minibatch=(Whiten(),),
+        terms=(LossKL(kl, clamped_k3, ConstantMean(1.0)),) if kl else (),
+    )

@@ -1,0 +1,200 @@
+"""Advantages from a critic: generalised advantage estimation over any units."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from segcredit.core.checks import (
+    Claim,
+    accumulation_dtype,
+    at_least_float32,
+    finite,
+    keep,
+    none,
+    require,
+    require_mask,
+    require_shape,
+    require_unit_interval,
+)
+from segcredit.core.scan import reverse_scan
+from segcredit.core.segments import Segments, last_token
+
+ValueAt = Literal["start", "end"]
+"""Where V(s_m) is read: before the segment's first token (paper) or its last (authors' code)."""
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What each token of each segment is worth, and what the critic should have said."""
+
+    advantage: Float[Tensor, "B T"]
+    """Â_{m(t)}; 0 off the mask."""
+    value_target: Float[Tensor, "B T"] | None
+    """R̂_{m(t)}, to be read where V is read; None without a critic."""
+    segments: Segments
+    """The units of credit."""
+    value_at: ValueAt = "start"
+    """Where V was read, and the target belongs."""
+
+    def select(self, rows: Int[Tensor, " R"]) -> "Credit":
+        """The credit of some responses, in the given order."""
+        target = None if self.value_target is None else self.value_target[rows]
+        return Credit(self.advantage[rows], target, self.segments.select(rows), self.value_at)
+
+
+def gae(
+    reward: Float[Tensor, "B M"],
+    value: Float[Tensor, "B M"],
+    mask: Bool[Tensor, "B M"],
+    gamma: float,
+    lam: "float | Float[Tensor, ' B']",
+) -> Float[Tensor, "B M"]:
+    """Generalised advantage estimates over any right-padded sequence of units.
+
+    δ_m = r_m + γ V(s_{m+1}) − V(s_m)               (Eq. 6)
+    Â_m = Σ_l (γλ)^l δ_{m+l} = δ_m + γλ Â_{m+1}     (Eq. 7)
+
+    One unit per token gives PPO (Eq. 4). V and Â past the last unit are zero, so a truncated
+    response counts as finished. Summed in float64, returned in the input's precision.
+
+    Args:
+        mask: True at a response's units, False only after them. For tokens under a mask with
+            holes, call :func:`segment_gae` with one segment per token.
+        lam: one λ, or one per response (VAPO).
+    """
+    require_mask("mask", mask)
+    require_shape("reward", reward, "mask", mask)
+    require_shape("value", value, "mask", mask)
+    require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
+    if not isinstance(lam, Tensor):
+        require_unit_interval("lam", lam, "The paper uses 0.99 per segment, 0.95 per token.")
+    hole = mask[:, 1:] & ~mask[:, :-1]
+    require(
+        none(
+            hole,
+            lambda: (
+                f"mask must be True first and False after, in every row; row "
+                f"{int(hole.nonzero()[0, 0])} has a hole. Use segment_gae with "
+                f"segcredit.partition.tokens(mask), which steps over holes."
+            ),
+        ),
+        *_claims(reward, value, mask, lam),
+    )
+    return _gae(keep(mask, reward), keep(mask, value), mask, gamma, lam)
+
+
+def segment_gae(
+    reward: Float[Tensor, "B T"],
+    value: Float[Tensor, "B T"],
+    segments: Segments,
+    gamma: float,
+    lam: "float | Float[Tensor, ' B']",
+    value_at: ValueAt = "start",
+    lam_critic: float | None = None,
+) -> Credit:
+    """Eq. 6–7 over segments: r_m = Σ_{t ∈ z_m} r_t (undiscounted), V(s_m) read at a boundary.
+
+    R̂_m = Â_m + V(s_m); Â_m and R̂_m are given to every token of z_m.
+
+    Args:
+        reward: per token (see :func:`terminal_reward` and :func:`kl_shaped_reward`).
+        value: V of the prefix *before* each token.
+        value_at: "start" is the paper's s_m; "end" is the authors' code, whose baseline knows the
+            segment's own tokens (docs/deviations.md).
+        lam_critic: a λ of its own for the targets R̂ (VC-PPO, VAPO: 1); None uses ``lam``.
+    """
+    if value_at not in ("start", "end"):
+        raise ValueError(
+            f"value_at must be 'start' (paper) or 'end' (authors' code); got {value_at!r}."
+        )
+    token_mask = segments.token_mask
+    if reward.ndim == 1:
+        raise ValueError(
+            f"reward must be per token, {tuple(token_mask.shape)}; got one per response, "
+            f"{tuple(reward.shape)}. Pass terminal_reward(reward, mask)."
+        )
+    require_shape("reward", reward, "the token mask", token_mask)
+    require_shape("value", value, "the token mask", token_mask)
+    require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
+    for name, x in (("lam", lam), ("lam_critic", lam_critic)):
+        if isinstance(x, int | float):
+            require_unit_interval(name, x, "The paper uses 0.99 per segment, 0.95 per token.")
+    require(*_claims(reward, value, token_mask, lam))
+
+    reward_seg = segments.sum(at_least_float32(reward))
+    value = at_least_float32(value)
+    value_seg = segments.at_start(value) if value_at == "start" else segments.at_end(value)
+    advantage = _gae(reward_seg, value_seg, segments.mask, gamma, lam)
+    if lam_critic is None:
+        target = advantage + value_seg
+    else:
+        target = _gae(reward_seg, value_seg, segments.mask, gamma, lam_critic) + value_seg
+    return Credit(segments.spread(advantage), segments.spread(target), segments, value_at)
+
+
+def _gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
+    """The two equations; reward and value are 0 off the mask."""
+    exact = value.to(accumulation_dtype(value))
+    td_error = reward - exact + gamma * pad(exact[:, 1:], (0, 1))
+    return keep(mask, reverse_scan(td_error, gamma * lam).to(reward.dtype))
+
+
+def _claims(reward: Tensor, value: Tensor, mask: Tensor, lam: float | Tensor) -> list[Claim]:
+    claims = [finite("reward", reward, mask), finite("value", value, mask)]
+    if isinstance(lam, Tensor):
+        claims.append(
+            none(
+                (lam < 0) | (lam > 1) | lam.isnan(),
+                lambda: (
+                    f"every lam must be in [0, 1]; got {lam.min().item()} … {lam.max().item()}. "
+                    f"VAPO's formula is negative for short responses: clamp it."
+                ),
+            )
+        )
+    return claims
+
+
+def length_adaptive_lambda(
+    length: Int[Tensor, " B"], alpha: float, clamp: bool = True
+) -> Float[Tensor, " B"]:
+    """λ(l) = 1 − 1/(α l) (VAPO), clamped to [0, 1].
+
+    With the paper's α = .05 the formula is 0 at 20 tokens and negative below; ``clamp=False``
+    returns it as printed.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive; got {alpha}. VAPO uses 0.05.")
+    lam = 1.0 - 1.0 / (alpha * length.double())
+    return lam.clamp(0.0, 1.0) if clamp else lam
+
+
+def terminal_reward(reward: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """r(x, y) on the last token, 0 before it (r_m = 0 for m < M, §4.1)."""
+    require_mask("mask", mask)
+    if reward.shape != mask.shape[:1]:
+        raise ValueError(
+            f"reward must be one number per response, shape {tuple(mask.shape[:1])}; "
+            f"got {tuple(reward.shape)}."
+        )
+    return keep(last_token(mask), at_least_float32(reward)[:, None])
+
+
+def kl_shaped_reward(
+    reward: Float[Tensor, " B"],
+    logp_old: Float[Tensor, "B T"],
+    logp_ref: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    coef: float,
+) -> Float[Tensor, "B T"]:
+    """r_t = r(x, y)·[t = T] − β (log π_old(y_t) − log π_ref(y_t)): the k1 penalty in the reward.
+
+    Summed inside segments by :func:`segment_gae`, undiscounted, as in the authors' code. It makes
+    r_m ≠ 0 before the end, where the paper says r_m = 0.
+    """
+    require_shape("logp_old", logp_old, "mask", mask)
+    require_shape("logp_ref", logp_ref, "mask", mask)
+    penalty = coef * (at_least_float32(logp_old) - at_least_float32(logp_ref))
+    return terminal_reward(reward, mask) - keep(mask, penalty)

@@ -1,0 +1,125 @@
+"""One place where bad tensors are turned into one clear sentence, and garbage is masked out."""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Claim(NamedTuple):
+    """Something that must hold of a number on the device, and what to say if it does not."""
+
+    number: Tensor
+    """0-d."""
+    holds: Callable[[float], bool]
+    otherwise: Callable[[], str]
+    """Called only on failure, so that naming the offending row costs nothing while all is well."""
+
+
+def require(*claims: Claim, read: tuple[Tensor, ...] = ()) -> list[float]:
+    """Raise ValueError with the sentence of the first claim that fails; else return ``read``.
+
+    All numbers come back together: one synchronisation with the device, however many there are.
+    """
+    numbers = [claim.number for claim in claims] + list(read)
+    exact = accumulation_dtype(numbers[0])
+    fetched = torch.stack([x.to(exact) for x in numbers]).tolist()
+    for number, claim in zip(fetched, claims, strict=False):
+        if not claim.holds(number):
+            raise ValueError(claim.otherwise())
+    return fetched[len(claims) :]
+
+
+def none(bad: Tensor, otherwise: Callable[[], str]) -> Claim:
+    """Claim: no entry of ``bad`` is True."""
+    return Claim(bad.any(), lambda number: not number, otherwise)
+
+
+def keep(mask: Tensor, x: Tensor, otherwise: float = 0.0) -> Tensor:
+    """x where the mask is True; whatever stands elsewhere, NaN included, is not read."""
+    return torch.where(mask, x, constant(otherwise, x.dtype, x.device))
+
+
+@lru_cache(maxsize=64)
+def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A 0-d tensor made once: given a plain number, torch.where launches three kernels, not one."""
+    with torch.inference_mode(False):
+        return torch.tensor(number, dtype=dtype, device=device)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision and integers to float32; float32 and float64 as they are."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def accumulation_dtype(x: Tensor) -> torch.dtype:
+    """float64, for long sums; float32 on Apple's mps, which has none."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def require_shape(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
+    """Raise ValueError unless the two tensors have one shape."""
+    if x.shape != like.shape:
+        raise ValueError(
+            f"{name} must have the shape of {like_name}, {tuple(like.shape)}; "
+            f"got {tuple(x.shape)}. Pad both to one width (responses, tokens)."
+        )
+
+
+def require_mask(name: str, mask: Tensor) -> None:
+    """Raise ValueError unless the mask is a boolean (responses, units) tensor with entries."""
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise ValueError(
+            f"{name} must be a boolean tensor (responses, tokens); got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}. Pass mask.bool()."
+        )
+    if mask.numel() == 0:
+        raise ValueError(
+            f"{name} must cover at least one response of at least one token; got shape "
+            f"{tuple(mask.shape)}."
+        )
+
+
+def require_unit_interval(name: str, x: float, hint: str) -> None:
+    """Raise ValueError unless 0 ≤ x ≤ 1."""
+    if not 0.0 <= x <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1]; got {x}. {hint}")
+
+
+def finite(name: str, x: Tensor, mask: Tensor) -> Claim:
+    """Claim: x is finite wherever the mask is True (elsewhere it may hold anything)."""
+
+    def otherwise() -> str:
+        bad = (~x.isfinite() & mask).nonzero()
+        if not len(bad):
+            return f"{name} must be of moderate size; got a sum that overflows {x.dtype}."
+        row, unit = bad[0].tolist()
+        return (
+            f"{name} must be finite wherever the mask is True; got {x[row, unit].item()} at "
+            f"response {row}, position {unit} ({len(bad)} in all). Look at the model that produced "
+            f"it: one such number would spoil the credit of the whole response."
+        )
+
+    return Claim(keep(mask, x).sum(), math.isfinite, otherwise)
+
+
+def empty_rows(mask: Tensor) -> str:
+    """The sentence for responses without a token."""
+    empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
+    if len(empty) == len(mask):
+        return (
+            "mask must hold at least one True per response; got a mask of zeros. Is it inverted, "
+            "or the prompt's? True marks response tokens."
+        )
+    return (
+        f"every response needs at least one token; got an empty response in row(s) {empty[:8]} of "
+        f"{len(mask)}. Drop empty responses first: keep = mask.any(dim=1)."
+    )
+
+
+def no_empty_row(mask: Tensor) -> Claim:
+    """Claim: every row of the mask holds at least one True."""
+    return none(~mask.any(dim=1), lambda: empty_rows(mask))

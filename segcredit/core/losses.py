@@ -1,0 +1,145 @@
+"""Losses, per token or per segment, to be minimised. Reductions live in reduce.py."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from segcredit.core.advantages import ValueAt
+from segcredit.core.checks import at_least_float32, require_shape
+from segcredit.core.reduce import response_mean
+from segcredit.core.segments import Segments
+
+
+def clipped_surrogate(
+    ratio: Float[Tensor, "B T"],
+    advantage: Float[Tensor, "B T"],
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """−min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â) (Eq. 3; over segments Eq. 9).
+
+    ``dual_clip`` c > 1 bounds the loss by −c Â where Â < 0 (the authors' code and verl: c = 3).
+    """
+    require_shape("advantage", advantage, "ratio", ratio)
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ValueError(
+            f"clip_low must be in [0, 1] and clip_high ≥ 0; got {clip_low} and {clip_high}. "
+            f"Pass distances from 1, e.g. 0.2 and 0.28, not the bounds 0.8 and 1.28."
+        )
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip must be greater than 1; got {dual_clip}. verl uses 3.0.")
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = torch.maximum(-advantage * ratio, -advantage * clipped)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+
+
+def is_clipped(
+    ratio: Float[Tensor, "B T"],
+    advantage: Float[Tensor, "B T"],
+    clip_low: float,
+    clip_high: float,
+) -> Bool[Tensor, "B T"]:
+    """True where clipping stops the gradient: the ratio left the interval on the side of Â."""
+    return ((ratio > 1.0 + clip_high) & (advantage > 0)) | (
+        (ratio < 1.0 - clip_low) & (advantage < 0)
+    )
+
+
+def probability_mask(
+    logp_old: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], threshold: float = 0.9
+) -> Bool[Tensor, "B T"]:
+    """True at tokens sampled with π_old < threshold: SPO lets only these into its loss."""
+    require_shape("logp_old", logp_old, "mask", mask)
+    return mask & (logp_old.exp() < threshold)
+
+
+def boundary_value_loss(
+    value: Float[Tensor, "B T"],
+    value_old: Float[Tensor, "B T"],
+    value_target: Float[Tensor, "B T"],
+    segments: Segments,
+    value_at: ValueAt = "start",
+    clip: float | None = None,
+    half: bool = False,
+    reduce: Callable[[Tensor, Tensor], Tensor] = response_mean,
+) -> Float[Tensor, ""]:
+    """(1/M) Σ_m (V_φ(s_m) − R̂_m)² (Eq. 10), read at segment boundaries only.
+
+    Args:
+        clip: also square the error of V_old + clip(V − V_old, ±clip) and keep the larger
+            (the authors' code and verl: .5).
+        half: the factor ½ of the authors' code and verl.
+        reduce: (per-segment errors, segment mask) → scalar. The default is Eq. 10's; the authors'
+            code averages over all boundaries: token_mean.
+    """
+    if value_at not in ("start", "end"):
+        raise ValueError(
+            f"value_at must be 'start' (paper) or 'end' (authors' code); got {value_at!r}."
+        )
+    read = segments.at_start if value_at == "start" else segments.at_end
+    current, target = read(at_least_float32(value)), read(value_target)
+    error = (current - target).square()
+    if clip is not None:
+        old = read(at_least_float32(value_old))
+        near = old + (current - old).clamp(-clip, clip)
+        error = torch.maximum(error, (near - target).square())
+    return reduce(0.5 * error if half else error, segments.mask)
+
+
+def nll(logp: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """−log π_θ(y_t) (RestEM; VAPO's term on correct responses)."""
+    return -at_least_float32(logp)
+
+
+def k1(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """log π − log π_ref: unbiased, may be negative."""
+    return at_least_float32(logp) - at_least_float32(logp_ref)
+
+
+def k2(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """½ (log π − log π_ref)²."""
+    return 0.5 * k1(logp, logp_ref).square()
+
+
+def k3(
+    logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"], limit: float | None = None
+) -> Float[Tensor, "B T"]:
+    """e^u − u − 1 with u = log π_ref − log π: unbiased, never negative.
+
+    ``limit`` clamps u to ±limit and the result to [0, limit] (VinePPO: 10).
+    """
+    u = -k1(logp, logp_ref)
+    if limit is None:
+        return torch.expm1(u) - u
+    u = u.clamp(-limit, limit)
+    return (torch.expm1(u) - u).clamp(0.0, limit)
+
+
+def dpo(
+    chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], beta: float
+) -> Float[Tensor, " P"]:
+    """−log σ(β(Δ_w − Δ_l)), Δ = Σ_t (log π − log π_ref) summed over the response."""
+    return -logsigmoid(beta * (chosen - rejected))
+
+
+def dpo_positive(
+    chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], beta: float, penalty: float = 50.0
+) -> Float[Tensor, " P"]:
+    """−log σ(β(Δ_w − Δ_l − λ max(0, −Δ_w))) (DPO+, also DPOP): the hinge is inside the sigmoid."""
+    return -logsigmoid(beta * (chosen - rejected - penalty * (-chosen).clamp(min=0.0)))
+
+
+def direct_value(
+    log_ratio: Float[Tensor, "B M"], target: Float[Tensor, "B M"], beta: float
+) -> Float[Tensor, "B M"]:
+    """½ (β Σ_{t ∈ step} (log π − log π_ref) − target)² per step (DVO).
+
+    target = r_m + V(s_{m+1}) − V(s_m). Never whiten it: its absolute scale is what is fitted.
+    """
+    return 0.5 * (beta * log_ratio - target).square()

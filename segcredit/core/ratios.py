@@ -1,0 +1,74 @@
+"""Importance ratios π_θ / π_old over any partition. Off the mask every ratio is 1."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from segcredit.core.checks import at_least_float32, keep, require_shape
+from segcredit.core.segments import Segments
+
+
+def log_ratio(
+    logp: Float[Tensor, "B T"],
+    logp_old: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    limit: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """x_t = log π_θ(y_t) − log π_old(y_t), in float32 at least; 0 off the mask.
+
+    ``limit`` clamps each token's x to ±limit first (the authors' code: 20; verl's GSPO: 10).
+    """
+    require_shape("logp", logp, "mask", mask)
+    require_shape("logp_old", logp_old, "mask", mask)
+    x = keep(mask, at_least_float32(logp) - at_least_float32(logp_old))
+    return x if limit is None else x.clamp(-limit, limit)
+
+
+def token_ratio(
+    logp: Float[Tensor, "B T"],
+    logp_old: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    limit: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """exp(x_t) (Eq. 2)."""
+    return log_ratio(logp, logp_old, mask, limit).exp()
+
+
+def geometric_mean_ratio(
+    logp: Float[Tensor, "B T"],
+    logp_old: Float[Tensor, "B T"],
+    segments: Segments,
+    limit: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """exp((1/|z_m|) Σ_{t ∈ z_m} x_t) for each token's segment (Eq. 8).
+
+    One segment per response gives GSPO's ratio, one per token PPO's.
+    """
+    x = log_ratio(logp, logp_old, segments.token_mask, limit)
+    return segments.spread(segments.mean(x)).exp()
+
+
+def raw_ratio(
+    logp: Float[Tensor, "B T"],
+    logp_old: Float[Tensor, "B T"],
+    segments: Segments,
+    limit: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalised ratio of each token's segment (App. D)."""
+    x = log_ratio(logp, logp_old, segments.token_mask, limit)
+    return segments.spread(segments.sum(x)).exp()
+
+
+def gspo_token_ratio(
+    logp: Float[Tensor, "B T"],
+    logp_old: Float[Tensor, "B T"],
+    segments: Segments,
+    limit: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """sg[s_{m(t)}] · π_θ(y_t) / sg[π_θ(y_t)] (GSPO-token).
+
+    Its value is always the geometric mean; its gradient goes through the token's own log-prob, so
+    that advantages may differ within a segment. Where they do not, both forms have one gradient.
+    """
+    x = log_ratio(logp, logp_old, segments.token_mask, limit)
+    mean = segments.spread(segments.mean(x.detach()))
+    return (mean + x - x.detach()).exp()

@@ -1,0 +1,83 @@
+"""Sums with explicit denominators.
+
+Every reduction is a choice of per-token *shares*: the loss of a mini-batch is Σ share · x. Shares
+are computed once per mini-batch and sliced with it, so splitting it into micro-batches cannot
+change the gradient. Each function works on tokens (B, T) and on segments (B, M) alike.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from segcredit.core.checks import keep, no_empty_row, require, require_mask, require_shape
+
+
+def response_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """1/(B · T_i): the mean over responses of each response's mean (Eq. 9; Eq. 10 over segments).
+
+    A response without any token in the mask keeps its place in B and contributes nothing.
+    """
+    return mask / mask.sum(dim=1, keepdim=True).clamp(min=1) / mask.shape[0]
+
+
+def token_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """1/N with N = Σ_i T_i: the mean over all tokens. All zero if there are none."""
+    return mask / mask.sum().clamp(min=1)
+
+
+def constant_shares(mask: Bool[Tensor, "B T"], length: float = 1.0) -> Float[Tensor, "B T"]:
+    """1/(B · length): each response's sum over a constant, then the mean over responses.
+
+    length = 1 gives the plain sum per response (REINFORCE over whole responses).
+    """
+    if not length > 0:
+        raise ValueError(f"length must be positive; got {length}. Pass 1 for sums per response.")
+    return mask / (mask.shape[0] * length)
+
+
+def micro_batch_token_shares(
+    mask: Bool[Tensor, "B T"], micro_batch: Int[Tensor, " B"]
+) -> Float[Tensor, "B T"]:
+    """Token mean inside each micro-batch, micro-batches weighted equally.
+
+    The only reduction whose gradient depends on how a mini-batch is cut, and here only because the
+    authors' code does so. ``micro_batch`` numbers each response's micro-batch from 0.
+    """
+    num = int(micro_batch.max()) + 1
+    tokens = torch.zeros(num, device=mask.device).index_add(
+        0, micro_batch, mask.sum(dim=1).to(torch.float32)
+    )
+    return mask / tokens[micro_batch, None].clamp(min=1) / num
+
+
+def weighted_sum(
+    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], shares: Float[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Σ share · x over the mask."""
+    return torch.dot(keep(mask, x).flatten(), shares.flatten())
+
+
+def response_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """(1/B) Σ_i (1/T_i) Σ_t x_{i,t}."""
+    _check(x, mask)
+    return weighted_sum(x, mask, response_shares(mask))
+
+
+def token_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """(1/Σ_i T_i) Σ_i Σ_t x_{i,t}."""
+    _check(x, mask)
+    return weighted_sum(x, mask, token_shares(mask))
+
+
+def constant_mean(
+    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], length: float = 1.0
+) -> Float[Tensor, ""]:
+    """(1/(B · length)) Σ_i Σ_t x_{i,t}."""
+    _check(x, mask)
+    return weighted_sum(x, mask, constant_shares(mask, length))
+
+
+def _check(x: Tensor, mask: Tensor) -> None:
+    require_mask("mask", mask)
+    require_shape("x", x, "mask", mask)
+    require(no_empty_row(mask))

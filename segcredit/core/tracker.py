@@ -1,0 +1,72 @@
+"""The per-prompt value tracker of single-stream SPO: a Beta distribution that forgets."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from segcredit.core.checks import none, require
+
+RHO_MIN, RHO_MAX = 0.875, 0.96
+"""Bounds of the forgetting factor: between 8 and 25 effective observations."""
+HALF_LIFE = 0.06
+"""Drift at which half of the evidence is forgotten."""
+WEIGHT_FLOOR = 0.05
+"""Sampling weight that a solved or hopeless prompt keeps."""
+
+
+def tracker_init(
+    successes: Float[Tensor, " P"], samples: int, rho_min: float = RHO_MIN
+) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+    """α, β from offline samples: N₀ = 1/(1−ρ_min) pseudo-observations at (S + ½)/(n + 1)."""
+    strength = 1.0 / (1.0 - rho_min)
+    mean = (successes + 0.5) / (samples + 1)
+    return strength * mean, strength * (1.0 - mean)
+
+
+def tracker_value(alpha: Float[Tensor, " P"], beta: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    """v̂ = α/(α + β), to be read *before* the update with this step's reward."""
+    return alpha / (alpha + beta)
+
+
+def tracker_forgetting(drift: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    """ρ = clip(2^(−D/D_half), ρ_min, ρ_max).
+
+    D is the token mean of |Δ log π| on the prompt's previously stored response (0 on a first
+    visit). It is not a KL divergence, though the method calls it one.
+    """
+    return (2.0 ** (-drift / HALF_LIFE)).clamp(RHO_MIN, RHO_MAX)
+
+
+def tracker_update(
+    alpha: Float[Tensor, " P"],
+    beta: Float[Tensor, " P"],
+    reward: Float[Tensor, " P"],
+    drift: Float[Tensor, " P"],
+) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+    """α ← ρα + r, β ← ρβ + 1 − r."""
+    require(
+        none(
+            ~((reward >= 0) & (reward <= 1)),
+            lambda: (
+                f"the tracker counts successes, so rewards must lie in [0, 1]; got "
+                f"{reward.min().item()} … {reward.max().item()}. Rescale the reward."
+            ),
+        )
+    )
+    rho = tracker_forgetting(drift)
+    return rho * alpha + reward, rho * beta + 1.0 - reward
+
+
+def tracker_weight(value: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+    """√(v̂(1 − v̂)) + floor: prompts of middling difficulty are drawn more often."""
+    return (value * (1.0 - value)).sqrt() + WEIGHT_FLOOR
+
+
+def batch_normalise(x: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """(x − mean) / std over the batch's responses, unbiased."""
+    if len(x) < 2:
+        raise ValueError(
+            f"normalising over the batch needs at least two responses; got {len(x)}. "
+            f"Use a larger batch."
+        )
+    exact = x.double()
+    return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(x.dtype)

@@ -1,0 +1,48 @@
+"""Ways to cut a response into segments: functions on tensors, and the same as frozen parts."""
+
+from segcredit.partition.base import Partition
+from segcredit.partition.entropy import (
+    TopEntropy,
+    exact_ceil,
+    float_ceil,
+    float_nudge,
+    top_entropy,
+)
+from segcredit.partition.probability import (
+    ProbabilityAccumulate,
+    ProbabilityCutpoints,
+    probability_accumulate,
+    probability_cutpoints,
+)
+from segcredit.partition.text import Newline, StepMarkers, newline, step_markers
+from segcredit.partition.units import (
+    FixedLength,
+    Response,
+    Token,
+    fixed_length,
+    response,
+    tokens,
+)
+
+__all__ = [
+    "FixedLength",
+    "Newline",
+    "Partition",
+    "ProbabilityAccumulate",
+    "ProbabilityCutpoints",
+    "Response",
+    "StepMarkers",
+    "Token",
+    "TopEntropy",
+    "exact_ceil",
+    "fixed_length",
+    "float_ceil",
+    "float_nudge",
+    "newline",
+    "probability_accumulate",
+    "probability_cutpoints",
+    "response",
+    "step_markers",
+    "tokens",
+    "top_entropy",
+]

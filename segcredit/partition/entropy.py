@@ -1,0 +1,80 @@
+"""SAPO's partition: a response is cut after its most uncertain tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from segcredit.core.checks import finite, keep, require_mask, require_shape
+from segcredit.core.segments import Segments
+from segcredit.partition.base import Partition
+from segcredit.types import Rollouts
+
+CountRule = Callable[[Tensor, float], Tensor]
+"""(lengths, fraction) → how many tokens to pick."""
+
+
+def exact_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
+    """⌈T · fraction⌉ in integers. In floating point, 100 · 0.55 is 55.000000000000007 → 56."""
+    exact = Fraction(str(float(fraction))).limit_denominator(1_000_000)
+    return (length * exact.numerator + (exact.denominator - 1)) // exact.denominator
+
+
+def float_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
+    """⌈T · fraction⌉ in floating point: the authors' advantages and value loss."""
+    return (length.double() * fraction).ceil().long()
+
+
+def float_nudge(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
+    """int(T · fraction + .999999): the authors' ratio."""
+    return (length.double() * fraction + 0.999999).long()
+
+
+def top_entropy(
+    entropy: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    fraction: float,
+    count: CountRule = exact_ceil,
+) -> Segments:
+    """Cut after the ⌈T · fraction⌉ tokens of largest H_t, and after the last token (§4.2).
+
+    Ties go to the earlier token. Only ranks matter, so any monotone transform of H gives the same
+    segments. There are n or n + 1 of them (n ≥ 1); for a single one use ``response(mask)``.
+    """
+    _check_fraction(fraction)
+    require_mask("mask", mask)
+    require_shape("entropy", entropy, "mask", mask)
+    num_picked = count(mask.sum(dim=1), fraction).clamp(min=1)
+    key = keep(mask, entropy, -torch.inf) + 0.0  # + 0.0: −0.0 and 0.0 are one tie
+    order = key.argsort(dim=1, descending=True, stable=True)
+    rank = torch.arange(mask.shape[1], device=mask.device)
+    picked = torch.zeros_like(mask).scatter_(1, order, rank < num_picked[:, None])
+    return Segments.from_ends(picked, mask, finite("entropy", entropy, mask))
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0.0 < fraction <= 1.0:
+        hint = f" For top-{fraction:g}% pass {fraction / 100:.2f}." if 1 < fraction <= 100 else ""
+        raise ValueError(f"fraction must be in (0, 1]; got {fraction}.{hint}")
+
+
+@dataclass(frozen=True)
+class TopEntropy(Partition):
+    """Cut after each response's top fraction of tokens by entropy (SAPO)."""
+
+    fraction: float = 0.30
+    count: CountRule = exact_ceil
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.fraction)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"entropy"})
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        entropy = rollouts.column("entropy", "TopEntropy")
+        return top_entropy(entropy, rollouts.mask, self.fraction, self.count)

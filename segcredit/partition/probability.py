@@ -1,0 +1,86 @@
+"""Partitions at tokens that π_old found unlikely, in two readings."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from segcredit.core.checks import finite, require_mask, require_shape
+from segcredit.core.segments import Segments
+from segcredit.partition.base import Partition
+from segcredit.types import Rollouts
+
+
+def probability_cutpoints(
+    logp_old: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    threshold: float = 0.9,
+    every: int = 5,
+) -> Segments:
+    """SPO's code: cut just before the 1st, (n+1)-th, (2n+1)-th, … token with π_old < threshold.
+
+    So every segment but perhaps the first begins with an unlikely token and holds n of them.
+    Without an unlikely token there is one segment.
+    """
+    low = _low(logp_old, mask, threshold, every)
+    starts = low & ((low.cumsum(dim=1) - 1) % every == 0)
+    return Segments.from_starts(starts, mask, finite("logp_old", logp_old, mask))
+
+
+def probability_accumulate(
+    logp_old: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    threshold: float = 0.9,
+    every: int = 5,
+) -> Segments:
+    """The SAPO paper's wording: collect n tokens with π_old < threshold, end on the n-th."""
+    low = _low(logp_old, mask, threshold, every)
+    ends = low & (low.cumsum(dim=1) % every == 0)
+    return Segments.from_ends(ends, mask, finite("logp_old", logp_old, mask))
+
+
+def _low(logp_old: Tensor, mask: Tensor, threshold: float, every: int) -> Tensor:
+    _check(threshold, every)
+    require_mask("mask", mask)
+    require_shape("logp_old", logp_old, "mask", mask)
+    return mask & (logp_old.exp() < threshold)
+
+
+def _check(threshold: float, every: int) -> None:
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"threshold must be a probability in (0, 1]; got {threshold}. SPO: 0.9.")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be a whole number, at least 1; got {every!r}. SPO: 5.")
+
+
+@dataclass(frozen=True)
+class ProbabilityCutpoints(Partition):
+    """Cut before every n-th unlikely token, from the first one on (SPO's code)."""
+
+    threshold: float = 0.9
+    every: int = 5
+
+    def __post_init__(self) -> None:
+        _check(self.threshold, self.every)
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        return probability_cutpoints(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
+
+    def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
+        """Every cut. The prompt is one only if the response opens with an unlikely token."""
+        low = _low(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
+        return segments.at_start(low.float()).bool()
+
+
+@dataclass(frozen=True)
+class ProbabilityAccumulate(Partition):
+    """Cut after every n-th unlikely token (the SAPO paper's wording)."""
+
+    threshold: float = 0.9
+    every: int = 5
+
+    def __post_init__(self) -> None:
+        _check(self.threshold, self.every)
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        return probability_accumulate(rollouts.logp_old, rollouts.mask, self.threshold, self.every)

@@ -1,0 +1,110 @@
+"""Partitions read off the text: lines, and "Step N" headings.
+
+They walk strings, one response at a time, on the CPU. ``pieces[i][t]`` is the text of token t of
+response i; a special token (end of sequence) is the empty string.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from segcredit.core.checks import require_mask
+from segcredit.core.segments import Segments
+from segcredit.partition.base import Partition
+from segcredit.types import Rollouts
+
+Pieces = Sequence[Sequence[str]]
+
+_STEP = re.compile(r"^[#* ]*(Step [0-9]+)", re.MULTILINE)
+
+
+def newline(pieces: Pieces, mask: Bool[Tensor, "B T"]) -> Segments:
+    r"""A token whose text holds "\n" ends its segment.
+
+    A blank segment joins the one before it (at the very beginning, the one after it), and so does
+    the end-of-sequence token. Without a newline there is one segment.
+    """
+    return _from_rows(_newline_ends, pieces, mask)
+
+
+def step_markers(pieces: Pieces, mask: Bool[Tensor, "B T"]) -> Segments:
+    """A segment ends before the token that holds the S of "Step 1", "Step 2", … at a line's start.
+
+    The marker may follow #, * or spaces. What comes before the first marker is a segment of its
+    own, unless it is blank or only # and *. Without a marker there is one segment.
+    """
+    return _from_rows(_step_ends, pieces, mask)
+
+
+def _newline_ends(texts: list[str]) -> list[int]:
+    ends: list[int] = []
+    begin = 0
+    for t, text in enumerate(texts):
+        if "\n" not in text and t + 1 < len(texts):
+            continue
+        if "".join(texts[begin : t + 1]).strip():
+            ends.append(t)
+        elif ends:
+            ends[-1] = t
+        begin = t + 1
+    return ends or [len(texts) - 1]
+
+
+def _step_ends(texts: list[str]) -> list[int]:
+    owner = [t for t, text in enumerate(texts) for _ in text]  # character → token
+    starts = sorted({owner[match.start(1)] for match in _STEP.finditer("".join(texts))} - {0})
+    if starts and not "".join(texts[: starts[0]]).strip("#* \t\r\n"):
+        starts = starts[1:]
+    return [t - 1 for t in starts] + [len(texts) - 1]
+
+
+def _from_rows(ends_of: Callable[[list[str]], list[int]], pieces: Pieces, mask: Tensor) -> Segments:
+    require_mask("mask", mask)
+    if len(pieces) != len(mask):
+        raise ValueError(
+            f"pieces must hold one list of token texts for each of the {len(mask)} responses; "
+            f"got {len(pieces)}."
+        )
+    ends = torch.zeros(mask.shape, dtype=torch.bool)
+    for row, (texts, valid) in enumerate(zip(pieces, mask.tolist(), strict=True)):
+        positions = [t for t, ok in enumerate(valid) if ok]
+        if not positions:
+            continue  # named below
+        if len(texts) <= positions[-1]:
+            raise ValueError(
+                f"pieces[{row}] must hold the text of each of the response's tokens, at least "
+                f"{positions[-1] + 1}; got {len(texts)}."
+            )
+        chosen = ends_of([texts[t] for t in positions])
+        ends[row, [positions[t] for t in chosen]] = True
+    return Segments.from_ends(ends.to(mask.device), mask)
+
+
+@dataclass(frozen=True)
+class Newline(Partition):
+    """One segment per line (VinePPO, DVO; SAPO's Table 3)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"pieces"})
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        rollouts.column("pieces", "Newline")
+        return newline(rollouts.pieces or (), rollouts.mask)
+
+
+@dataclass(frozen=True)
+class StepMarkers(Partition):
+    """One segment per "Step N" (SAPO's Table 3; the prompt must ask for that format)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"pieces"})
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        rollouts.column("pieces", "StepMarkers")
+        return step_markers(rollouts.pieces or (), rollouts.mask)

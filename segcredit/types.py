@@ -1,0 +1,191 @@
+"""The central types and protocols: what flows through one training step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from segcredit.core.advantages import Credit
+from segcredit.core.segments import Segments
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Sampled responses, right-padded to one width, with what is known about them.
+
+    Columns below the blank line arrive later by :meth:`replace`, and only if the algorithm's
+    ``needs`` names them.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    """Response token ids."""
+    mask: Bool[Tensor, "B T"]
+    """True at tokens the policy wrote; holes (tool output) and padding are False."""
+    logp_old: Float[Tensor, "B T"]
+    """log π_old of each token."""
+    reward: Float[Tensor, " B"]
+    """Outcome reward r(x, y)."""
+    group: Int[Tensor, " B"]
+    """Which prompt: equal numbers, same prompt."""
+    truncated: Bool[Tensor, " B"]
+    """Cut off at the length limit."""
+
+    entropy: Float[Tensor, "B T"] | None = None
+    """H_t under π_old, full vocabulary, at the sampling temperature."""
+    value: Float[Tensor, "B T"] | None = None
+    """V of the prefix before each token."""
+    logp_ref: Float[Tensor, "B T"] | None = None
+    """log π_ref of each token."""
+    pieces: Sequence[Sequence[str]] | None = None
+    """Text of each token; special tokens are ''."""
+    baseline: Float[Tensor, " B"] | None = None
+    """The prompt's tracked value before this step (single-stream SPO)."""
+    parent: Int[Tensor, " B"] | None = None
+    """Row of the response that this one continues; −1 at a tree's root (SPO-tree)."""
+
+    def column(self, name: str, reader: str) -> Tensor:
+        """A later column, or one sentence on what is missing and who wanted it."""
+        x = getattr(self, name)
+        if x is None:
+            raise ValueError(
+                f"{reader} needs the rollouts' {name!r}; got none. "
+                f"Fill it first: rollouts.replace({name}=…)."
+            )
+        return x
+
+    def replace(self, **columns: object) -> "Rollouts":
+        """A copy with some columns set."""
+        known = [f.name for f in fields(self)]
+        for name in columns:
+            if name not in known:
+                raise ValueError(f"rollouts have no column {name!r}; they have {', '.join(known)}.")
+        return replace(self, **columns)  # type: ignore[arg-type]
+
+    def select(self, rows: Int[Tensor, " R"]) -> "Rollouts":
+        """Some responses, in the given order."""
+        columns: dict[str, object] = {}
+        for f in fields(self):
+            x = getattr(self, f.name)
+            if isinstance(x, Tensor):
+                columns[f.name] = x[rows]
+            elif x is not None:
+                columns[f.name] = [x[row] for row in rows.tolist()]
+        return replace(self, **columns)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the models say about a micro-batch now."""
+
+    logp: Float[Tensor, "B T"]
+    """log π_θ of each token."""
+    value: Float[Tensor, "B T"] | None = None
+    """V_φ of the prefix before each token."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A micro-batch's part of its mini-batch's loss."""
+
+    policy: Float[Tensor, ""]
+    value: Float[Tensor, ""] | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Detached parts that add up over the micro-batches."""
+
+    @property
+    def total(self) -> Float[Tensor, ""]:
+        """Policy and value loss; they reach different parameters."""
+        return self.policy if self.value is None else self.policy + self.value
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts with their credit, ready to be cut into mini- and micro-batches.
+
+    ``shares`` holds, for each term of the loss, the denominators as per-entry shares of the
+    mini-batch (see core/reduce.py); :meth:`Algorithm.minibatch` fills it, and selecting rows
+    slices it, so a micro-batch always carries its mini-batch's denominators.
+    """
+
+    rollouts: Rollouts
+    loss_mask: Bool[Tensor, "B T"]
+    """Tokens that enter the policy loss."""
+    credit: Credit | None = None
+    ratio_segments: Segments | None = None
+    shares: Mapping[str, Tensor] = field(default_factory=dict)
+    rows_per_item: int = 1
+    """Neighbouring rows that must stay together (2 for preference pairs)."""
+
+    def select(self, rows: Int[Tensor, " R"]) -> "Batch":
+        """Some responses, in the given order."""
+        return replace(
+            self,
+            rollouts=self.rollouts.select(rows),
+            loss_mask=self.loss_mask[rows],
+            credit=None if self.credit is None else self.credit.select(rows),
+            ratio_segments=None
+            if self.ratio_segments is None
+            else self.ratio_segments.select(rows),
+            shares={name: x[rows] for name, x in self.shares.items()},
+        )
+
+    def share(self, term: str) -> Tensor:
+        """The shares of one term of the loss."""
+        if term not in self.shares:
+            raise ValueError(
+                f"the batch carries no denominators for {term!r}. Call "
+                f"batch = algorithm.minibatch(batch) once per mini-batch, before the loss."
+            )
+        return self.shares[term]
+
+    def split(self, num: int, generator: torch.Generator | None = None) -> "list[Batch]":
+        """Shuffled mini-batches of (almost) equal numbers of items."""
+        items = len(self.rollouts) // self.rows_per_item
+        if not 1 <= num <= items:
+            raise ValueError(
+                f"cannot split {items} responses or pairs into {num} mini-batches; "
+                f"choose between 1 and {items}."
+            )
+        order = torch.randperm(items, generator=generator)
+        within = torch.arange(self.rows_per_item)
+        parts = [
+            (part[:, None] * self.rows_per_item + within).flatten() for part in order.chunk(num)
+        ]
+        return [self.select(part.to(self.loss_mask.device)) for part in parts]
+
+
+MonteCarlo = Callable[[Rollouts, Segments, Tensor, int], Tensor]
+"""(rollouts, segments, which (B, M) to estimate, samples) → mean rewards of fresh continuations
+from the prefix before each segment, (B, M)."""
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """A training method: what it needs, how it credits, what it minimises."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the later columns of Rollouts that must be filled."""
+        ...
+
+    def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
+        """Segments, advantages and targets, once per rollout batch, under π_old."""
+        ...
+
+    def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
+        """What is decided per mini-batch: the denominators of every term of the loss.
+
+        ``micro_batch`` numbers each response's micro-batch; only a reduction that depends on it
+        (the authors' code) asks.
+        """
+        ...
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Loss:
+        """A micro-batch's part of the mini-batch's loss."""
+        ...
