@@ -56,6 +56,15 @@ class Rollouts:
             )
         return x
 
+    def token_texts(self, reader: str) -> Sequence[Sequence[str]]:
+        """The pieces, or one sentence on who wanted them."""
+        if self.pieces is None:
+            raise ValueError(
+                f"{reader} needs the rollouts' 'pieces'; got none. Decode each token by itself: "
+                f"rollouts.replace(pieces=…)."
+            )
+        return self.pieces
+
     def replace(self, **columns: object) -> "Rollouts":
         """A copy with some columns set."""
         known = [f.name for f in fields(self)]

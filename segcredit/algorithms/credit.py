@@ -1,7 +1,7 @@
 """Parts that assign credit: rollouts and token rewards in, advantages over units out."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -32,6 +32,7 @@ class Case(NamedTuple):
         return keep(self.rollouts.mask, self.reward).sum(dim=1)
 
 
+@runtime_checkable
 class CreditPart(Protocol):
     """How a method turns rewards into advantages over units."""
 

@@ -56,7 +56,7 @@ class DirectPreference:
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Mean over pairs; both rows of a pair carry its share."""
         num_pairs = len(batch.rollouts) // 2
-        share = torch.full((len(batch.rollouts),), 1.0 / num_pairs, device=batch.loss_mask.device)
+        share = batch.rollouts.logp_old.new_full((len(batch.rollouts),), 1.0 / num_pairs)
         return replace(batch, shares={"policy": share})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
@@ -67,9 +67,9 @@ class DirectPreference:
         else:
             per_pair = dpo_loss(chosen, rejected, self.beta)
         share = batch.share("policy")[0::2]
-        policy = torch.dot(per_pair, share)
+        policy = (per_pair * share).sum()
         won = (chosen > rejected).detach().to(share.dtype)
-        metrics = {"preference_loss": policy.detach(), "preference_accuracy": torch.dot(won, share)}
+        metrics = {"preference_loss": policy.detach(), "preference_accuracy": (won * share).sum()}
         return Loss(policy=policy, metrics=metrics)
 
     def _log_ratios(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from segcredit.core.adjust import clamp, whiten
 from segcredit.core.advantages import Credit, kl_shaped_reward
+from segcredit.core.checks import keep
 from segcredit.core.losses import (
     boundary_value_loss,
     clipped_surrogate,
@@ -31,6 +32,7 @@ Estimator = Callable[[Tensor, Tensor], Tensor]
 """k1, k2 or k3 of core/losses.py."""
 
 
+@runtime_checkable
 class Reduction(Protocol):
     """Which share of the mini-batch's loss each entry carries (core/reduce.py)."""
 
@@ -206,6 +208,7 @@ class BoundaryMSE:
         )
 
 
+@runtime_checkable
 class Term(Protocol):
     """A further term of the policy's loss."""
 
@@ -253,8 +256,10 @@ class LossKL:
         return batch.rollouts.mask
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
+        mask = batch.rollouts.mask
         logp_ref = batch.rollouts.column("logp_ref", "LossKL")
-        return self.coef * self.estimator(outputs.logp, logp_ref)
+        # masked before the exponential: after it, the gradient of garbage would be 0 · inf
+        return self.coef * self.estimator(keep(mask, outputs.logp), keep(mask, logp_ref))
 
 
 @dataclass(frozen=True)

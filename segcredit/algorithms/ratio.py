@@ -1,7 +1,7 @@
 """Parts that form the importance ratio, each over its own units."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,6 +11,7 @@ from segcredit.core.segments import Segments
 from segcredit.partition import Partition, Token
 
 
+@runtime_checkable
 class RatioPart(Protocol):
     """How a method compares π_θ with π_old."""
 

@@ -5,11 +5,17 @@ are computed once per mini-batch and sliced with it, so splitting it into micro-
 change the gradient. Each function works on tokens (B, T) and on segments (B, M) alike.
 """
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import keep, no_empty_row, require, require_mask, require_shape
+from segcredit.core.checks import (
+    accumulation_dtype,
+    keep,
+    no_empty_row,
+    require,
+    require_mask,
+    require_shape,
+)
 
 
 def response_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -17,12 +23,12 @@ def response_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 
     A response without any token in the mask keeps its place in B and contributes nothing.
     """
-    return mask / mask.sum(dim=1, keepdim=True).clamp(min=1) / mask.shape[0]
+    return _exact(mask) / (mask.sum(dim=1, keepdim=True).clamp(min=1) * mask.shape[0])
 
 
 def token_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """1/N with N = Σ_i T_i: the mean over all tokens. All zero if there are none."""
-    return mask / mask.sum().clamp(min=1)
+    return _exact(mask) / mask.sum().clamp(min=1)
 
 
 def constant_shares(mask: Bool[Tensor, "B T"], length: float = 1.0) -> Float[Tensor, "B T"]:
@@ -32,7 +38,7 @@ def constant_shares(mask: Bool[Tensor, "B T"], length: float = 1.0) -> Float[Ten
     """
     if not length > 0:
         raise ValueError(f"length must be positive; got {length}. Pass 1 for sums per response.")
-    return mask / (mask.shape[0] * length)
+    return _exact(mask) / (mask.shape[0] * length)
 
 
 def micro_batch_token_shares(
@@ -44,17 +50,16 @@ def micro_batch_token_shares(
     authors' code does so. ``micro_batch`` numbers each response's micro-batch from 0.
     """
     num = int(micro_batch.max()) + 1
-    tokens = torch.zeros(num, device=mask.device).index_add(
-        0, micro_batch, mask.sum(dim=1).to(torch.float32)
-    )
-    return mask / tokens[micro_batch, None].clamp(min=1) / num
+    per_response = mask.sum(dim=1)
+    tokens = per_response.new_zeros(num).index_add(0, micro_batch, per_response)
+    return _exact(mask) / (tokens[micro_batch, None].clamp(min=1) * num)
 
 
 def weighted_sum(
     x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], shares: Float[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """Σ share · x over the mask."""
-    return torch.dot(keep(mask, x).flatten(), shares.flatten())
+    """Σ share · x over the mask, summed in the precision of the shares."""
+    return (keep(mask, x) * shares).sum()
 
 
 def response_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
@@ -75,6 +80,10 @@ def constant_mean(
     """(1/(B · length)) Σ_i Σ_t x_{i,t}."""
     _check(x, mask)
     return weighted_sum(x, mask, constant_shares(mask, length))
+
+
+def _exact(mask: Tensor) -> Tensor:
+    return mask.to(accumulation_dtype(mask))
 
 
 def _check(x: Tensor, mask: Tensor) -> None:

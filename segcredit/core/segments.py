@@ -18,6 +18,9 @@ from segcredit.core.checks import (
     require_shape,
 )
 
+FAR = 2**62
+"""A position behind every token."""
+
 
 @dataclass(frozen=True, eq=False)
 class Segments:
@@ -60,7 +63,7 @@ class Segments:
         """
         _check_marks("starts", starts, mask)
         opened = starts.cumsum(dim=1)
-        first = keep(mask, opened, mask.shape[1]).amin(dim=1, keepdim=True)
+        first = keep(mask, opened, FAR).amin(dim=1, keepdim=True)
         return cls._from_raw_index(opened - first, starts, mask, claims)
 
     @classmethod
@@ -105,7 +108,7 @@ class Segments:
     @cached_property
     def start(self) -> Int[Tensor, "B M"]:
         """b_m: position of each segment's first token."""
-        return self._extreme_position("amin", self.token_mask.shape[1])
+        return self._extreme_position("amin", FAR)
 
     @cached_property
     def end(self) -> Int[Tensor, "B M"]:

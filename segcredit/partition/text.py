@@ -93,8 +93,7 @@ class Newline(Partition):
         return frozenset({"pieces"})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
-        rollouts.column("pieces", "Newline")
-        return newline(rollouts.pieces or (), rollouts.mask)
+        return newline(rollouts.token_texts("Newline"), rollouts.mask)
 
 
 @dataclass(frozen=True)
@@ -106,5 +105,4 @@ class StepMarkers(Partition):
         return frozenset({"pieces"})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
-        rollouts.column("pieces", "StepMarkers")
-        return step_markers(rollouts.pieces or (), rollouts.mask)
+        return step_markers(rollouts.token_texts("StepMarkers"), rollouts.mask)

@@ -1,0 +1,136 @@
+"""What is particular to single methods."""
+
+import pytest
+import torch
+from batches import fake_monte_carlo, golden_rollouts, story
+
+from segcredit import algorithms
+from segcredit.algorithms import make_algorithm
+from segcredit.partition import Newline, Token, TopEntropy
+from segcredit.types import Batch, Outputs
+
+
+def test_sapo_shares_one_partition() -> None:
+    rollouts, _ = golden_rollouts()
+    batch = algorithms.sapo().prepare(rollouts)
+    assert batch.ratio_segments is batch.credit.segments
+
+
+def test_sapo_takes_any_partition() -> None:
+    rollouts, _ = story().lay_out(0, holes=True)
+    method = algorithms.sapo(partition=Newline())
+    assert "pieces" in method.needs
+    assert "entropy" not in method.needs
+    lines = Newline()(rollouts)
+    assert torch.equal(method.prepare(rollouts).credit.segments.index, lines.index)
+
+
+def test_naive_is_differs_from_sapo_in_the_ratio_alone() -> None:
+    sapo, naive = algorithms.sapo(), algorithms.sapo_token_ratio()
+    same = ("credit", "surrogate", "reduce", "critic", "kl", "adjust", "only", "terms")
+    assert all(getattr(sapo, f) == getattr(naive, f) for f in same)
+    assert naive.ratio.over == Token()
+    assert sapo.ratio.over == TopEntropy(0.3)
+
+
+def test_the_authors_rounding_differs_at_55_percent() -> None:
+    """Their advantages pick 56 of 100 tokens, their ratio 55."""
+    method = algorithms.sapo_authors(fraction=0.55)
+    rollouts, _ = golden_rollouts()
+    wide = torch.ones(1, 100, dtype=torch.bool)
+    H = torch.arange(100.0).flip(0)[None]
+    batch_of_one = rollouts.select(torch.tensor([0])).replace(
+        tokens=wide.long(), mask=wide, logp_old=-H, entropy=H, value=H / 100, logp_ref=-H
+    )
+    prepared = method.prepare(batch_of_one)
+    assert prepared.credit.segments.num.tolist() == [57]
+    assert prepared.ratio_segments.num.tolist() == [56]
+
+
+def test_restem_keeps_correct_and_complete_responses() -> None:
+    rollouts, _ = story(seed=1).lay_out(0, holes=False)
+    cut = rollouts.replace(truncated=torch.arange(len(rollouts)) % 4 == 0)
+    kept = algorithms.restem().prepare(cut).rollouts
+    assert len(kept) == int(((cut.reward >= 1) & ~cut.truncated).sum())
+    assert (kept.reward == 1).all()
+    with pytest.raises(ValueError, match="nothing to imitate"):
+        algorithms.restem(threshold=2.0).prepare(rollouts)
+
+
+def test_pairs_stay_inside_prompts_and_within_the_limit() -> None:
+    rollouts, _ = story(num_groups=3, per_group=6, seed=2).lay_out(0, holes=False)
+    for limit in (1, 3, 64):
+        method = algorithms.dpo()
+        method = type(method)(beta=0.1, pairs_per_prompt=limit)
+        paired = method.prepare(rollouts).rollouts
+        chosen, rejected = (
+            paired.select(torch.arange(0, len(paired), 2)),
+            paired.select(torch.arange(1, len(paired), 2)),
+        )
+        assert torch.equal(chosen.group, rejected.group)
+        assert (chosen.reward == 1).all()
+        assert (rejected.reward < 1).all()
+        want = []
+        for g in rollouts.group.unique().tolist():
+            right = int(((rollouts.group == g) & (rollouts.reward >= 1)).sum())
+            want.append(min(limit, right * (6 - right)))
+        assert len(chosen) == sum(want)
+
+
+def test_all_right_or_all_wrong_gives_no_pair() -> None:
+    rollouts, _ = story().lay_out(0, holes=False)
+    with pytest.raises(ValueError, match="no prompt has both"):
+        algorithms.dpo().prepare(rollouts.replace(reward=torch.ones(len(rollouts)).double()))
+
+
+def test_no_positive_response_means_no_nll() -> None:
+    rollouts, outputs = golden_rollouts()
+    method = algorithms.vapo()
+    batch = method.minibatch(method.prepare(rollouts.replace(reward=torch.zeros(2).double())))
+    assert method.loss(outputs, batch).metrics["positive_nll"].item() == 0.0
+
+
+def test_spo_without_unlikely_tokens_gives_no_credit_and_no_loss() -> None:
+    rollouts, outputs = golden_rollouts()
+    sure = torch.where(rollouts.mask, torch.full_like(rollouts.logp_old, -0.01), torch.nan)
+    method = algorithms.spo_chain(kl=0.0)
+    prepared = method.prepare(rollouts.replace(logp_old=sure), fake_monte_carlo)
+    assert prepared.credit.segments.num.tolist() == [1, 1]
+    assert (prepared.credit.advantage == 0).all()
+    batch = method.minibatch(prepared)
+    assert method.loss(Outputs(outputs.logp), batch).policy.item() == 0.0
+
+
+def test_split_covers_every_row_once_and_keeps_pairs() -> None:
+    rollouts, _ = story(num_groups=4, per_group=6, seed=3).lay_out(0, holes=False)
+    numbered = rollouts.replace(baseline=torch.arange(len(rollouts)).double())
+    for method in (algorithms.sapo(), algorithms.dpo()):
+        batch = method.prepare(numbered)
+        parts = batch.split(3, torch.Generator().manual_seed(0))
+        seen = torch.cat([p.rollouts.baseline for p in parts])
+        assert sorted(seen.tolist()) == sorted(batch.rollouts.baseline.tolist())
+        for part in parts:
+            if part.rows_per_item == 2:
+                assert (part.rollouts.reward[0::2] == 1).all()
+                assert (part.rollouts.reward[1::2] < 1).all()
+
+
+def test_loss_before_minibatch_says_what_to_call() -> None:
+    rollouts, outputs = golden_rollouts()
+    method = algorithms.sapo()
+    with pytest.raises(ValueError, match=r"algorithm\.minibatch\(batch\)"):
+        method.loss(outputs, method.prepare(rollouts))
+
+
+def test_unprepared_batch_says_what_to_call() -> None:
+    rollouts, _ = golden_rollouts()
+    with pytest.raises(ValueError, match=r"algorithm\.prepare\(rollouts\)"):
+        algorithms.sapo().minibatch(Batch(rollouts=rollouts, loss_mask=rollouts.mask))
+
+
+def test_settings_reach_the_parts() -> None:
+    method = make_algorithm("sapo", fraction=0.5, lam=0.9, kl=0.0)
+    assert method.credit.over == TopEntropy(0.5)
+    assert method.credit.lam == 0.9
+    assert method.kl is None
+    assert "logp_ref" not in method.needs

@@ -1,0 +1,94 @@
+"""Properties of the code itself: no loops over data, and what may be imported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from batches import fake_monte_carlo, story
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from segcredit.algorithms import ALGORITHMS
+from segcredit.types import Outputs
+
+WALKS_STRINGS = {"vineppo", "dvo"}
+"""Their default partition is read off the text."""
+
+
+class CountOperations(TorchDispatchMode):
+    """Counts tensor operations: a Python loop over rows, tokens or segments would multiply them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n not in WALKS_STRINGS])
+def test_number_of_operations_does_not_grow_with_the_batch(name: str) -> None:
+    counts = []
+    for groups, longest in ((2, 8), (2, 8), (16, 100)):  # the first fills caches
+        rollouts, _ = story(num_groups=groups, longest=longest, seed=1).lay_out(0, holes=True)
+        algorithm = ALGORITHMS[name]()
+        counter = CountOperations()
+        with counter:
+            batch = algorithm.minibatch(algorithm.prepare(rollouts, fake_monte_carlo))
+            logp = batch.rollouts.logp_old.clone().requires_grad_()
+            algorithm.loss(Outputs(logp, logp), batch).total.backward()
+        counts.append(counter.count)
+    assert counts[1] == counts[2], (
+        f"{counts[1]} operations for a small batch, {counts[2]} for a large"
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["segcredit.core.losses", "segcredit.partition", "segcredit.algorithms"]
+)
+def test_the_mathematics_imports_torch_alone(module: str) -> None:
+    blocked = ["transformers", "vllm", "ray", "verl", "pydantic", "typer", "rich", "matplotlib"]
+    code = f"import sys\nfor name in {blocked}: sys.modules[name] = None\nimport {module}\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_stable_names() -> None:
+    """Others build on these."""
+    from segcredit.algorithms import ppo, sapo
+    from segcredit.core.advantages import gae, segment_gae
+    from segcredit.core.losses import boundary_value_loss, clipped_surrogate
+    from segcredit.core.ratios import geometric_mean_ratio
+    from segcredit.core.reduce import response_mean, token_mean
+    from segcredit.core.segments import Segments
+    from segcredit.partition import top_entropy
+
+    for thing in (
+        ppo,
+        sapo,
+        gae,
+        segment_gae,
+        boundary_value_loss,
+        clipped_surrogate,
+        geometric_mean_ratio,
+        response_mean,
+        token_mean,
+        Segments.from_ends,
+        top_entropy,
+    ):
+        assert callable(thing)
+    made = Segments.from_ends(torch.tensor([[True, True]]), torch.tensor([[True, True]]))
+    for name in (
+        "index",
+        "start",
+        "end",
+        "mask",
+        "num",
+        "sum",
+        "mean",
+        "at_start",
+        "at_end",
+        "spread",
+    ):
+        assert hasattr(made, name)
