@@ -112,7 +112,7 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
         lambda: advantages.gae(H, H, ~MASK | torch.tensor([[True, False, True]]), 1.0, 0.9),
         ["hole", "segment_gae"],
     ),
-    ("stray mark", lambda: Segments.from_ends(~ZEROS, MASK), ["marks", "(1, 2)", "marks & mask"]),
+    ("stray mark", lambda: Segments.from_ends(~ZEROS, MASK), ["ends", "(1, 2)", "ends & mask"]),
     (
         "clip bounds",
         lambda: losses.clipped_surrogate(H, H, 0.2, -1.0),

@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from segcredit.core.advantages import Credit, ValueAt, length_adaptive_lambda, segment_gae
+from segcredit.core.advantages import Credit, length_adaptive_lambda, segment_gae
 from segcredit.core.checks import keep
 from segcredit.core.group import Std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.monte_carlo import value_difference
-from segcredit.core.segments import Segments
+from segcredit.core.segments import Segments, ValueAt
 from segcredit.core.tracker import batch_normalise
 from segcredit.partition import Partition, Response
 from segcredit.types import MonteCarlo, Rollouts

@@ -49,7 +49,7 @@ class DirectValue:
         step = segments.sum(k1(outputs.logp, logp_ref))
         target = segments.at_start(batch.credit.advantage)
         error = direct_value(step, target, self.beta)
-        policy = weighted_sum(error, segments.mask, batch.share("policy"))
+        policy = weighted_sum(error, batch.share("policy"))
         return Loss(policy=policy, metrics={"value_regression": policy.detach()})
 
 

@@ -204,7 +204,7 @@ class BoundaryMSE:
             credit.value_at,
             self.clip,
             self.half,
-            reduce=lambda error, mask: weighted_sum(error, mask, shares),
+            reduce=lambda error, _: weighted_sum(error, shares),
         )
 
 
@@ -283,7 +283,7 @@ class PositiveNLL:
         return batch.rollouts.mask & (batch.rollouts.reward >= self.threshold)[:, None]
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
-        return self.coef * nll(outputs.logp)
+        return self.coef * nll(keep(batch.rollouts.mask, outputs.logp))
 
 
 def clamped_k3(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

@@ -84,20 +84,20 @@ class PolicyGradient:
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """Σ share · term over a micro-batch; adding micro-batches gives the mini-batch's loss."""
-        credit, rollouts, mask = _credit(batch), batch.rollouts, batch.loss_mask
+        credit, rollouts = _credit(batch), batch.rollouts
         if batch.ratio_segments is None:
             raise ValueError("the batch has no ratio segments. Make it with algorithm.prepare(…).")
         ratio = self.ratio(outputs.logp, rollouts.logp_old, batch.ratio_segments)
         share = batch.share("policy")
-        policy = weighted_sum(self.surrogate(ratio, credit.advantage), mask, share)
+        policy = weighted_sum(self.surrogate(ratio, credit.advantage), share)
         clipped = self.surrogate.is_clipped(ratio.detach(), credit.advantage)
         metrics = {
             "policy_loss": policy.detach(),
-            "clip_fraction": weighted_sum(clipped.to(share.dtype), mask, share),
-            "ratio": weighted_sum(ratio.detach(), mask, share),
+            "clip_fraction": weighted_sum(clipped.to(share.dtype), share),
+            "ratio": weighted_sum(ratio.detach(), share),
         }
         for term in self.terms:
-            extra = weighted_sum(term(outputs, batch), term.mask(batch), batch.share(term.name))
+            extra = weighted_sum(term(outputs, batch), batch.share(term.name))
             metrics[term.name] = extra.detach()
             policy = policy + extra
         if self.critic is None:

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from segcredit.core.checks import keep
 from segcredit.core.ratios import geometric_mean_ratio, gspo_token_ratio, raw_ratio, token_ratio
 from segcredit.core.segments import Segments
 from segcredit.partition import Partition, Token
@@ -94,4 +95,4 @@ class LogProb:
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
     ) -> Float[Tensor, "B T"]:
-        return logp
+        return keep(segments.token_mask, logp)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Int
 from torch import Tensor
 
+from segcredit.core.checks import keep
 from segcredit.core.losses import nll
 from segcredit.core.reduce import response_shares, weighted_sum
 from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
@@ -42,7 +43,7 @@ class RestEM:
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """−log π_θ."""
-        policy = weighted_sum(nll(outputs.logp), batch.loss_mask, batch.share("policy"))
+        policy = weighted_sum(keep(batch.loss_mask, nll(outputs.logp)), batch.share("policy"))
         return Loss(policy=policy, metrics={"nll": policy.detach()})
 
 

@@ -1,11 +1,10 @@
 """Advantages from a critic: generalised advantage estimation over any units."""
 
 from dataclasses import dataclass
-from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from segcredit.core.checks import (
     Claim,
@@ -20,10 +19,7 @@ from segcredit.core.checks import (
     require_unit_interval,
 )
 from segcredit.core.scan import reverse_scan
-from segcredit.core.segments import Segments, last_token
-
-ValueAt = Literal["start", "end"]
-"""Where V(s_m) is read: before the segment's first token (paper) or its last (authors' code)."""
+from segcredit.core.segments import Segments, ValueAt, last_token
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class Credit:
         return Credit(self.advantage[rows], target, self.segments.select(rows), self.value_at)
 
 
+@torch.no_grad()
 def gae(
     reward: Float[Tensor, "B M"],
     value: Float[Tensor, "B M"],
@@ -58,7 +55,8 @@ def gae(
     Â_m = Σ_l (γλ)^l δ_{m+l} = δ_m + γλ Â_{m+1}     (Eq. 7)
 
     One unit per token gives PPO (Eq. 4). V and Â past the last unit are zero, so a truncated
-    response counts as finished. Summed in float64, returned in the input's precision.
+    response counts as finished. Summed in float64, returned in the input's precision. Advantages
+    are constants for the losses: no gradient flows through them.
 
     Args:
         mask: True at a response's units, False only after them. For tokens under a mask with
@@ -83,9 +81,11 @@ def gae(
         ),
         *_claims(reward, value, mask, lam),
     )
-    return _gae(keep(mask, reward), keep(mask, value), mask, gamma, lam)
+    advantage, _ = _gae(keep(mask, reward), keep(mask, value), gamma, lam)
+    return advantage
 
 
+@torch.no_grad()
 def segment_gae(
     reward: Float[Tensor, "B T"],
     value: Float[Tensor, "B T"],
@@ -106,10 +106,6 @@ def segment_gae(
             segment's own tokens (docs/deviations.md).
         lam_critic: a λ of its own for the targets R̂ (VC-PPO, VAPO: 1); None uses ``lam``.
     """
-    if value_at not in ("start", "end"):
-        raise ValueError(
-            f"value_at must be 'start' (paper) or 'end' (authors' code); got {value_at!r}."
-        )
     token_mask = segments.token_mask
     if reward.ndim == 1:
         raise ValueError(
@@ -125,29 +121,28 @@ def segment_gae(
     require(*_claims(reward, value, token_mask, lam))
 
     reward_seg = segments.sum(at_least_float32(reward))
-    value = at_least_float32(value)
-    value_seg = segments.at_start(value) if value_at == "start" else segments.at_end(value)
-    advantage = _gae(reward_seg, value_seg, segments.mask, gamma, lam)
-    if lam_critic is None:
-        target = advantage + value_seg
-    else:
-        target = _gae(reward_seg, value_seg, segments.mask, gamma, lam_critic) + value_seg
+    value_seg = keep(segments.mask, segments.read(at_least_float32(value), value_at))
+    advantage, target = _gae(reward_seg, value_seg, gamma, lam)
+    if lam_critic is not None:
+        _, target = _gae(reward_seg, value_seg, gamma, lam_critic)
     return Credit(segments.spread(advantage), segments.spread(target), segments, value_at)
 
 
-def _gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
-    """The two equations; reward and value are 0 off the mask."""
+def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Â and R̂. Reward and value are 0 past a response's last unit, so Â is too."""
     exact = value.to(accumulation_dtype(value))
-    td_error = reward - exact + gamma * pad(exact[:, 1:], (0, 1))
-    return keep(mask, reverse_scan(td_error, gamma * lam).to(reward.dtype))
+    td_error = reward - exact
+    td_error[:, :-1].add_(exact[:, 1:], alpha=gamma)
+    advantage = reverse_scan(td_error, gamma * lam).to(reward.dtype)
+    return advantage, advantage + value
 
 
 def _claims(reward: Tensor, value: Tensor, mask: Tensor, lam: float | Tensor) -> list[Claim]:
-    claims = [finite("reward", reward, mask), finite("value", value, mask)]
+    claims = [finite(mask, reward=reward, value=value)]
     if isinstance(lam, Tensor):
         claims.append(
             none(
-                (lam < 0) | (lam > 1) | lam.isnan(),
+                ~((lam >= 0) & (lam <= 1)),
                 lambda: (
                     f"every lam must be in [0, 1]; got {lam.min().item()} … {lam.max().item()}. "
                     f"VAPO's formula is negative for short responses: clamp it."

@@ -19,18 +19,11 @@ class Claim(NamedTuple):
     """Called only on failure, so that naming the offending row costs nothing while all is well."""
 
 
-def require(*claims: Claim, read: tuple[Tensor, ...] = ()) -> list[float]:
-    """Raise ValueError with the sentence of the first claim that fails; else return ``read``.
-
-    All numbers come back together: one synchronisation with the device, however many there are.
-    """
-    numbers = [claim.number for claim in claims] + list(read)
-    exact = accumulation_dtype(numbers[0])
-    fetched = torch.stack([x.to(exact) for x in numbers]).tolist()
-    for number, claim in zip(fetched, claims, strict=False):
-        if not claim.holds(number):
+def require(*claims: Claim) -> None:
+    """Raise ValueError with the sentence of the first claim that fails."""
+    for claim in claims:
+        if not claim.holds(claim.number.item()):
             raise ValueError(claim.otherwise())
-    return fetched[len(claims) :]
 
 
 def none(bad: Tensor, otherwise: Callable[[], str]) -> Claim:
@@ -48,6 +41,13 @@ def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A 0-d tensor made once: given a plain number, torch.where launches three kernels, not one."""
     with torch.inference_mode(False):
         return torch.tensor(number, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=64)
+def positions(num: int, device: torch.device) -> Tensor:
+    """0, 1, …, num − 1, made once."""
+    with torch.inference_mode(False):
+        return torch.arange(num, device=device)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -89,21 +89,32 @@ def require_unit_interval(name: str, x: float, hint: str) -> None:
         raise ValueError(f"{name} must be in [0, 1]; got {x}. {hint}")
 
 
-def finite(name: str, x: Tensor, mask: Tensor) -> Claim:
-    """Claim: x is finite wherever the mask is True (elsewhere it may hold anything)."""
+def finite(mask: Tensor, **columns: Tensor) -> Claim:
+    """Claim: the columns are finite wherever the mask is True (elsewhere they may hold anything).
+
+    A sum is finite only if every term is, so one sum over all of them tells.
+    """
 
     def otherwise() -> str:
-        bad = (~x.isfinite() & mask).nonzero()
-        if not len(bad):
-            return f"{name} must be of moderate size; got a sum that overflows {x.dtype}."
-        row, unit = bad[0].tolist()
-        return (
-            f"{name} must be finite wherever the mask is True; got {x[row, unit].item()} at "
-            f"response {row}, position {unit} ({len(bad)} in all). Look at the model that produced "
-            f"it: one such number would spoil the credit of the whole response."
-        )
+        for name, x in columns.items():
+            bad = (~x.isfinite() & mask).nonzero()
+            if len(bad):
+                row, unit = bad[0].tolist()
+                return (
+                    f"{name} must be finite wherever the mask is True; got {x[row, unit].item()} "
+                    f"at response {row}, position {unit} ({len(bad)} in all). Look at the model "
+                    f"that produced it: one such number would spoil the whole response's credit."
+                )
+        return f"{' and '.join(columns)} must be of moderate size; got a sum that overflows."
 
-    return Claim(keep(mask, x).sum(), math.isfinite, otherwise)
+    return Claim(keep(mask, _added(columns)).sum(), math.isfinite, otherwise)
+
+
+def _added(columns: dict[str, Tensor]) -> Tensor:
+    first, *others = columns.values()
+    for x in others:
+        first = first + x
+    return first
 
 
 def empty_rows(mask: Tensor) -> str:

@@ -1,16 +1,16 @@
 """Losses, per token or per segment, to be minimised. Reductions live in reduce.py."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcredit.core.advantages import ValueAt
-from segcredit.core.checks import at_least_float32, require_shape
+from segcredit.core.checks import at_least_float32, constant, keep, require_shape
 from segcredit.core.reduce import response_mean
-from segcredit.core.segments import Segments
+from segcredit.core.segments import Segments, ValueAt
 
 
 def clipped_surrogate(
@@ -32,11 +32,14 @@ def clipped_surrogate(
         )
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be greater than 1; got {dual_clip}. verl uses 3.0.")
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = torch.maximum(-advantage * ratio, -advantage * clipped)
-    if dual_clip is None:
-        return loss
-    return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+    # The minimum is taken at ρ itself inside an interval that depends on the sign of Â alone, and
+    # at its end outside: one clamp, one product.
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    ceiling = torch.inf if dual_clip is None else dual_clip
+    number = partial(constant, dtype=ratio.dtype, device=ratio.device)
+    least = torch.where(advantage < 0, number(low), number(-torch.inf))
+    most = torch.where(advantage > 0, number(high), number(ceiling))
+    return -advantage * ratio.clamp(least, most)
 
 
 def is_clipped(
@@ -78,18 +81,15 @@ def boundary_value_loss(
         reduce: (per-segment errors, segment mask) → scalar. The default is Eq. 10's; the authors'
             code averages over all boundaries: token_mean.
     """
-    if value_at not in ("start", "end"):
-        raise ValueError(
-            f"value_at must be 'start' (paper) or 'end' (authors' code); got {value_at!r}."
-        )
-    read = segments.at_start if value_at == "start" else segments.at_end
-    current, target = read(at_least_float32(value)), read(value_target)
-    error = (current - target).square()
+    mask = segments.mask
+    current = segments.read(at_least_float32(value), value_at)
+    error = keep(mask, current - segments.read(value_target, value_at))
+    loss = error.square()
     if clip is not None:
-        old = read(at_least_float32(value_old))
-        near = old + (current - old).clamp(-clip, clip)
-        error = torch.maximum(error, (near - target).square())
-    return reduce(0.5 * error if half else error, segments.mask)
+        moved = keep(mask, current - segments.read(at_least_float32(value_old), value_at))
+        near = error - moved + moved.clamp(-clip, clip)
+        loss = torch.maximum(loss, near.square())
+    return reduce(0.5 * loss if half else loss, mask)
 
 
 def nll(logp: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

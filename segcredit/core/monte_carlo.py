@@ -37,7 +37,7 @@ def value_difference(
     require_shape("reward", reward, "mask", mask)
     require_shape("state_value", state_value, "mask", mask)
     known = mask if estimated is None else mask & estimated
-    require(finite("reward", reward, mask), finite("state_value", state_value, known))
+    require(finite(mask, reward=reward), finite(known, state_value=state_value))
     reward = keep(mask, reward)
     observed = reverse_scan(reward.to(accumulation_dtype(reward)), 1.0).to(reward.dtype)
     value = torch.where(known, state_value, observed)

@@ -17,9 +17,14 @@ def log_ratio(
 
     ``limit`` clamps each token's x to ±limit first (the authors' code: 20; verl's GSPO: 10).
     """
+    return keep(mask, _difference(logp, logp_old, mask, limit))
+
+
+def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | None) -> Tensor:
+    """The same, with anything off the mask."""
     require_shape("logp", logp, "mask", mask)
     require_shape("logp_old", logp_old, "mask", mask)
-    x = keep(mask, at_least_float32(logp) - at_least_float32(logp_old))
+    x = at_least_float32(logp) - at_least_float32(logp_old)
     return x if limit is None else x.clamp(-limit, limit)
 
 
@@ -43,8 +48,8 @@ def geometric_mean_ratio(
 
     One segment per response gives GSPO's ratio, one per token PPO's.
     """
-    x = log_ratio(logp, logp_old, segments.token_mask, limit)
-    return segments.spread(segments.mean(x)).exp()
+    x = _difference(logp, logp_old, segments.token_mask, limit)
+    return segments.smooth(x).exp()
 
 
 def raw_ratio(
@@ -54,7 +59,7 @@ def raw_ratio(
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
     """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalised ratio of each token's segment (App. D)."""
-    x = log_ratio(logp, logp_old, segments.token_mask, limit)
+    x = _difference(logp, logp_old, segments.token_mask, limit)
     return segments.spread(segments.sum(x)).exp()
 
 
@@ -70,5 +75,5 @@ def gspo_token_ratio(
     that advantages may differ within a segment. Where they do not, both forms have one gradient.
     """
     x = log_ratio(logp, logp_old, segments.token_mask, limit)
-    mean = segments.spread(segments.mean(x.detach()))
+    mean = segments.smooth(x.detach())
     return (mean + x - x.detach()).exp()

@@ -23,12 +23,12 @@ def response_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 
     A response without any token in the mask keeps its place in B and contributes nothing.
     """
-    return _exact(mask) / (mask.sum(dim=1, keepdim=True).clamp(min=1) * mask.shape[0])
+    return mask / (_count(mask, dim=1).clamp(min=1) * mask.shape[0])
 
 
 def token_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """1/N with N = Σ_i T_i: the mean over all tokens. All zero if there are none."""
-    return _exact(mask) / mask.sum().clamp(min=1)
+    return mask / _count(mask, dim=(0, 1)).clamp(min=1)
 
 
 def constant_shares(mask: Bool[Tensor, "B T"], length: float = 1.0) -> Float[Tensor, "B T"]:
@@ -38,7 +38,7 @@ def constant_shares(mask: Bool[Tensor, "B T"], length: float = 1.0) -> Float[Ten
     """
     if not length > 0:
         raise ValueError(f"length must be positive; got {length}. Pass 1 for sums per response.")
-    return _exact(mask) / (mask.shape[0] * length)
+    return mask.to(accumulation_dtype(mask)) / (mask.shape[0] * length)
 
 
 def micro_batch_token_shares(
@@ -50,28 +50,26 @@ def micro_batch_token_shares(
     authors' code does so. ``micro_batch`` numbers each response's micro-batch from 0.
     """
     num = int(micro_batch.max()) + 1
-    per_response = mask.sum(dim=1)
-    tokens = per_response.new_zeros(num).index_add(0, micro_batch, per_response)
-    return _exact(mask) / (tokens[micro_batch, None].clamp(min=1) * num)
+    per_response = _count(mask, dim=1)
+    tokens = per_response.new_zeros(num, 1).index_add(0, micro_batch, per_response)
+    return mask / (tokens[micro_batch].clamp(min=1) * num)
 
 
-def weighted_sum(
-    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], shares: Float[Tensor, "B T"]
-) -> Float[Tensor, ""]:
-    """Σ share · x over the mask, summed in the precision of the shares."""
-    return (keep(mask, x) * shares).sum()
+def weighted_sum(x: Float[Tensor, "B T"], shares: Float[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Σ share · x. Where the share is 0, x must still be finite."""
+    return (x * shares).sum()
 
 
 def response_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """(1/B) Σ_i (1/T_i) Σ_t x_{i,t}."""
     _check(x, mask)
-    return weighted_sum(x, mask, response_shares(mask))
+    return weighted_sum(keep(mask, x), response_shares(mask))
 
 
 def token_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """(1/Σ_i T_i) Σ_i Σ_t x_{i,t}."""
     _check(x, mask)
-    return weighted_sum(x, mask, token_shares(mask))
+    return weighted_sum(keep(mask, x), token_shares(mask))
 
 
 def constant_mean(
@@ -79,11 +77,11 @@ def constant_mean(
 ) -> Float[Tensor, ""]:
     """(1/(B · length)) Σ_i Σ_t x_{i,t}."""
     _check(x, mask)
-    return weighted_sum(x, mask, constant_shares(mask, length))
+    return weighted_sum(keep(mask, x), constant_shares(mask, length))
 
 
-def _exact(mask: Tensor) -> Tensor:
-    return mask.to(accumulation_dtype(mask))
+def _count(mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    return mask.sum(dim=dim, keepdim=True, dtype=accumulation_dtype(mask))
 
 
 def _check(x: Tensor, mask: Tensor) -> None:

@@ -22,7 +22,7 @@ def reverse_scan(
     """
     rows, width = x.shape
     num_blocks = -(-width // BLOCK)
-    within, carry = _powers(decay, x)
+    within, carry = powers(decay, x.dtype, x.device)
     blocks = pad(x, (0, num_blocks * BLOCK - width)).view(rows, num_blocks, BLOCK)
     local = blocks @ within
     if num_blocks > 1:
@@ -31,10 +31,13 @@ def reverse_scan(
     return local.reshape(rows, -1)[:, :width]
 
 
-def _powers(decay: float | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+def powers(
+    decay: float | Tensor, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """decay^(j−i) for j ≥ i inside a block; decay^(BLOCK−i) for what comes from the next one."""
     if isinstance(decay, Tensor):  # one decay per response
-        return _power_matrices(decay.to(like.dtype)[:, None, None])
-    return _shared_powers(decay, like.dtype, like.device)
+        return _power_matrices(decay.to(dtype)[:, None, None])
+    return _shared_powers(decay, dtype, device)
 
 
 @lru_cache(maxsize=32)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,6 +14,7 @@ from segcredit.core.checks import (
     empty_rows,
     keep,
     none,
+    positions,
     require,
     require_mask,
     require_shape,
@@ -20,6 +22,9 @@ from segcredit.core.checks import (
 
 FAR = 2**62
 """A position behind every token."""
+
+ValueAt = Literal["start", "end"]
+"""Where V(s_m) is read: before the segment's first token (paper) or its last (authors' code)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,61 +39,58 @@ class Segments:
     token_mask: Bool[Tensor, "B T"]
     """True at the tokens that belong to a segment."""
     slot: Int[Tensor, "B T"]
-    """m(t), 0-based. Off the mask any column: tokens there carry zero, and are dealt out over the
-    columns because, sent to a single one, they would queue for its address."""
+    """m(t), 0-based; off the mask any column. Read ``index`` instead."""
     num: Int[Tensor, " B"]
     """M: how many segments each response has."""
     width: int
     """The largest M of the batch from which this was made: the second axis of (B, M) tensors."""
 
     @classmethod
-    def from_ends(
-        cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
-    ) -> "Segments":
+    def from_ends(cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> "Segments":
         """Segments from the marks e_m of their last tokens.
 
         A response's last token ends its last segment, marked or not. Marks must lie on the mask.
-        ``claims`` about the caller's own input are checked in the same breath.
         """
-        _check_marks("ends", ends, mask)
-        return cls._from_raw_index(ends.cumsum(dim=1) - ends.long(), ends, mask, claims)
+        return cls.from_trusted_ends(ends, mask, _marks_on_mask("ends", ends, mask))
 
     @classmethod
-    def from_starts(
-        cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
-    ) -> "Segments":
+    def from_starts(cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> "Segments":
         """Segments from the marks b_m of their first tokens.
 
-        A response's first token starts its first segment, marked or not; else as from_ends.
+        A response's first token starts its first segment, marked or not. Marks must lie on the
+        mask.
         """
-        _check_marks("starts", starts, mask)
-        opened = starts.cumsum(dim=1)
-        first = keep(mask, opened, FAR).amin(dim=1, keepdim=True)
-        return cls._from_raw_index(opened - first, starts, mask, claims)
+        return cls.from_trusted_starts(starts, mask, _marks_on_mask("starts", starts, mask))
 
     @classmethod
-    def _from_raw_index(
-        cls, index: Tensor, marks: Tensor, mask: Tensor, claims: tuple[Claim, ...]
+    def from_trusted_ends(
+        cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
     ) -> "Segments":
+        """For partitions, whose marks lie on the mask by construction.
+
+        Empty responses and the caller's own ``claims`` are checked, in one breath.
+        """
+        closed = ends.flatten().cumsum(dim=0).view(ends.shape)  # one long scan, not B short ones
+        before = closed - ends.view(torch.uint8)
+        return cls._from_index(before - before[:, :1], mask, claims)
+
+    @classmethod
+    def from_trusted_starts(
+        cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
+    ) -> "Segments":
+        """As :meth:`from_trusted_ends`, for starts."""
+        opened = starts.flatten().cumsum(dim=0).view(starts.shape)
+        first = keep(mask, opened, FAR).amin(dim=1, keepdim=True)
+        return cls._from_index(opened - first, mask, claims)
+
+    @classmethod
+    def _from_index(cls, index: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> "Segments":
         num = keep(mask, index, -1).amax(dim=1) + 1
-        fewest, most = num.aminmax()
-        stray = marks & ~mask
-        (width,) = require(
-            *claims,
-            Claim(fewest, lambda number: number > 0, lambda: empty_rows(mask)),
-            none(
-                stray,
-                lambda: (
-                    f"marks must lie on response tokens; got one at (response, token) "
-                    f"{tuple(stray.nonzero()[0].tolist())}, where the mask is False. "
-                    f"Pass marks & mask."
-                ),
-            ),
-            read=(most,),
-        )
-        position = torch.arange(mask.shape[1], device=mask.device)
-        slot = torch.where(mask, index, position % int(width))
-        return cls(token_mask=mask, slot=slot, num=num, width=int(width))
+        width = _width(num, mask, claims)
+        # Tokens off the mask carry zero. They are dealt out over the columns because, sent to a
+        # single one, they would queue for its address.
+        slot = torch.where(mask, index, positions(mask.shape[1], mask.device) % width)
+        return cls(token_mask=mask, slot=slot, num=num, width=width)
 
     @cached_property
     def index(self) -> Int[Tensor, "B T"]:
@@ -98,12 +100,12 @@ class Segments:
     @cached_property
     def mask(self) -> Bool[Tensor, "B M"]:
         """True at the segments a response has."""
-        return torch.arange(self.width, device=self.num.device) < self.num[:, None]
+        return positions(self.width, self.num.device) < self.num[:, None]
 
     @cached_property
     def length(self) -> Int[Tensor, "B M"]:
         """|z_m|: tokens in each segment, holes not counted; 0 past the last segment."""
-        return self._scatter_sum(self.token_mask.long())
+        return self._sum(self.token_mask.long())
 
     @cached_property
     def start(self) -> Int[Tensor, "B M"]:
@@ -117,51 +119,117 @@ class Segments:
 
     def _extreme_position(self, reduce: str, neutral: int) -> Int[Tensor, "B M"]:
         device = self.slot.device
-        position = torch.arange(self.slot.shape[1], device=device)
+        position = positions(self.slot.shape[1], device)
         source = torch.where(self.token_mask, position, constant(neutral, torch.long, device))
         out = torch.full(self.mask.shape, neutral, device=device)
         return keep(self.mask, out.scatter_reduce_(1, self.slot, source, reduce))
 
-    def _scatter_sum(self, x: Tensor) -> Tensor:
+    def _sum(self, x: Tensor) -> Tensor:
         if self.width == 1:  # one segment: a plain sum, not thousands of adds to one address
-            return x.sum(dim=1, keepdim=True)
-        return x.new_zeros(self.mask.shape).scatter_add(1, self.slot, x)
+            return keep(self.token_mask, x).sum(dim=1, keepdim=True)
+        zeros = x.new_zeros(self.mask.shape)
+        return zeros.scatter_add_(1, self.slot, keep(self.token_mask, x))
+
+    def _spread(self, y: Tensor, divisor: Tensor | None = None) -> Tensor:
+        y = y if divisor is None else y / divisor
+        return keep(self.token_mask, y.gather(1, self.slot))
 
     def sum(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
         """Σ_{t ∈ z_m} x_t. Whatever stands off the mask, NaN included, is not read."""
         require_shape("x", x, "the token mask", self.token_mask)
-        return self._scatter_sum(keep(self.token_mask, x))
+        return _Sum.apply(x, self)  # type: ignore[no-untyped-call]
 
     def mean(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
         """(1/|z_m|) Σ_{t ∈ z_m} x_t; 0 past the last segment."""
-        return self.sum(x) / self.length.clamp(min=1)
+        return self.sum(x) / self._divisor
+
+    def smooth(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """The mean of each token's segment, spread(mean(x)); 0 off the mask.
+
+        An orthogonal projection: its own transpose, hence its own gradient.
+        """
+        return _Smooth.apply(x, self)  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def _divisor(self) -> Int[Tensor, "B M"]:
+        return self.length.clamp(min=1)
 
     def at_start(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
         """x at each segment's first token; 0 past the last segment."""
-        return self._at(x, self.start)
+        return keep(self.mask, self.read(x, "start"))
 
     def at_end(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
         """x at each segment's last token; 0 past the last segment."""
-        return self._at(x, self.end)
+        return keep(self.mask, self.read(x, "end"))
 
-    def _at(self, x: Tensor, position: Tensor) -> Tensor:
+    def read(self, x: Float[Tensor, "B T"], at: ValueAt) -> Float[Tensor, "B M"]:
+        """x at each segment's first or last token; anything past the last segment."""
+        if at not in ("start", "end"):
+            raise ValueError(f"value_at must be 'start' (paper) or 'end' (code); got {at!r}.")
         require_shape("x", x, "the token mask", self.token_mask)
-        return keep(self.mask, x.gather(1, position))
+        return x.gather(1, self.start if at == "start" else self.end)
 
     def spread(self, y: Float[Tensor, "B M"]) -> Float[Tensor, "B T"]:
         """y of each token's segment, y_{m(t)}; 0 off the mask."""
         require_shape("y", y, "the segment mask", self.mask)
-        return keep(self.token_mask, y.gather(1, self.slot))
+        return _Spread.apply(y, self)  # type: ignore[no-untyped-call]
 
     def select(self, rows: Int[Tensor, " R"]) -> "Segments":
         """The segments of some responses, in the given order."""
         return Segments(self.token_mask[rows], self.slot[rows], self.num[rows], self.width)
 
 
+class _Sum(torch.autograd.Function):
+    """The transpose of _Spread."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        return segments._sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.segments.spread(grad), None
+
+
+class _Spread(torch.autograd.Function):
+    """The transpose of _Sum."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        return segments._spread(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.segments.sum(grad), None
+
+
+class _Smooth(torch.autograd.Function):
+    """Its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        return segments._spread(segments._sum(x), segments._divisor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.segments.smooth(grad), None
+
+
+def _width(num: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> int:
+    require(*claims)
+    fewest, most = num.cpu().aminmax()
+    if fewest == 0:
+        raise ValueError(empty_rows(mask))
+    return int(most)
+
+
 def last_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True at the last valid token of each response."""
-    seen = mask.cumsum(dim=1)
-    return mask & (seen == seen[:, -1:])
+    place = mask * (positions(mask.shape[1], mask.device) + 1)
+    return mask & (place == place.amax(dim=1, keepdim=True))
 
 
 def first_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
@@ -169,7 +237,15 @@ def first_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     return mask & (mask.cumsum(dim=1) == 1)
 
 
-def _check_marks(name: str, marks: Tensor, mask: Tensor) -> None:
+def _marks_on_mask(name: str, marks: Tensor, mask: Tensor) -> Claim:
     require_mask("mask", mask)
     require_mask(name, marks)
     require_shape(name, marks, "mask", mask)
+    stray = marks & ~mask
+    return none(
+        stray,
+        lambda: (
+            f"{name} must lie on response tokens; got one at (response, token) "
+            f"{tuple(stray.nonzero()[0].tolist())}, where the mask is False. Pass {name} & mask."
+        ),
+    )

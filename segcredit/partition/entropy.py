@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import finite, keep, require_mask, require_shape
+from segcredit.core.checks import finite, keep, positions, require_mask, require_shape
 from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
 from segcredit.types import Rollouts
@@ -47,12 +48,19 @@ def top_entropy(
     _check_fraction(fraction)
     require_mask("mask", mask)
     require_shape("entropy", entropy, "mask", mask)
-    num_picked = count(mask.sum(dim=1), fraction).clamp(min=1)
+    table = _count_table(count, fraction, mask.shape[1], mask.device)
+    num_picked = table[mask.sum(dim=1, keepdim=True)]
     key = keep(mask, entropy, -torch.inf) + 0.0  # + 0.0: −0.0 and 0.0 are one tie
     order = key.argsort(dim=1, descending=True, stable=True)
-    rank = torch.arange(mask.shape[1], device=mask.device)
-    picked = torch.zeros_like(mask).scatter_(1, order, rank < num_picked[:, None])
-    return Segments.from_ends(picked, mask, finite("entropy", entropy, mask))
+    rank = positions(mask.shape[1], mask.device)
+    picked = torch.zeros_like(mask).scatter_(1, order, rank < num_picked)
+    return Segments.from_trusted_ends(picked, mask, finite(mask, entropy=entropy))
+
+
+@lru_cache(maxsize=64)
+def _count_table(count: CountRule, fraction: float, width: int, device: torch.device) -> Tensor:
+    """How many tokens are picked, for every length up to the width."""
+    return count(torch.arange(width + 1), fraction).clamp(min=1).to(device)
 
 
 def _check_fraction(fraction: float) -> None:

@@ -24,7 +24,7 @@ def probability_cutpoints(
     """
     low = _low(logp_old, mask, threshold, every)
     starts = low & ((low.cumsum(dim=1) - 1) % every == 0)
-    return Segments.from_starts(starts, mask, finite("logp_old", logp_old, mask))
+    return Segments.from_trusted_starts(starts, mask, finite(mask, logp_old=logp_old))
 
 
 def probability_accumulate(
@@ -36,7 +36,7 @@ def probability_accumulate(
     """The SAPO paper's wording: collect n tokens with π_old < threshold, end on the n-th."""
     low = _low(logp_old, mask, threshold, every)
     ends = low & (low.cumsum(dim=1) % every == 0)
-    return Segments.from_ends(ends, mask, finite("logp_old", logp_old, mask))
+    return Segments.from_trusted_ends(ends, mask, finite(mask, logp_old=logp_old))
 
 
 def _low(logp_old: Tensor, mask: Tensor, threshold: float, every: int) -> Tensor:

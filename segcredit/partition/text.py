@@ -81,7 +81,7 @@ def _from_rows(ends_of: Callable[[list[str]], list[int]], pieces: Pieces, mask: 
             )
         chosen = ends_of([texts[t] for t in positions])
         ends[row, [positions[t] for t in chosen]] = True
-    return Segments.from_ends(ends.to(mask.device), mask)
+    return Segments.from_trusted_ends(ends.to(mask.device), mask)
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,20 @@ from segcredit.types import Rollouts
 def tokens(mask: Bool[Tensor, "B T"]) -> Segments:
     """One segment per token."""
     require_mask("mask", mask)
-    return Segments.from_starts(mask, mask)
+    return Segments.from_trusted_starts(mask, mask)
 
 
 def response(mask: Bool[Tensor, "B T"]) -> Segments:
     """One segment per response."""
     require_mask("mask", mask)
-    return Segments.from_starts(first_token(mask), mask)
+    return Segments.from_trusted_starts(first_token(mask), mask)
 
 
 def fixed_length(mask: Bool[Tensor, "B T"], size: int) -> Segments:
     """Segments of ``size`` tokens, the last one what remains: ends L−1, 2L−1, …, T−1."""
     _check_size(size)
     require_mask("mask", mask)
-    return Segments.from_starts(mask & ((mask.cumsum(dim=1) - 1) % size == 0), mask)
+    return Segments.from_trusted_starts(mask & ((mask.cumsum(dim=1) - 1) % size == 0), mask)
 
 
 def _check_size(size: int) -> None:

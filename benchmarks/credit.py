@@ -1,0 +1,223 @@
+"""How fast is segment credit? This package beside plain loops, and its growth with length.
+
+    python benchmarks/credit.py                 # on the GPU if there is one, else on one CPU core
+    python benchmarks/credit.py --no-loops      # only the package (the loops take minutes)
+
+One run measures: top-entropy partition + segment GAE + geometric-mean ratio + clipped surrogate +
+boundary value loss, forward and backward, on random batches whose responses are between half and
+all of T tokens long. Times are medians of wall time between two synchronisations.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from loops import loss_by_loops
+from torch import Tensor
+
+from segcredit.core.advantages import segment_gae, terminal_reward
+from segcredit.core.losses import boundary_value_loss, clipped_surrogate
+from segcredit.core.ratios import geometric_mean_ratio
+from segcredit.core.reduce import response_shares, weighted_sum
+from segcredit.partition import top_entropy
+
+FRACTION, LAM, CLIP = 0.30, 0.99, 0.2
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One random batch."""
+
+    entropy: Tensor
+    mask: Tensor
+    value_old: Tensor
+    reward: Tensor
+    logp_old: Tensor
+    logp: Tensor
+    value: Tensor
+
+
+def random_inputs(rows: int, width: int, device: str) -> Inputs:
+    """Responses of T/2 … T tokens."""
+    generator = torch.Generator().manual_seed(rows + width)
+    length = torch.randint(width // 2, width + 1, (rows,), generator=generator)
+    normal = lambda scale: scale * torch.randn(rows, width, generator=generator)  # noqa: E731
+    logp_old = -normal(1.0).abs()
+    columns = {
+        "entropy": normal(1.0).abs(),
+        "mask": torch.arange(width) < length[:, None],
+        "value_old": normal(0.3),
+        "reward": (torch.rand(rows, generator=generator) < 0.5).float(),
+        "logp_old": logp_old,
+        "logp": logp_old + normal(0.1),
+        "value": normal(0.3),
+    }
+    return Inputs(**{name: x.to(device) for name, x in columns.items()})
+
+
+Result = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def by_package(x: Inputs) -> Result:
+    """Losses and gradients by segcredit."""
+    logp, value = (v.detach().requires_grad_() for v in (x.logp, x.value))
+    segments = top_entropy(x.entropy, x.mask, FRACTION)
+    reward = terminal_reward(x.reward, x.mask)
+    credit = segment_gae(reward, x.value_old, segments, 1.0, LAM)
+    ratio = geometric_mean_ratio(logp, x.logp_old, segments)
+    surrogate = clipped_surrogate(ratio, credit.advantage, CLIP, CLIP)
+    policy = weighted_sum(surrogate, response_shares(x.mask))
+    critic = boundary_value_loss(
+        value,
+        x.value_old,
+        credit.value_target,
+        segments,
+        reduce=lambda error, mask: weighted_sum(error, response_shares(mask)),
+    )
+    (policy + critic).backward()
+    return policy.detach(), critic.detach(), logp.grad, value.grad
+
+
+def by_loops(x: Inputs) -> Result:
+    """The same by loops."""
+    logp, value = (v.detach().requires_grad_() for v in (x.logp, x.value))
+    policy, critic = loss_by_loops(
+        x.entropy, x.mask, x.value_old, x.reward, x.logp_old, logp, value, FRACTION, LAM, CLIP
+    )
+    sys.setrecursionlimit(100_000)
+    (policy + critic).backward()
+    return policy.detach(), critic.detach(), logp.grad, value.grad
+
+
+def timed_once(work: Callable[[], Result], device: str) -> tuple[float, Result]:
+    """Wall time of a single run, and its result."""
+    results: list[Result] = []
+    took = milliseconds(lambda: results.append(work()), device, 1)
+    return took, results[0]
+
+
+def milliseconds(work: Callable[[], object], device: str, repeat: int) -> float:
+    """Median wall time."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times = []
+    for _ in range(repeat):
+        wait()
+        begin = time.perf_counter()
+        work()
+        wait()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def peak_bytes(work: Callable[[], object], device: str) -> int | None:
+    """Peak memory of one run above what was there before; None if the system does not say."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    read = lambda key: 1024 * int(status.read_text().split(key)[1].split()[0])  # noqa: E731
+    reset.write_text("5")  # forget the highest resident size so far
+    before = read("VmRSS:")
+    work()
+    return read("VmHWM:") - before
+
+
+def device_milliseconds(work: Callable[[], object]) -> float:
+    """Time the GPU itself was busy, kernels added up."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    return sum(event.device_time_total for event in profiler.key_averages()) / 1e3
+
+
+def print_row(*cells: object) -> None:
+    widths = (14, 14, 14, 12, 14, 14)
+    print("".join(str(cell).rjust(w) for cell, w in zip(cells, widths, strict=False)))
+
+
+def compare(shapes: list[tuple[int, int]], device: str, repeat: int, loops: bool) -> None:
+    print("\nThe package beside loops")
+    print_row("(B, T)", "package ms", "loops ms", "ratio", "peak MiB", "max |diff|")
+    for rows, width in shapes:
+        x = random_inputs(rows, width, device)
+        for _ in range(3):
+            ours = by_package(x)
+        fast = milliseconds(lambda x=x: by_package(x), device, repeat)
+        peak = peak_bytes(lambda x=x: by_package(x), device)
+        mib = "–" if peak is None else f"{peak / 2**20:.0f}"
+        if not loops:
+            print_row((rows, width), f"{fast:.2f}", "–", "–", mib, "–")
+            continue
+        slow, theirs = timed_once(lambda x=x: by_loops(x), device)
+        worst = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+        print_row(
+            (rows, width), f"{fast:.2f}", f"{slow:.0f}", f"{slow / fast:.0f}×", mib, f"{worst:.1e}"
+        )
+
+
+def growth(tokens: int, device: str, repeat: int) -> None:
+    print(f"\nGrowth with T at {tokens:,} tokens")
+    columns = ["(B, T)", "package ms", "to T = 512", "bytes/token"]
+    print_row(*columns, *(["GPU busy ms"] if device == "cuda" else []))
+    first = None
+    for width in (512, 2048, 8192, 32_768):
+        x = random_inputs(tokens // width, width, device)
+        work = lambda x=x: by_package(x)  # noqa: E731
+        for _ in range(3):
+            work()
+        took = milliseconds(work, device, repeat)
+        first = first or took
+        peak = peak_bytes(work, device)
+        cells = [(tokens // width, width), f"{took:.2f}", f"{took / first:.2f}×"]
+        cells.append("–" if peak is None else f"{peak / tokens:.0f}")
+        if device == "cuda":
+            cells.append(f"{device_milliseconds(work):.2f}")
+        print_row(*cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    there = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=there, choices=["cpu", "cuda"])
+    parser.add_argument("--repeat", type=int, default=None, help="runs per median")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--no-loops", action="store_true", help="leave the loops out")
+    parser.add_argument("--rows", type=int, nargs="*", default=[128, 512], help="B at T = 2048")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    repeat = given.repeat or (100 if given.device == "cuda" else 7)
+
+    name = (
+        torch.cuda.get_device_name() if given.device == "cuda" else f"{given.threads} CPU thread(s)"
+    )
+    print(f"{name}, torch {torch.__version__}, float32, median of {repeat}")
+    if given.device == "cuda":
+        tiny = torch.zeros(8, device="cuda")
+
+        def launches() -> None:
+            for _ in range(100):
+                tiny.mul(1.0)
+
+        launches()
+        print(f"one small torch operation here: {10 * milliseconds(launches, 'cuda', 20):.1f} µs")
+    compare([(rows, 2048) for rows in given.rows], given.device, repeat, not given.no_loops)
+    growth(512 * 2048, given.device, repeat)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The command line. Heavy imports wait until a command runs, so that help is quick."""
+
+import sys
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from segcredit import __version__
+from segcredit.viewer import command as segment
+from segcredit.viewer.visible import one_line
+
+app = typer.Typer(
+    help="Reinforcement learning for reasoning models whose unit of credit is the reasoning step.",
+    epilog="See it at work: [bold]segcredit segment --example[/bold]",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command(epilog=segment.EPILOG)(segment.segment)
+
+
+def _show_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"segcredit {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What every command shares."""
+
+
+def main() -> None:
+    """The entry point. Every error, a mistyped option's too, is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where ↵ or 角 cannot be written
+    try:
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's own errors; typer exports no base class
+            raise
+        typer.echo(f"{one_line(error.format_message())}; type segcredit --help", err=True)
+        sys.exit(2)
