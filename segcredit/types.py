@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, runtime_checkable
+from types import FunctionType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,7 +43,7 @@ class Rollouts:
     pieces: Sequence[Sequence[str]] | None = None
     """Text of each token; special tokens are ''."""
     baseline: Float[Tensor, " B"] | None = None
-    """The prompt's tracked value before this step (single-stream SPO)."""
+    """A value of the prompt, known before this step (single-stream SPO: the tracker's)."""
     parent: Int[Tensor, " B"] | None = None
     """Row of the response that this one continues; −1 at a tree's root (SPO-tree)."""
 
@@ -167,6 +168,15 @@ class Batch:
             (part[:, None] * self.rows_per_item + within).flatten() for part in order.chunk(num)
         ]
         return [self.select(part.to(self.loss_mask.device)) for part in parts]
+
+
+def named_repr(part: Any) -> str:
+    """A frozen part's repr with functions by name: the record of what ran, equal in every run."""
+    shown = []
+    for f in fields(part):
+        x = getattr(part, f.name)
+        shown.append(f"{f.name}={x.__name__ if isinstance(x, FunctionType) else repr(x)}")
+    return f"{type(part).__name__}({', '.join(shown)})"
 
 
 MonteCarlo = Callable[[Rollouts, Segments, Tensor, int], Tensor]

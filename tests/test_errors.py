@@ -163,6 +163,13 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
         lambda: algorithms.make_algorithm("sappo"),
         ["unknown method 'sappo'", "Did you mean 'sapo'?", "grpo"],
     ),
+    (
+        "unknown setting",
+        lambda: algorithms.make_algorithm("sapo", lamda=0.9),
+        ["no setting 'lamda'", "Did you mean 'lam'?", "fraction"],
+    ),
+    ("clip in a part", lambda: algorithms.sapo(clip=(0.8, -1.28)), ["clip_low", "0.28"]),
+    ("lambda in a part", lambda: algorithms.sapo(lam=95), ["lam", "[0, 1]", "95"]),
     ("method with a dash", lambda: algorithms.make_algorithm("VC-PPO"), ["Did you mean 'vc_ppo'?"]),
     (
         "split",

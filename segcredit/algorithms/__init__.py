@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from inspect import signature
 
 from segcredit.algorithms.dpo import dpo, dpo_positive
 from segcredit.algorithms.dvo import dvo
@@ -49,6 +50,14 @@ def make_algorithm(name: str, **settings: object) -> Algorithm:
         raise ValueError(
             f"unknown method {name!r}.{hint} The methods are: {', '.join(ALGORITHMS)}."
         )
+    known = list(signature(ALGORITHMS[name]).parameters)
+    for setting in settings:
+        if setting not in known:
+            near = get_close_matches(setting, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"{name} has no setting {setting!r}.{hint} Its settings are: {', '.join(known)}."
+            )
     return ALGORITHMS[name](**settings)
 
 

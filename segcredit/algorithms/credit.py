@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from segcredit.core.advantages import Credit, length_adaptive_lambda, segment_gae
-from segcredit.core.checks import keep
+from segcredit.core.checks import keep, positions, require_unit_interval
 from segcredit.core.group import Std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.monte_carlo import value_difference
 from segcredit.core.segments import Segments, ValueAt
@@ -61,6 +61,12 @@ class GAE:
     lam_critic: float | None = None
     """λ of the value targets; None: the same (VC-PPO and VAPO: 1)."""
     value_at: ValueAt = "start"
+
+    def __post_init__(self) -> None:
+        require_unit_interval("gamma", self.gamma, "Language tasks use 1.0.")
+        require_unit_interval("lam", self.lam, "The paper uses 0.99 per segment, 0.95 per token.")
+        if self.lam_critic is not None:
+            require_unit_interval("lam_critic", self.lam_critic, "VC-PPO uses 1.0.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -139,6 +145,8 @@ class ValueDifference:
     over: Partition
     samples: int = 9
     """Fresh continuations per estimated prefix."""
+    most: int | None = None
+    """Estimate at most this many units of a response, from its beginning (VinePPO, GSM8K: 25)."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -151,10 +159,17 @@ class ValueDifference:
                 "ValueDifference estimates values by sampling continuations; got no sampler. "
                 "Pass prepare(rollouts, monte_carlo=…)."
             )
-        estimated = self.over.estimated(rollouts, segments)
+        estimated = self.estimated(rollouts, segments)
         state_value = monte_carlo(rollouts, segments, estimated, self.samples)
         advantage = value_difference(segments.sum(reward), state_value, segments.mask, estimated)
         return Credit(segments.spread(advantage), None, segments)
+
+    def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
+        """The units whose start gets a value; the others get no credit."""
+        estimated = self.over.estimated(rollouts, segments)
+        if self.most is None:
+            return estimated
+        return estimated & (positions(segments.width, estimated.device) < self.most)
 
 
 @dataclass(frozen=True)

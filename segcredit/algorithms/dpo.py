@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import keep
+from segcredit.core.checks import accumulation_dtype, keep
 from segcredit.core.losses import dpo as dpo_loss
 from segcredit.core.losses import dpo_positive as dpo_positive_loss
 from segcredit.core.losses import k1
@@ -41,22 +41,34 @@ class DirectPreference:
         return Batch(rollouts=paired, loss_mask=paired.mask, rows_per_item=2)
 
     def _pairs(self, rollouts: Rollouts) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+        """Rows of the chosen and of the rejected responses, at most so many pairs per prompt.
+
+        Of n correct and w incorrect responses, pair k joins i = k mod n with (i + k div n) mod w:
+        every correct response is used once before any is used twice.
+        """
         correct = rollouts.reward >= self.threshold
-        same_prompt = rollouts.group[:, None] == rollouts.group
-        chosen, rejected = (same_prompt & correct[:, None] & ~correct).nonzero(as_tuple=True)
-        # the first pairs of each prompt: number them within the prompt, keep the low numbers
-        prompt = rollouts.group[chosen]
-        order = prompt.argsort(stable=True)
-        _, size = prompt[order].unique_consecutive(return_counts=True)
-        first = torch.repeat_interleave(size.cumsum(0) - size, size)
-        number = torch.arange(len(order), device=order.device) - first
-        kept = order[number < self.pairs_per_prompt]
-        return chosen[kept], rejected[kept]
+        order = correct.long().argsort(descending=True, stable=True)
+        order = order[rollouts.group[order].argsort(stable=True)]  # by prompt, correct ones first
+        _, prompt, size = rollouts.group[order].unique_consecutive(
+            return_inverse=True, return_counts=True
+        )
+        right = torch.zeros_like(size).index_add(0, prompt, correct[order].long())
+        wrong = size - right
+        num_pairs = (right * wrong).clamp(max=self.pairs_per_prompt)
+        of = torch.repeat_interleave(num_pairs)  # the prompt of each pair
+        k = torch.arange(len(of), device=of.device) - (num_pairs.cumsum(0) - num_pairs)[of]
+        first = (size.cumsum(0) - size)[of]
+        i = k % right[of]
+        j = (i + k // right[of]) % wrong[of]
+        return order[first + i], order[first + right[of] + j]
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Mean over pairs; both rows of a pair carry its share."""
         num_pairs = len(batch.rollouts) // 2
-        share = batch.rollouts.logp_old.new_full((len(batch.rollouts),), 1.0 / num_pairs)
+        mask = batch.loss_mask
+        share = torch.full(
+            (len(mask),), 1.0 / num_pairs, dtype=accumulation_dtype(mask), device=mask.device
+        )
         return replace(batch, shares={"policy": share})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:

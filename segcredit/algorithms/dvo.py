@@ -17,7 +17,7 @@ from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
 class DirectValue:
     """Direct Value Optimization (arXiv 2502.13723), offline: ½ (β Σ_step log-ratio − target)².
 
-    target = r_m + V̂(s_{m+1}) − V̂(s_m), never whitened; mean over the steps of the mini-batch.
+    target = r_m + V̂(s_{m+1}) − V̂(s_m), never whitened; mean over the mini-batch's estimated steps.
     """
 
     beta: float = 0.1
@@ -32,13 +32,17 @@ class DirectValue:
         segments = self.credit.over(rollouts)
         reward = terminal_reward(rollouts.reward, rollouts.mask)
         credit = self.credit(Case(rollouts, reward, segments, monte_carlo))
-        return Batch(rollouts=rollouts, loss_mask=rollouts.mask, credit=credit)
+        # a step without a value is no target of zero: it is left out
+        known = self.credit.estimated(rollouts, segments).to(credit.advantage.dtype)
+        return Batch(rollouts=rollouts, loss_mask=segments.spread(known).bool(), credit=credit)
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
-        """Mean over steps."""
+        """Mean over estimated steps."""
         if batch.credit is None:
             raise ValueError("the batch has no targets. Make it with algorithm.prepare(rollouts).")
-        return replace(batch, shares={"policy": token_shares(batch.credit.segments.mask)})
+        segments = batch.credit.segments
+        known = segments.at_start(batch.loss_mask.float()).bool()
+        return replace(batch, shares={"policy": token_shares(known)})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """The squared error of every step."""

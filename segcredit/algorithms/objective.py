@@ -13,6 +13,7 @@ from segcredit.core.advantages import Credit, kl_shaped_reward
 from segcredit.core.checks import keep
 from segcredit.core.losses import (
     boundary_value_loss,
+    check_clip,
     clipped_surrogate,
     is_clipped,
     k3,
@@ -26,7 +27,7 @@ from segcredit.core.reduce import (
     token_shares,
     weighted_sum,
 )
-from segcredit.types import Batch, Outputs, Rollouts
+from segcredit.types import Batch, Outputs, Rollouts, named_repr
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
 """k1, k2 or k3 of core/losses.py."""
@@ -87,6 +88,23 @@ class MicroBatchTokenMean:
         return micro_batch_token_shares(mask, micro_batch)
 
 
+@runtime_checkable
+class Surrogate(Protocol):
+    """What is minimised in place of −Â, as a function of the ratio."""
+
+    def __call__(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """Per token."""
+        ...
+
+    def metrics(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        """Numbers to watch, per token; they are averaged as the loss is."""
+        ...
+
+
 @dataclass(frozen=True)
 class Clipped:
     """The clipped surrogate (Eq. 9), asymmetric and dual-clipped on request."""
@@ -95,16 +113,19 @@ class Clipped:
     high: float = 0.2
     dual: float | None = None
 
+    def __post_init__(self) -> None:
+        check_clip(self.low, self.high, self.dual)
+
     def __call__(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         return clipped_surrogate(ratio, advantage, self.low, self.high, self.dual)
 
-    def is_clipped(
+    def metrics(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
-    ) -> Bool[Tensor, "B T"]:
-        """Where clipping stops the gradient."""
-        return is_clipped(ratio, advantage, self.low, self.high)
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        clipped = is_clipped(ratio, advantage, self.low, self.high, self.dual)
+        return {"ratio": ratio, "clip_fraction": clipped.to(ratio.dtype)}
 
 
 @dataclass(frozen=True)
@@ -116,11 +137,21 @@ class Unclipped:
     ) -> Float[Tensor, "B T"]:
         return -ratio * advantage
 
-    def is_clipped(
+    def metrics(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
-    ) -> Bool[Tensor, "B T"]:
-        """Nowhere."""
-        return torch.zeros_like(ratio, dtype=torch.bool)
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        return {}
+
+
+@runtime_checkable
+class Adjustment(Protocol):
+    """A change of the advantages before the loss."""
+
+    def __call__(
+        self, advantage: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """The adjusted advantages; the mask holds the tokens of the loss."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +176,13 @@ class Clamp:
         return clamp(advantage, self.limit)
 
 
-Adjustment = Whiten | Clamp
+@runtime_checkable
+class TokenFilter(Protocol):
+    """Which tokens enter the policy loss."""
+
+    def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "B T"]:
+        """True at those that do."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -163,6 +200,10 @@ class RewardKL:
     """The k1 penalty −β(log π_old − log π_ref), added to each token's reward."""
 
     coef: float
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"logp_ref"})
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """Token rewards: the outcome on the last token, less the penalty on each."""
@@ -236,13 +277,16 @@ class Term(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LossKL:
     """β · KL estimate between π_θ and π_ref, as a loss (GRPO)."""
 
     coef: float
     estimator: Estimator = k3
     reduce: Reduction = field(default_factory=ResponseMean)
+
+    def __repr__(self) -> str:
+        return named_repr(self)
 
     @property
     def name(self) -> str:

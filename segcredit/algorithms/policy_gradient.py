@@ -9,12 +9,11 @@ from segcredit.algorithms.credit import Case, CreditPart
 from segcredit.algorithms.objective import (
     Adjustment,
     BoundaryMSE,
-    Clipped,
-    LowProbability,
     Reduction,
     RewardKL,
+    Surrogate,
     Term,
-    Unclipped,
+    TokenFilter,
 )
 from segcredit.algorithms.ratio import RatioPart
 from segcredit.core.advantages import Credit, terminal_reward
@@ -33,7 +32,7 @@ class PolicyGradient:
 
     credit: CreditPart
     ratio: RatioPart
-    surrogate: Clipped | Unclipped
+    surrogate: Surrogate
     reduce: Reduction
     critic: BoundaryMSE | None = None
     kl: RewardKL | None = None
@@ -41,16 +40,23 @@ class PolicyGradient:
     """Applied to the advantages over the whole rollout batch."""
     adjust_minibatch: tuple[Adjustment, ...] = ()
     """Applied to the advantages over each mini-batch (VinePPO, SPO)."""
-    only: LowProbability | None = None
+    only: TokenFilter | None = None
     """Which tokens enter the policy loss; None: all."""
     terms: tuple[Term, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.critic is not None and "value" not in self.credit.needs:
+            raise ValueError(
+                f"a critic learns from the value targets of GAE; got credit {self.credit!r}, "
+                f"which has none. Pass critic=None, or credit=GAE(…)."
+            )
 
     @property
     def needs(self) -> frozenset[str]:
         """Union of what the parts read: no forward pass runs that nobody reads."""
         needs = self.credit.needs | self.credit.over.needs | self.ratio.over.needs
         if self.kl is not None:
-            needs |= {"logp_ref"}
+            needs |= self.kl.needs
         return needs.union(*(term.needs for term in self.terms))
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
@@ -90,12 +96,9 @@ class PolicyGradient:
         ratio = self.ratio(outputs.logp, rollouts.logp_old, batch.ratio_segments)
         share = batch.share("policy")
         policy = weighted_sum(self.surrogate(ratio, credit.advantage), share)
-        clipped = self.surrogate.is_clipped(ratio.detach(), credit.advantage)
-        metrics = {
-            "policy_loss": policy.detach(),
-            "clip_fraction": weighted_sum(clipped.to(share.dtype), share),
-            "ratio": weighted_sum(ratio.detach(), share),
-        }
+        metrics = {"policy_loss": policy.detach()}
+        for name, x in self.surrogate.metrics(ratio.detach(), credit.advantage).items():
+            metrics[name] = weighted_sum(x, share)
         for term in self.terms:
             extra = weighted_sum(term(outputs, batch), batch.share(term.name))
             metrics[term.name] = extra.detach()
@@ -123,8 +126,8 @@ def _adjusted(batch: Batch, adjustments: tuple[Adjustment, ...]) -> Batch:
     if not adjustments:
         return batch
     credit = _credit(batch)
-    # an empty loss mask (no unlikely token) falls back to all tokens, as SPO's code does
-    mask = batch.loss_mask if bool(batch.loss_mask.any()) else batch.rollouts.mask
+    # without unlikely tokens SPO's code falls back to all; one has no variance, so it does here too
+    mask = batch.loss_mask if int(batch.loss_mask.sum()) > 1 else batch.rollouts.mask
     for adjustment in adjustments:
         credit = replace(credit, advantage=adjustment(credit.advantage, mask))
     return replace(batch, credit=credit)

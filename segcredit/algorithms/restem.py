@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from segcredit.core.checks import keep
+from segcredit.core.group import rank_within
 from segcredit.core.losses import nll
 from segcredit.core.reduce import response_shares, weighted_sum
 from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
@@ -21,6 +22,8 @@ class RestEM:
 
     threshold: float = 1.0
     """Reward from which a response counts as correct."""
+    per_prompt: int = 10
+    """At most so many kept responses per prompt."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -34,7 +37,9 @@ class RestEM:
                 f"no response reached a reward of {self.threshold} untruncated; nothing to "
                 f"imitate. Sample more, or lower the threshold."
             )
-        kept_rollouts = rollouts.select(kept.nonzero().flatten())
+        rows = kept.nonzero().flatten()
+        rows = rows[rank_within(rollouts.group[rows]) < self.per_prompt]
+        kept_rollouts = rollouts.select(rows)
         return Batch(rollouts=kept_rollouts, loss_mask=kept_rollouts.mask)
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
@@ -47,6 +52,6 @@ class RestEM:
         return Loss(policy=policy, metrics={"nll": policy.detach()})
 
 
-def restem(threshold: float = 1.0) -> RestEM:
+def restem(threshold: float = 1.0, per_prompt: int = 10) -> RestEM:
     """RestEM, as above."""
-    return RestEM(threshold)
+    return RestEM(threshold, per_prompt)

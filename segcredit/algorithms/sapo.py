@@ -45,10 +45,11 @@ def sapo_token_ratio(
     gamma: float = 1.0,
     clip: tuple[float, float] = (0.2, 0.2),
     kl: float = 0.001,
+    partition: Partition | None = None,
 ) -> PolicyGradient:
     """Table 2's "naive-IS": SAPO's credit with PPO's ratio, everything else equal."""
     return PolicyGradient(
-        credit=GAE(over=TopEntropy(fraction), lam=lam, gamma=gamma),
+        credit=GAE(over=partition or TopEntropy(fraction), lam=lam, gamma=gamma),
         ratio=TokenRatio(),
         surrogate=Clipped(*clip),
         reduce=ResponseMean(),

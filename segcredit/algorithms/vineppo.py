@@ -19,14 +19,17 @@ def vineppo(
     clip: tuple[float, float] = (0.2, 0.2),
     kl: float = 1e-4,
     partition: Partition | None = None,
+    most: int | None = None,
 ) -> PolicyGradient:
     """VinePPO (arXiv 2410.01679): K = 9 continuations per step, no critic.
+
+    ``most`` limits the steps that are estimated (its GSM8K runs: 25).
 
     Whitened over each mini-batch; KL 1e-4 · k3, clamped to [0, 10], summed over the response
     (its code). Steps are lines; its own splitters differ by data set (docs/deviations.md).
     """
     return PolicyGradient(
-        credit=ValueDifference(over=partition or Newline(), samples=samples),
+        credit=ValueDifference(over=partition or Newline(), samples=samples, most=most),
         ratio=TokenRatio(),
         surrogate=Clipped(*clip),
         reduce=TokenMean(),

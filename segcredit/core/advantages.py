@@ -35,6 +35,11 @@ class Credit:
     value_at: ValueAt = "start"
     """Where V was read, and the target belongs."""
 
+    @property
+    def per_segment(self) -> Float[Tensor, "B M"]:
+        """Â_m, one number per segment."""
+        return self.segments.at_start(self.advantage)
+
     def select(self, rows: Int[Tensor, " R"]) -> "Credit":
         """The credit of some responses, in the given order."""
         target = None if self.value_target is None else self.value_target[rows]

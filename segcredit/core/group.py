@@ -42,6 +42,16 @@ def leave_one_out(reward: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Floa
     return (exact - others).to(reward.dtype)
 
 
+def rank_within(group: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Number of each row among the rows of its group, in row order: [7, 3, 7, 7] → [0, 0, 1, 2]."""
+    order = group.argsort(stable=True)
+    _, size = group[order].unique_consecutive(return_counts=True)
+    first = torch.repeat_interleave(size.cumsum(0) - size, size)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - first
+    return rank
+
+
 def _groups(reward: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     if reward.shape != group.shape or reward.ndim != 1:
         raise ValueError(

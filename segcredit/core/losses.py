@@ -25,13 +25,7 @@ def clipped_surrogate(
     ``dual_clip`` c > 1 bounds the loss by −c Â where Â < 0 (the authors' code and verl: c = 3).
     """
     require_shape("advantage", advantage, "ratio", ratio)
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ValueError(
-            f"clip_low must be in [0, 1] and clip_high ≥ 0; got {clip_low} and {clip_high}. "
-            f"Pass distances from 1, e.g. 0.2 and 0.28, not the bounds 0.8 and 1.28."
-        )
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip must be greater than 1; got {dual_clip}. verl uses 3.0.")
+    check_clip(clip_low, clip_high, dual_clip)
     # The minimum is taken at ρ itself inside an interval that depends on the sign of Â alone, and
     # at its end outside: one clamp, one product.
     low, high = 1.0 - clip_low, 1.0 + clip_high
@@ -42,16 +36,30 @@ def clipped_surrogate(
     return -advantage * ratio.clamp(least, most)
 
 
+def check_clip(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
+    """Raise ValueError unless these are distances from 1, and a dual clip beyond it."""
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ValueError(
+            f"clip_low must be in [0, 1] and clip_high ≥ 0; got {clip_low} and {clip_high}. "
+            f"Pass distances from 1, e.g. 0.2 and 0.28, not the bounds 0.8 and 1.28."
+        )
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip must be greater than 1; got {dual_clip}. verl uses 3.0.")
+
+
 def is_clipped(
     ratio: Float[Tensor, "B T"],
     advantage: Float[Tensor, "B T"],
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> Bool[Tensor, "B T"]:
     """True where clipping stops the gradient: the ratio left the interval on the side of Â."""
-    return ((ratio > 1.0 + clip_high) & (advantage > 0)) | (
-        (ratio < 1.0 - clip_low) & (advantage < 0)
-    )
+    above = (ratio > 1.0 + clip_high) & (advantage > 0)
+    below = (ratio < 1.0 - clip_low) & (advantage < 0)
+    if dual_clip is not None:
+        below = below | ((ratio > dual_clip) & (advantage < 0))
+    return above | below
 
 
 def probability_mask(

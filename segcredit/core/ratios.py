@@ -15,7 +15,7 @@ def log_ratio(
 ) -> Float[Tensor, "B T"]:
     """x_t = log π_θ(y_t) − log π_old(y_t), in float32 at least; 0 off the mask.
 
-    ``limit`` clamps each token's x to ±limit first (the authors' code: 20; verl's GSPO: 10).
+    ``limit`` clamps each token's x to ±limit (the authors' code: 20).
     """
     return keep(mask, _difference(logp, logp_old, mask, limit))
 
@@ -58,9 +58,13 @@ def raw_ratio(
     segments: Segments,
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalised ratio of each token's segment (App. D)."""
+    """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalised ratio of each token's segment (App. D).
+
+    The sum grows with the segment's length; it saturates at ±80, beyond which float32 overflows
+    and the gradient of a clipped loss would be 0 · ∞.
+    """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return segments.spread(segments.sum(x)).exp()
+    return segments.spread(segments.sum(x)).clamp(-80.0, 80.0).exp()
 
 
 def gspo_token_ratio(

@@ -12,7 +12,7 @@ from torch import Tensor
 from segcredit.core.checks import finite, keep, positions, require_mask, require_shape
 from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
-from segcredit.types import Rollouts
+from segcredit.types import Rollouts, named_repr
 
 CountRule = Callable[[Tensor, float], Tensor]
 """(lengths, fraction) → how many tokens to pick."""
@@ -69,7 +69,7 @@ def _check_fraction(fraction: float) -> None:
         raise ValueError(f"fraction must be in (0, 1]; got {fraction}.{hint}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopEntropy(Partition):
     """Cut after each response's top fraction of tokens by entropy (SAPO)."""
 
@@ -78,6 +78,9 @@ class TopEntropy(Partition):
 
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
+
+    def __repr__(self) -> str:
+        return named_repr(self)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,13 +1,18 @@
 """What is particular to single methods."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from batches import fake_monte_carlo, golden_rollouts, story
 
 from segcredit import algorithms
 from segcredit.algorithms import make_algorithm
-from segcredit.partition import Newline, Token, TopEntropy
-from segcredit.types import Batch, Outputs
+from segcredit.algorithms.dpo import DirectPreference
+from segcredit.algorithms.objective import BoundaryMSE, Clipped
+from segcredit.core.group import rank_within
+from segcredit.partition import Newline, ProbabilityCutpoints, Token, TopEntropy
+from segcredit.types import Batch, Outputs, Rollouts
 
 
 def test_sapo_shares_one_partition() -> None:
@@ -99,6 +104,96 @@ def test_spo_without_unlikely_tokens_gives_no_credit_and_no_loss() -> None:
     assert (prepared.credit.advantage == 0).all()
     batch = method.minibatch(prepared)
     assert method.loss(Outputs(outputs.logp), batch).policy.item() == 0.0
+
+
+def test_pairs_use_every_response_before_repeating_one() -> None:
+    rollouts, _ = story(num_groups=1, per_group=20, longest=3).lay_out(0, holes=False)
+    half = rollouts.replace(reward=(torch.arange(20) % 2).double())
+    chosen, rejected = DirectPreference(pairs_per_prompt=10)._pairs(half)
+    assert len(set(chosen.tolist())) == len(set(rejected.tolist())) == 10
+    every = DirectPreference(pairs_per_prompt=10_000)._pairs(half)
+    assert len(set(zip(*(x.tolist() for x in every), strict=True))) == 100
+
+
+def test_restem_keeps_at_most_so_many_per_prompt() -> None:
+    rollouts, _ = story(num_groups=2, per_group=30, longest=3).lay_out(0, holes=False)
+    right = rollouts.replace(reward=torch.ones(60).double())
+    assert len(algorithms.restem().prepare(right).rollouts) == 20
+    assert len(algorithms.restem(per_prompt=30).prepare(right).rollouts) == 60
+
+
+def test_rank_within_groups() -> None:
+    assert rank_within(torch.tensor([7, 3, 7, 7, 3])).tolist() == [0, 0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("reward", [[1.0, 0.0], [0.0, 1.0]])
+def test_rloo_survives_a_ratio_that_overflows(reward: list[float]) -> None:
+    mask = torch.ones(2, 400, dtype=torch.bool)
+    old = torch.full((2, 400), -1.0)
+    columns = {"tokens": mask.long(), "mask": mask, "logp_old": old, "logp_ref": old}
+    rollouts = Rollouts(
+        **columns,
+        reward=torch.tensor(reward),
+        group=torch.zeros(2, dtype=torch.long),
+        truncated=torch.zeros(2, dtype=torch.bool),
+    )
+    method = algorithms.rloo()
+    batch = method.minibatch(method.prepare(rollouts))
+    logp = torch.full((2, 400), -0.5, requires_grad=True)  # the log-ratio sums to 200
+    loss = method.loss(Outputs(logp), batch)
+    loss.total.backward()
+    assert torch.isfinite(loss.total)
+    assert torch.isfinite(logp.grad).all()
+
+
+def test_dual_clip_counts_as_clipped() -> None:
+    ratio, advantage = torch.tensor([[5.0, 2.0]]), torch.tensor([[-1.0, -1.0]])
+    assert Clipped(dual=3.0).metrics(ratio, advantage)["clip_fraction"].tolist() == [[1.0, 0.0]]
+
+
+def test_reinforce_reports_no_ratio() -> None:
+    rollouts, outputs = golden_rollouts()
+    method = algorithms.rloo_reinforce()
+    loss = method.loss(outputs, method.minibatch(method.prepare(rollouts)))
+    assert set(loss.metrics) == {"policy_loss"}
+
+
+def test_spo_with_a_single_unlikely_token_does_not_stop() -> None:
+    rollouts, outputs = golden_rollouts()
+    sure = torch.where(rollouts.mask, torch.full_like(rollouts.logp_old, -0.01), torch.nan)
+    sure[0, 2] = -2.0
+    method = algorithms.spo_chain(kl=0.0)
+    batch = method.minibatch(method.prepare(rollouts.replace(logp_old=sure), fake_monte_carlo))
+    assert torch.isfinite(method.loss(Outputs(outputs.logp), batch).policy)
+
+
+def test_vineppo_can_limit_the_steps_it_estimates() -> None:
+    rollouts, _ = story(seed=4).lay_out(0, holes=True)
+    asked = []
+
+    def monte_carlo(rollouts, segments, estimated, samples):
+        asked.append(estimated)
+        return fake_monte_carlo(rollouts, segments, estimated, samples)
+
+    batch = algorithms.vineppo(most=2).prepare(rollouts, monte_carlo)
+    assert asked[0].sum(dim=1).max() == 2
+    assert (batch.credit.per_segment[:, 2:] == 0).all()
+
+
+def test_dvo_leaves_out_steps_without_a_value() -> None:
+    rollouts, outputs = golden_rollouts()
+    method = algorithms.dvo(partition=ProbabilityCutpoints(every=1, threshold=0.5))
+    batch = method.minibatch(method.prepare(rollouts, fake_monte_carlo))
+    segments = batch.credit.segments
+    known = method.credit.estimated(rollouts, segments)
+    assert not known.all()
+    assert torch.equal(batch.share("policy") > 0, known)
+    assert torch.isfinite(method.loss(outputs, batch).policy)
+
+
+def test_a_critic_needs_value_targets() -> None:
+    with pytest.raises(ValueError, match=r"Pass critic=None, or credit=GAE"):
+        replace(algorithms.grpo(), critic=BoundaryMSE())
 
 
 def test_split_covers_every_row_once_and_keeps_pairs() -> None:

@@ -1,0 +1,47 @@
+# `make test` and `make demo` do all the set-up. Both can be run again, and are then quick.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+
+.PHONY: help setup test lint types imports unit demo bench figures clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## create .venv and install everything into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12)); \
+	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 and 3.12; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: lint types imports unit  ## everything that CI runs
+
+lint: $(STAMP)  ## format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)  ## static types
+	$(BIN)/mypy
+
+imports: $(STAMP)  ## which package may import which
+	$(BIN)/lint-imports
+
+unit: $(STAMP)  ## the tests
+	$(BIN)/python -m pytest
+
+demo: $(STAMP)  ## the main job: a response, its segments and their credit
+	$(BIN)/segcredit segment --example
+
+bench: $(STAMP)  ## how fast is credit, beside plain loops
+	$(BIN)/python benchmarks/credit.py
+
+figures: $(STAMP)  ## draw the picture of the idea again
+	$(BIN)/python docs/make_idea.py
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
