@@ -316,6 +316,7 @@ def main() -> None:
         figure = draw(theme)
         figure.savefig(folder / f"idea-{name}.svg", metadata={"Date": None, "Creator": None})
         if arguments.png:
+            arguments.png.mkdir(parents=True, exist_ok=True)
             figure.savefig(arguments.png / f"idea-{name}.png", dpi=100)
 
 
