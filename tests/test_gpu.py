@@ -1,4 +1,4 @@
-"""On a CUDA device: the results are those of the CPU."""
+"""On a CUDA device: kernels and plain torch give what the CPU gives."""
 
 from dataclasses import fields, replace
 
@@ -8,12 +8,23 @@ from batches import fake_monte_carlo, story
 from ragged import layout
 
 from segcredit.algorithms import ALGORITHMS
+from segcredit.core import advantages, losses, ratios
 from segcredit.core.advantages import segment_gae, terminal_reward
+from segcredit.core.device import has_kernels
 from segcredit.core.segments import Segments
-from segcredit.partition import top_entropy
+from segcredit.partition import entropy, top_entropy
 from segcredit.types import Outputs, Rollouts
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(params=["kernels", "plain torch"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "plain torch":
+        for module in (advantages, entropy, losses, ratios):
+            monkeypatch.setattr(module, "has_kernels", lambda *_: False)
+    else:
+        assert has_kernels(torch.zeros(1, device="cuda")), "Triton is missing"
 
 
 def moved(rollouts: Rollouts) -> Rollouts:
@@ -23,6 +34,7 @@ def moved(rollouts: Rollouts) -> Rollouts:
     )
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_agrees_with_the_cpu(name: str, dtype: torch.dtype) -> None:
@@ -45,18 +57,21 @@ def test_every_method_agrees_with_the_cpu(name: str, dtype: torch.dtype) -> None
         assert torch.allclose(cpu, gpu, **close)
 
 
+@pytest.mark.usefixtures("_way")
 def test_segments_are_identical() -> None:
     place = layout([1, 5, 40, 333, 1024, 1025], seed=2)
     H = place.put(
         [[round((7 * t) % 11 / 10, 1) for t in range(n)] for n in (1, 5, 40, 333, 1024, 1025)]
     )
-    for fraction in (0.01, 0.3, 1.0):
-        cpu = top_entropy(H, place.mask, fraction)
-        gpu = top_entropy(H.cuda(), place.mask.cuda(), fraction)
-        for name in ("index", "num", "start", "end", "length", "mask"):
-            assert torch.equal(getattr(cpu, name), getattr(gpu, name).cpu()), name
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for fraction in (0.01, 0.3, 1.0):
+            cpu = top_entropy(H.to(dtype), place.mask, fraction)
+            gpu = top_entropy(H.to(dtype).cuda(), place.mask.cuda(), fraction)
+            for name in ("index", "num", "start", "starts", "end", "length", "mask"):
+                assert torch.equal(getattr(cpu, name), getattr(gpu, name).cpu()), name
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.99, 1.0])
 def test_long_responses(lam: float) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -80,6 +95,7 @@ def test_gradients_by_finite_differences() -> None:
     assert torch.autograd.gradcheck(made.spread, (y,), nondet_tol=1e-12)
 
 
+@pytest.mark.usefixtures("_way")
 def test_bad_input_is_named_there_too() -> None:
     H, mask = torch.rand(2, 4, device="cuda"), torch.ones(2, 4, dtype=torch.bool, device="cuda")
     H[1, 2] = torch.nan

@@ -13,12 +13,14 @@ from segcredit.core.checks import (
     finite,
     keep,
     none,
+    not_finite,
     require,
     require_mask,
     require_shape,
     require_unit_interval,
 )
-from segcredit.core.scan import reverse_scan
+from segcredit.core.device import has_kernels
+from segcredit.core.scan import powers, reverse_scan
 from segcredit.core.segments import Segments, ValueAt, last_token
 
 
@@ -84,7 +86,8 @@ def gae(
                 f"segcredit.partition.tokens(mask), which steps over holes."
             ),
         ),
-        *_claims(reward, value, mask, lam),
+        finite(mask, reward=reward, value=value),
+        *_lam_claims(lam),
     )
     advantage, _ = _gae(keep(mask, reward), keep(mask, value), gamma, lam)
     return advantage
@@ -123,7 +126,9 @@ def segment_gae(
     for name, x in (("lam", lam), ("lam_critic", lam_critic)):
         if isinstance(x, int | float):
             require_unit_interval(name, x, "The paper uses 0.99 per segment, 0.95 per token.")
-    require(*_claims(reward, value, token_mask, lam))
+    if value_at == "start" and has_kernels(reward, value):
+        return _by_kernel(reward, value, segments, gamma, lam, lam_critic)
+    require(finite(token_mask, reward=reward, value=value), *_lam_claims(lam))
 
     reward_seg = segments.sum(at_least_float32(reward))
     value_seg = keep(segments.mask, segments.read(at_least_float32(value), value_at))
@@ -131,6 +136,30 @@ def segment_gae(
     if lam_critic is not None:
         _, target = _gae(reward_seg, value_seg, gamma, lam_critic)
     return Credit(segments.spread(advantage), segments.spread(target), segments, value_at)
+
+
+def _by_kernel(
+    reward: Tensor,
+    value: Tensor,
+    segments: Segments,
+    gamma: float,
+    lam: float | Tensor,
+    lam_critic: float | None,
+) -> Credit:
+    from segcredit.core import kernels
+
+    def run(lam: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tables = powers(gamma * lam, torch.float64, reward.device)
+        mask, slot, num = segments.token_mask, segments.slot, segments.num
+        return kernels.segment_gae(reward, value, mask, slot, segments.starts, num, tables, gamma)
+
+    advantage, target, bad = run(lam)
+    mask = segments.token_mask
+    finite_input = none(bad, lambda: not_finite(mask, reward=reward, value=value))
+    require(finite_input, *_lam_claims(lam))
+    if lam_critic is not None:
+        _, target, _ = run(lam_critic)
+    return Credit(advantage, target, segments, "start")
 
 
 def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -142,19 +171,18 @@ def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tu
     return advantage, advantage + value
 
 
-def _claims(reward: Tensor, value: Tensor, mask: Tensor, lam: float | Tensor) -> list[Claim]:
-    claims = [finite(mask, reward=reward, value=value)]
-    if isinstance(lam, Tensor):
-        claims.append(
-            none(
-                ~((lam >= 0) & (lam <= 1)),
-                lambda: (
-                    f"every lam must be in [0, 1]; got {lam.min().item()} … {lam.max().item()}. "
-                    f"VAPO's formula is negative for short responses: clamp it."
-                ),
-            )
+def _lam_claims(lam: float | Tensor) -> list[Claim]:
+    if not isinstance(lam, Tensor):
+        return []
+    return [
+        none(
+            ~((lam >= 0) & (lam <= 1)),
+            lambda: (
+                f"every lam must be in [0, 1]; got {lam.min().item()} … {lam.max().item()}. "
+                f"VAPO's formula is negative for short responses: clamp it."
+            ),
         )
-    return claims
+    ]
 
 
 def length_adaptive_lambda(

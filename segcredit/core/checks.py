@@ -94,20 +94,22 @@ def finite(mask: Tensor, **columns: Tensor) -> Claim:
 
     A sum is finite only if every term is, so one sum over all of them tells.
     """
+    total = keep(mask, _added(columns)).sum()
+    return Claim(total, math.isfinite, lambda: not_finite(mask, **columns))
 
-    def otherwise() -> str:
-        for name, x in columns.items():
-            bad = (~x.isfinite() & mask).nonzero()
-            if len(bad):
-                row, unit = bad[0].tolist()
-                return (
-                    f"{name} must be finite wherever the mask is True; got {x[row, unit].item()} "
-                    f"at response {row}, position {unit} ({len(bad)} in all). Look at the model "
-                    f"that produced it: one such number would spoil the whole response's credit."
-                )
-        return f"{' and '.join(columns)} must be of moderate size; got a sum that overflows."
 
-    return Claim(keep(mask, _added(columns)).sum(), math.isfinite, otherwise)
+def not_finite(mask: Tensor, **columns: Tensor) -> str:
+    """The sentence for columns that are not."""
+    for name, x in columns.items():
+        bad = (~x.isfinite() & mask).nonzero()
+        if len(bad):
+            row, unit = bad[0].tolist()
+            return (
+                f"{name} must be finite wherever the mask is True; got {x[row, unit].item()} at "
+                f"response {row}, position {unit} ({len(bad)} in all). Look at the model that "
+                f"produced it: one such number would spoil the whole response's credit."
+            )
+    return f"{' and '.join(columns)} must be of moderate size; got a sum that overflows."
 
 
 def _added(columns: dict[str, Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from segcredit.core.checks import at_least_float32, constant, keep, require_shape
+from segcredit.core.device import has_kernels
 from segcredit.core.reduce import response_mean
 from segcredit.core.segments import Segments, ValueAt
 
@@ -30,6 +31,11 @@ def clipped_surrogate(
     # at its end outside: one clamp, one product.
     low, high = 1.0 - clip_low, 1.0 + clip_high
     ceiling = torch.inf if dual_clip is None else dual_clip
+    if has_kernels(ratio, advantage):
+        from segcredit.core.fused import ClippedSurrogate
+
+        bounds = (low, high, ceiling)
+        return ClippedSurrogate.apply(ratio, advantage, *bounds)  # type: ignore[no-untyped-call]
     number = partial(constant, dtype=ratio.dtype, device=ratio.device)
     least = torch.where(advantage < 0, number(low), number(-torch.inf))
     most = torch.where(advantage > 0, number(high), number(ceiling))
@@ -90,6 +96,12 @@ def boundary_value_loss(
             code averages over all boundaries: token_mean.
     """
     mask = segments.mask
+    if value_at == "start" and clip is None and has_kernels(value, value_target):
+        from segcredit.core.fused import BoundaryError
+
+        places = (segments.start, segments.num)
+        error = BoundaryError.apply(value, value_target, *places)  # type: ignore[no-untyped-call]
+        return reduce((0.5 * error if half else error) * error, mask)
     current = segments.read(at_least_float32(value), value_at)
     error = keep(mask, current - segments.read(value_target, value_at))
     loss = error.square()

@@ -86,7 +86,7 @@ class Segments:
     @classmethod
     def _from_index(cls, index: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> "Segments":
         num = keep(mask, index, -1).amax(dim=1) + 1
-        width = _width(num, mask, claims)
+        width = segment_width(num, mask, *claims)
         # Tokens off the mask carry zero. They are dealt out over the columns because, sent to a
         # single one, they would queue for its address.
         slot = torch.where(mask, index, positions(mask.shape[1], mask.device) % width)
@@ -116,6 +116,12 @@ class Segments:
     def end(self) -> Int[Tensor, "B M"]:
         """e_m: position of each segment's last token."""
         return self._extreme_position("amax", -1)
+
+    @cached_property
+    def starts(self) -> Bool[Tensor, "B T"]:
+        """True at the first token of each segment."""
+        position = positions(self.slot.shape[1], self.slot.device)
+        return self.token_mask & (self.start.gather(1, self.slot) == position)
 
     def _extreme_position(self, reduce: str, neutral: int) -> Int[Tensor, "B M"]:
         device = self.slot.device
@@ -218,7 +224,8 @@ class _Smooth(torch.autograd.Function):
         return ctx.segments.smooth(grad), None
 
 
-def _width(num: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> int:
+def segment_width(num: Int[Tensor, " B"], mask: Bool[Tensor, "B T"], *claims: Claim) -> int:
+    """The largest number of segments, after the claims and that no response is empty."""
     require(*claims)
     fewest, most = num.cpu().aminmax()
     if fewest == 0:

@@ -9,8 +9,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import finite, keep, positions, require_mask, require_shape
-from segcredit.core.segments import Segments
+from segcredit.core.checks import (
+    finite,
+    keep,
+    none,
+    not_finite,
+    positions,
+    require_mask,
+    require_shape,
+)
+from segcredit.core.device import has_kernels
+from segcredit.core.segments import Segments, segment_width
 from segcredit.partition.base import Partition
 from segcredit.types import Rollouts, named_repr
 
@@ -49,12 +58,26 @@ def top_entropy(
     require_mask("mask", mask)
     require_shape("entropy", entropy, "mask", mask)
     table = _count_table(count, fraction, mask.shape[1], mask.device)
+    if has_kernels(entropy):
+        return _by_kernel(entropy, mask, table)
     num_picked = table[mask.sum(dim=1, keepdim=True)]
     key = keep(mask, entropy, -torch.inf) + 0.0  # + 0.0: −0.0 and 0.0 are one tie
     order = key.argsort(dim=1, descending=True, stable=True)
     rank = positions(mask.shape[1], mask.device)
     picked = torch.zeros_like(mask).scatter_(1, order, rank < num_picked)
     return Segments.from_trusted_ends(picked, mask, finite(mask, entropy=entropy))
+
+
+def _by_kernel(entropy: Tensor, mask: Tensor, table: Tensor) -> Segments:
+    from segcredit.core import kernels
+
+    mask = mask.contiguous()
+    slot, start, starts, num, bad = kernels.top_entropy(entropy, mask, table)
+    width = segment_width(num, mask, none(bad, lambda: not_finite(mask, entropy=entropy)))
+    segments = Segments(token_mask=mask, slot=slot, num=num, width=width)
+    # what the kernel found on the way fills the cached properties
+    segments.__dict__.update(start=start[:, :width], starts=starts)
+    return segments
 
 
 @lru_cache(maxsize=64)

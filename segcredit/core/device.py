@@ -1,0 +1,23 @@
+"""Which implementation runs: Triton kernels on CUDA, plain torch everywhere else."""
+
+import importlib.util
+import os
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def has_kernels(*tensors: Tensor) -> bool:
+    """Whether the kernels can take these: float32 on a CUDA device with Triton at hand.
+
+    ``SEGCREDIT_KERNELS=off`` keeps to plain torch on CUDA too.
+    """
+    fitting = all(x.is_cuda and x.dtype in (torch.float32, torch.bool) for x in tensors)
+    return fitting and _triton_is_there()
+
+
+@lru_cache(maxsize=1)
+def _triton_is_there() -> bool:
+    wanted = os.environ.get("SEGCREDIT_KERNELS") != "off"
+    return wanted and importlib.util.find_spec("triton") is not None

@@ -1,0 +1,413 @@
+"""The same arithmetic in a handful of Triton kernels, for CUDA tensors.
+
+Credit is little arithmetic on large batches: in plain torch, its time on a GPU is the launching of
+some hundred and forty kernels. Here each step is one launch. The torch code beside it says what is
+computed and is what runs on any other device; tests/test_gpu.py holds the two together.
+
+One program takes one response and walks over it in blocks of tokens. What it needs per segment it
+keeps in scratch memory as wide as the response, so nobody has to know the number of segments.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import cdiv, next_power_of_2
+
+TOKENS = 2048
+"""Tokens that a program takes at once."""
+UNITS = 64
+"""Segments that the scan takes at once."""
+LONGEST = 65_536
+"""Tokens that fit into one program's registers; longer responses are sorted by torch."""
+
+
+@triton.jit
+def _top_entropy(
+    entropy, mask, table, slot, start, starts, num, bad, reached, width, BLOCK: tl.constexpr
+):
+    """Pick the n largest entropies of a response, ties by position, and number its tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    t = tl.arange(0, BLOCK)
+    inside = t < width
+    here = row * width + t
+    valid = tl.load(mask + here, mask=inside, other=0) != 0
+    h = tl.load(entropy + here, mask=valid, other=0.0)
+    tl.atomic_add(bad, tl.sum((valid & ((h != h) | (tl.abs(h) == float("inf")))).to(tl.int64)))
+    # the bits of a float, read as an integer of the float's order; −0.0 counts as 0.0
+    bits = tl.where(h == 0, 0.0, h).to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    wanted = tl.load(table + tl.sum(valid.to(tl.int32))).to(tl.int32)
+    # the n-th largest key: its sign, then bit by bit from the top
+    enough = tl.sum((valid & (key >= 0)).to(tl.int32)) >= wanted
+    threshold = tl.where(enough, 0, -2147483648)
+    for step in range(31):
+        higher = threshold + (1 << (30 - step))
+        enough = tl.sum((valid & (key >= higher)).to(tl.int32)) >= wanted
+        threshold = tl.where(enough, higher, threshold)
+    above = valid & (key > threshold)
+    tied = (valid & (key == threshold)).to(tl.int32)
+    room = wanted - tl.sum(above.to(tl.int32))
+    end = (above | ((tied != 0) & (tl.cumsum(tied, 0) <= room))).to(tl.int32)
+
+    index = tl.cumsum(end, 0) - end
+    count = tl.max(tl.where(valid, index + 1, 0), axis=0)
+    tl.store(num + row, count.to(tl.int64))
+    elsewhere = t % tl.maximum(count, 1)
+    tl.store(slot + here, tl.where(valid, index, elsewhere).to(tl.int64), mask=inside)
+    # a token starts its segment if no valid token before it has its number
+    tl.store(
+        reached + here, tl.associative_scan(tl.where(valid, index, -1), 0, _larger), mask=inside
+    )
+    tl.debug_barrier()
+    before = tl.load(reached + here - 1, mask=inside & (t > 0), other=-1)
+    first = valid & (index > before)
+    tl.store(starts + here, first.to(tl.int8), mask=inside)
+    tl.store(start + row * width + index, t.to(tl.int64), mask=first)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+def top_entropy(
+    entropy: Tensor, mask: Tensor, table: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """slot, start (as wide as T), starts, num, and how many entropies are not finite."""
+    rows, width = mask.shape
+    info = torch.zeros(rows + 1, dtype=torch.long, device=mask.device)
+    slot = torch.empty((rows, width), dtype=torch.long, device=mask.device)
+    start = torch.zeros_like(slot)
+    starts = torch.empty_like(mask)
+    reached = torch.empty((rows, width), dtype=torch.int32, device=mask.device)
+    block = next_power_of_2(width)
+    _top_entropy[(rows,)](
+        entropy.contiguous(),
+        mask,
+        table,
+        slot,
+        start,
+        starts,
+        info,
+        info[rows:],
+        reached,
+        width,
+        BLOCK=block,
+        num_warps=min(32, max(4, block // 512)),
+    )
+    return slot, start, starts, info[:rows], info[rows:]
+
+
+@triton.jit
+def _segment_gae(
+    reward,
+    value,
+    mask,
+    slot,
+    starts,
+    num,
+    within,
+    carry,
+    reward_seg,
+    value_seg,
+    advantage,
+    target,
+    bad,
+    width,
+    within_stride,
+    carry_stride,
+    gamma: tl.constexpr,  # a plain float argument would be rounded to float32
+    TABLE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    base = row * width
+    columns = tl.load(num + row)
+    for offset in range(0, columns, TOKENS):
+        m = offset + tl.arange(0, TOKENS)
+        tl.store(reward_seg + base + m, 0.0, mask=m < columns)
+    tl.debug_barrier()
+
+    # r_m = Σ r_t, and V at the first token
+    for offset in range(0, width, TOKENS):
+        t = offset + tl.arange(0, TOKENS)
+        here = base + t
+        valid = tl.load(mask + here, mask=t < width, other=0) != 0
+        r = tl.load(reward + here, mask=valid, other=0.0)
+        v = tl.load(value + here, mask=valid, other=0.0)
+        both = r + v
+        broken = valid & ((both != both) | (tl.abs(both) == float("inf")))
+        if tl.sum(broken.to(tl.int32)) > 0:
+            tl.atomic_add(bad, 1)
+        index = tl.load(slot + here, mask=valid, other=0)
+        first = tl.load(starts + here, mask=valid, other=0) != 0
+        tl.atomic_add(reward_seg + base + index, r, mask=valid & (r != 0.0))
+        tl.store(value_seg + base + index, v, mask=first)
+    tl.debug_barrier()
+
+    # δ and its reverse scan, block by block from the last segment to the first
+    unit = tl.arange(0, UNITS)
+    powers = tl.load(within + row * within_stride + unit[:, None] * TABLE + unit[None, :])
+    reach = tl.load(carry + row * carry_stride + TABLE - UNITS + unit)
+    incoming = tl.zeros((), dtype=tl.float64)
+    num_blocks = (columns + UNITS - 1) // UNITS
+    for step in range(num_blocks):
+        m = (num_blocks - 1 - step) * UNITS + unit
+        real = m < columns
+        v = tl.load(value_seg + base + m, mask=real, other=0.0).to(tl.float64)
+        ahead = tl.load(value_seg + base + m + 1, mask=m + 1 < columns, other=0.0).to(tl.float64)
+        r = tl.load(reward_seg + base + m, mask=real, other=0.0).to(tl.float64)
+        td_error = tl.where(real, r - v + gamma * ahead, 0.0)
+        y = tl.sum(td_error[:, None] * powers, axis=0) + incoming * reach
+        incoming = tl.sum(tl.where(unit == 0, y, 0.0), axis=0)
+        tl.debug_barrier()  # all have read the rewards that are overwritten now
+        tl.store(reward_seg + base + m, y.to(tl.float32), mask=real)
+    tl.debug_barrier()
+
+    # Â_m and R̂_m to every token
+    for offset in range(0, width, TOKENS):
+        t = offset + tl.arange(0, TOKENS)
+        here = base + t
+        valid = tl.load(mask + here, mask=t < width, other=0) != 0
+        index = tl.load(slot + here, mask=valid, other=0)
+        a = tl.load(reward_seg + base + index, mask=valid, other=0.0)
+        v = tl.load(value_seg + base + index, mask=valid, other=0.0)
+        tl.store(advantage + here, a, mask=t < width)
+        tl.store(target + here, a + v, mask=t < width)
+
+
+def segment_gae(
+    reward: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    slot: Tensor,
+    starts: Tensor,
+    num: Tensor,
+    tables: tuple[Tensor, Tensor],
+    gamma: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Â and R̂ per token, and how many blocks of tokens hold numbers that are not finite."""
+    rows, width = mask.shape
+    within, carry = (x.contiguous() for x in tables)
+    scratch = reward.new_empty(2, rows, width)
+    advantage, target = reward.new_empty(2, rows, width)
+    bad = torch.zeros(1, dtype=torch.int32, device=mask.device)
+    shared = len(within) == 1
+    _segment_gae[(rows,)](
+        reward.contiguous(),
+        value.contiguous(),
+        mask,
+        slot,
+        starts,
+        num,
+        within,
+        carry,
+        scratch[0],
+        scratch[1],
+        advantage,
+        target,
+        bad,
+        width,
+        0 if shared else within.stride(0),
+        0 if shared else carry.stride(0),
+        gamma=gamma,
+        TABLE=within.shape[-1],
+        TOKENS=TOKENS,
+        UNITS=UNITS,
+        num_warps=8,
+    )
+    return advantage, target, bad
+
+
+@triton.jit
+def _segment_mean(
+    x,
+    y,
+    mask,
+    slot,
+    num,
+    total,
+    length,
+    out,
+    width,
+    first_time: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """first_time: exp of the segment mean of x − y. Else: the segment mean of x · y."""
+    row = tl.program_id(0).to(tl.int64)
+    base = row * width
+    columns = tl.load(num + row)
+    for offset in range(0, columns, TOKENS):
+        m = offset + tl.arange(0, TOKENS)
+        tl.store(total + base + m, 0.0, mask=m < columns)
+        if first_time:
+            tl.store(length + base + m, 0.0, mask=m < columns)
+    tl.debug_barrier()
+    for offset in range(0, width, TOKENS):
+        t = offset + tl.arange(0, TOKENS)
+        here = base + t
+        valid = tl.load(mask + here, mask=t < width, other=0) != 0
+        index = tl.load(slot + here, mask=valid, other=0)
+        a = tl.load(x + here, mask=valid, other=0.0)
+        b = tl.load(y + here, mask=valid, other=0.0)
+        if first_time:
+            tl.atomic_add(total + base + index, a - b, mask=valid)
+            tl.atomic_add(length + base + index, 1.0, mask=valid)
+        else:
+            tl.atomic_add(total + base + index, a * b, mask=valid)
+    tl.debug_barrier()
+    for offset in range(0, width, TOKENS):
+        t = offset + tl.arange(0, TOKENS)
+        here = base + t
+        valid = tl.load(mask + here, mask=t < width, other=0) != 0
+        index = tl.load(slot + here, mask=valid, other=0)
+        sum_seg = tl.load(total + base + index, mask=valid, other=0.0)
+        mean = sum_seg / tl.load(length + base + index, mask=valid, other=1.0)
+        if first_time:
+            mean = tl.exp(mean)
+        tl.store(out + here, mean, mask=t < width)
+
+
+def geometric_mean(
+    logp: Tensor, logp_old: Tensor, mask: Tensor, slot: Tensor, num: Tensor
+) -> tuple[Tensor, Tensor]:
+    """exp of the segment mean of logp − logp_old, 1 off the mask; and the segments' lengths."""
+    total, length, out = logp.new_empty(3, *logp.shape)
+    _segment_mean[(len(logp),)](
+        logp.contiguous(),
+        logp_old.contiguous(),
+        mask,
+        slot,
+        num,
+        total,
+        length,
+        out,
+        logp.shape[1],
+        first_time=True,
+        TOKENS=TOKENS,
+        num_warps=8,
+    )
+    return out, length
+
+
+def mean_of_product(
+    x: Tensor, y: Tensor, mask: Tensor, slot: Tensor, num: Tensor, length: Tensor
+) -> Tensor:
+    """The segment mean of x · y, given the lengths that geometric_mean returned."""
+    total, out = x.new_empty(2, *x.shape)
+    _segment_mean[(len(x),)](
+        x.contiguous(),
+        y.contiguous(),
+        mask,
+        slot,
+        num,
+        total,
+        length,
+        out,
+        x.shape[1],
+        first_time=False,
+        TOKENS=TOKENS,
+        num_warps=8,
+    )
+    return out
+
+
+@triton.jit
+def _clipped(
+    ratio,
+    advantage,
+    loss,
+    slope,
+    size,
+    low: tl.constexpr,
+    high: tl.constexpr,
+    ceiling: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = t < size
+    r = tl.load(ratio + t, mask=inside, other=1.0)
+    a = tl.load(advantage + t, mask=inside, other=0.0)
+    least = tl.where(a < 0, tl.full([TOKENS], low, tl.float32), float("-inf"))
+    most = tl.where(
+        a > 0, tl.full([TOKENS], high, tl.float32), tl.full([TOKENS], ceiling, tl.float32)
+    )
+    bounded = tl.where(r < least, least, tl.where(r > most, most, r))
+    tl.store(loss + t, -a * bounded, mask=inside)
+    tl.store(slope + t, tl.where((r < least) | (r > most), 0.0, -a), mask=inside)
+
+
+def clipped(
+    ratio: Tensor, advantage: Tensor, low: float, high: float, ceiling: float
+) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate and its derivative with respect to the ratio."""
+    loss, slope = ratio.new_empty(2, *ratio.shape)
+    size = ratio.numel()
+    _clipped[(cdiv(size, TOKENS),)](
+        ratio.contiguous(),
+        advantage.contiguous(),
+        loss,
+        slope,
+        size,
+        low=low,
+        high=high,
+        ceiling=ceiling,
+        TOKENS=TOKENS,
+    )
+    return loss, slope
+
+
+@triton.jit
+def _boundary_error(
+    value, target, start, num, error, width, columns, stride, size, TOKENS: tl.constexpr
+):
+    unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = unit < size
+    row = unit // columns
+    m = unit % columns
+    real = inside & (m < tl.load(num + row, mask=inside, other=0))
+    place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
+    v = tl.load(value + place, mask=real, other=0.0)
+    tl.store(error + unit, v - tl.load(target + place, mask=real, other=0.0), mask=inside)
+
+
+def boundary_error(value: Tensor, target: Tensor, start: Tensor, num: Tensor) -> Tensor:
+    """value − target at each segment's boundary; 0 past the last segment."""
+    error = value.new_empty(start.shape)
+    size = error.numel()
+    _boundary_error[(cdiv(size, TOKENS),)](
+        value.contiguous(),
+        target.contiguous(),
+        start,
+        num,
+        error,
+        value.shape[1],
+        error.shape[1],
+        start.stride(0),
+        size,
+        TOKENS=TOKENS,
+    )
+    return error
+
+
+@triton.jit
+def _put_back(y, start, num, out, width, columns, stride, size, TOKENS: tl.constexpr):
+    unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = unit < size
+    row = unit // columns
+    m = unit % columns
+    real = inside & (m < tl.load(num + row, mask=inside, other=0))
+    place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
+    tl.store(out + place, tl.load(y + unit, mask=real, other=0.0), mask=real)
+
+
+def put_back(y: Tensor, start: Tensor, num: Tensor, width: int) -> Tensor:
+    """y of each segment at its boundary token, 0 at every other token."""
+    out = y.new_zeros(len(y), width)
+    size = y.numel()
+    _put_back[(cdiv(size, TOKENS),)](
+        y.contiguous(), start, num, out, width, y.shape[1], start.stride(0), size, TOKENS=TOKENS
+    )
+    return out
