@@ -42,7 +42,7 @@ class DirectValue:
             raise ValueError("the batch has no targets. Make it with algorithm.prepare(rollouts).")
         segments = batch.credit.segments
         known = segments.at_start(batch.loss_mask.float()).bool()
-        return replace(batch, shares={"policy": token_shares(known)})
+        return replace(batch, shares={"policy": token_shares(known, batch.credit.advantage.dtype)})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """The squared error of every step."""

@@ -38,7 +38,7 @@ class Reduction(Protocol):
     """Which share of the mini-batch's loss each entry carries (core/reduce.py)."""
 
     def __call__(
-        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
         """Shares of a mini-batch."""
         ...
@@ -49,9 +49,9 @@ class ResponseMean:
     """Mean over responses of each response's mean: Eq. 9's 1/T, Eq. 10's 1/M."""
 
     def __call__(
-        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
-        return response_shares(mask)
+        return response_shares(mask, dtype)
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class TokenMean:
     """Mean over all tokens (or boundaries) of the mini-batch."""
 
     def __call__(
-        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
-        return token_shares(mask)
+        return token_shares(mask, dtype)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class ConstantMean:
     length: float = 1.0
 
     def __call__(
-        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
-        return constant_shares(mask, self.length)
+        return constant_shares(mask, self.length, dtype)
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class MicroBatchTokenMean:
     """Token mean per micro-batch, micro-batches weighted equally (the authors' code)."""
 
     def __call__(
-        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None
+        self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
         if micro_batch is None:
             micro_batch = torch.zeros(len(mask), dtype=torch.long, device=mask.device)
-        return micro_batch_token_shares(mask, micro_batch)
+        return micro_batch_token_shares(mask, micro_batch, dtype)
 
 
 @runtime_checkable
@@ -226,7 +226,7 @@ class BoundaryMSE:
 
     def shares(self, credit: Credit, micro_batch: Int[Tensor, " B"] | None) -> Float[Tensor, "B M"]:
         """One share per boundary."""
-        return self.reduce(credit.segments.mask, micro_batch)
+        return self.reduce(credit.segments.mask, micro_batch, credit.advantage.dtype)
 
     def __call__(
         self,

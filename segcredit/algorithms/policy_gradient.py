@@ -81,11 +81,12 @@ class PolicyGradient:
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """The denominators of every term, and the adjustments made per mini-batch."""
-        shares = {"policy": self.reduce(batch.loss_mask, micro_batch)}
+        dtype = _credit(batch).advantage.dtype
+        shares = {"policy": self.reduce(batch.loss_mask, micro_batch, dtype)}
         if self.critic is not None:
             shares["value"] = self.critic.shares(_credit(batch), micro_batch)
         for term in self.terms:
-            shares[term.name] = term.reduce(term.mask(batch), micro_batch)
+            shares[term.name] = term.reduce(term.mask(batch), micro_batch, dtype)
         return replace(_adjusted(batch, self.adjust_minibatch), shares=shares)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:

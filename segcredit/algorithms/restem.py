@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from segcredit.core.checks import keep
+from segcredit.core.checks import at_least_float32, keep
 from segcredit.core.group import rank_within
 from segcredit.core.losses import nll
 from segcredit.core.reduce import response_shares, weighted_sum
@@ -44,12 +45,16 @@ class RestEM:
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Mean over responses of each response's mean."""
-        return replace(batch, shares={"policy": response_shares(batch.loss_mask)})
+        return replace(batch, shares={"policy": response_shares(batch.loss_mask, _dtype(batch))})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
         """−log π_θ."""
         policy = weighted_sum(keep(batch.loss_mask, nll(outputs.logp)), batch.share("policy"))
         return Loss(policy=policy, metrics={"nll": policy.detach()})
+
+
+def _dtype(batch: Batch) -> torch.dtype:
+    return at_least_float32(batch.rollouts.logp_old).dtype
 
 
 def restem(threshold: float = 1.0, per_prompt: int = 10) -> RestEM:

@@ -1,6 +1,7 @@
 """Advantages from a critic: generalised advantage estimation over any units."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -155,8 +156,8 @@ def _by_kernel(
 
     advantage, target, bad = run(lam)
     mask = segments.token_mask
-    finite_input = none(bad, lambda: not_finite(mask, reward=reward, value=value))
-    require(finite_input, *_lam_claims(lam))
+    message = partial(not_finite, mask, reward=reward, value=value)
+    require(Claim(bad, lambda number: number == 0, message), *_lam_claims(lam))
     if lam_critic is not None:
         _, target, _ = run(lam_critic)
     return Credit(advantage, target, segments, "start")

@@ -44,16 +44,17 @@ class ClippedSurrogate(torch.autograd.Function):
         return grad * slope, None, None, None, None
 
 
-class BoundaryError(torch.autograd.Function):
-    """V − R̂ at boundaries; ∂/∂V puts the gradient back at the boundary tokens."""
+class BoundarySquaredError(torch.autograd.Function):
+    """(V − R̂)² at boundaries; ∂/∂V = 2 (V − R̂) there, 0 at every other token."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, target: Tensor, start: Tensor, num: Tensor) -> Tensor:
-        ctx.save_for_backward(start, num)
+        error, loss = kernels.boundary_error(value, target, start, num)
+        ctx.save_for_backward(error, start, num)
         ctx.width = value.shape[1]
-        return kernels.boundary_error(value, target, start, num)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        start, num = ctx.saved_tensors
-        return kernels.put_back(grad, start, num, ctx.width), None, None, None
+        error, start, num = ctx.saved_tensors
+        return kernels.boundary_gradient(grad, error, start, num, ctx.width), None, None, None

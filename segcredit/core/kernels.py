@@ -73,10 +73,10 @@ def _larger(a, b):
 
 def top_entropy(
     entropy: Tensor, mask: Tensor, table: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """slot, start (as wide as T), starts, num, and how many entropies are not finite."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """slot, start (as wide as T), starts, and one vector: num, then how many are not finite."""
     rows, width = mask.shape
-    info = torch.zeros(rows + 1, dtype=torch.long, device=mask.device)
+    info = torch.zeros(rows + 1, dtype=torch.long, device=mask.device)  # num, and the bad ones
     slot = torch.empty((rows, width), dtype=torch.long, device=mask.device)
     start = torch.zeros_like(slot)
     starts = torch.empty_like(mask)
@@ -96,7 +96,7 @@ def top_entropy(
         BLOCK=block,
         num_warps=min(32, max(4, block // 512)),
     )
-    return slot, start, starts, info[:rows], info[rows:]
+    return slot, start, starts, info
 
 
 @triton.jit
@@ -361,7 +361,7 @@ def clipped(
 
 @triton.jit
 def _boundary_error(
-    value, target, start, num, error, width, columns, stride, size, TOKENS: tl.constexpr
+    value, target, start, num, error, loss, width, columns, stride, size, TOKENS: tl.constexpr
 ):
     unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     inside = unit < size
@@ -370,12 +370,16 @@ def _boundary_error(
     real = inside & (m < tl.load(num + row, mask=inside, other=0))
     place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
     v = tl.load(value + place, mask=real, other=0.0)
-    tl.store(error + unit, v - tl.load(target + place, mask=real, other=0.0), mask=inside)
+    miss = v - tl.load(target + place, mask=real, other=0.0)
+    tl.store(error + unit, miss, mask=inside)
+    tl.store(loss + unit, miss * miss, mask=inside)
 
 
-def boundary_error(value: Tensor, target: Tensor, start: Tensor, num: Tensor) -> Tensor:
-    """value − target at each segment's boundary; 0 past the last segment."""
-    error = value.new_empty(start.shape)
+def boundary_error(
+    value: Tensor, target: Tensor, start: Tensor, num: Tensor
+) -> tuple[Tensor, Tensor]:
+    """value − target at each segment's boundary, 0 past the last segment; and its square."""
+    error, loss = value.new_empty(2, *start.shape)
     size = error.numel()
     _boundary_error[(cdiv(size, TOKENS),)](
         value.contiguous(),
@@ -383,31 +387,46 @@ def boundary_error(value: Tensor, target: Tensor, start: Tensor, num: Tensor) ->
         start,
         num,
         error,
+        loss,
         value.shape[1],
         error.shape[1],
         start.stride(0),
         size,
         TOKENS=TOKENS,
     )
-    return error
+    return error, loss
 
 
 @triton.jit
-def _put_back(y, start, num, out, width, columns, stride, size, TOKENS: tl.constexpr):
+def _boundary_gradient(
+    grad, error, start, num, out, width, columns, stride, size, TOKENS: tl.constexpr
+):
     unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     inside = unit < size
     row = unit // columns
     m = unit % columns
     real = inside & (m < tl.load(num + row, mask=inside, other=0))
     place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
-    tl.store(out + place, tl.load(y + unit, mask=real, other=0.0), mask=real)
+    g = tl.load(grad + unit, mask=real, other=0.0)
+    tl.store(out + place, 2.0 * g * tl.load(error + unit, mask=real, other=0.0), mask=real)
 
 
-def put_back(y: Tensor, start: Tensor, num: Tensor, width: int) -> Tensor:
-    """y of each segment at its boundary token, 0 at every other token."""
-    out = y.new_zeros(len(y), width)
-    size = y.numel()
-    _put_back[(cdiv(size, TOKENS),)](
-        y.contiguous(), start, num, out, width, y.shape[1], start.stride(0), size, TOKENS=TOKENS
+def boundary_gradient(
+    grad: Tensor, error: Tensor, start: Tensor, num: Tensor, width: int
+) -> Tensor:
+    """2 · grad · error of each segment at its boundary token, 0 at every other token."""
+    out = grad.new_zeros(len(grad), width)
+    size = grad.numel()
+    _boundary_gradient[(cdiv(size, TOKENS),)](
+        grad.contiguous(),
+        error,
+        start,
+        num,
+        out,
+        width,
+        grad.shape[1],
+        start.stride(0),
+        size,
+        TOKENS=TOKENS,
     )
     return out

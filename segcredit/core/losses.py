@@ -97,11 +97,12 @@ def boundary_value_loss(
     """
     mask = segments.mask
     if value_at == "start" and clip is None and has_kernels(value, value_target):
-        from segcredit.core.fused import BoundaryError
+        from segcredit.core.fused import BoundarySquaredError
 
-        places = (segments.start, segments.num)
-        error = BoundaryError.apply(value, value_target, *places)  # type: ignore[no-untyped-call]
-        return reduce((0.5 * error if half else error) * error, mask)
+        loss = BoundarySquaredError.apply(  # type: ignore[no-untyped-call]
+            value, value_target, segments.start, segments.num
+        )
+        return reduce(0.5 * loss if half else loss, mask)
     current = segments.read(at_least_float32(value), value_at)
     error = keep(mask, current - segments.read(value_target, value_at))
     loss = error.square()

@@ -5,11 +5,11 @@ are computed once per mini-batch and sliced with it, so splitting it into micro-
 change the gradient. Each function works on tokens (B, T) and on segments (B, M) alike.
 """
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.core.checks import (
-    accumulation_dtype,
     keep,
     no_empty_row,
     require,
@@ -18,31 +18,37 @@ from segcredit.core.checks import (
 )
 
 
-def response_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def response_shares(
+    mask: Bool[Tensor, "B T"], dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B T"]:
     """1/(B · T_i): the mean over responses of each response's mean (Eq. 9; Eq. 10 over segments).
 
     A response without any token in the mask keeps its place in B and contributes nothing.
     """
-    return mask / (_count(mask, dim=1).clamp(min=1) * mask.shape[0])
+    return mask / (_count(mask, 1, dtype).clamp(min=1) * mask.shape[0])
 
 
-def token_shares(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def token_shares(
+    mask: Bool[Tensor, "B T"], dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B T"]:
     """1/N with N = Σ_i T_i: the mean over all tokens. All zero if there are none."""
-    return mask / _count(mask, dim=(0, 1)).clamp(min=1)
+    return mask / _count(mask, (0, 1), dtype).clamp(min=1)
 
 
-def constant_shares(mask: Bool[Tensor, "B T"], length: float = 1.0) -> Float[Tensor, "B T"]:
+def constant_shares(
+    mask: Bool[Tensor, "B T"], length: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B T"]:
     """1/(B · length): each response's sum over a constant, then the mean over responses.
 
     length = 1 gives the plain sum per response (REINFORCE over whole responses).
     """
     if not length > 0:
         raise ValueError(f"length must be positive; got {length}. Pass 1 for sums per response.")
-    return mask.to(accumulation_dtype(mask)) / (mask.shape[0] * length)
+    return mask.to(dtype) / (mask.shape[0] * length)
 
 
 def micro_batch_token_shares(
-    mask: Bool[Tensor, "B T"], micro_batch: Int[Tensor, " B"]
+    mask: Bool[Tensor, "B T"], micro_batch: Int[Tensor, " B"], dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "B T"]:
     """Token mean inside each micro-batch, micro-batches weighted equally.
 
@@ -50,7 +56,7 @@ def micro_batch_token_shares(
     authors' code does so. ``micro_batch`` numbers each response's micro-batch from 0.
     """
     num = int(micro_batch.max()) + 1
-    per_response = _count(mask, dim=1)
+    per_response = _count(mask, 1, dtype)
     tokens = per_response.new_zeros(num, 1).index_add(0, micro_batch, per_response)
     return mask / (tokens[micro_batch].clamp(min=1) * num)
 
@@ -63,13 +69,13 @@ def weighted_sum(x: Float[Tensor, "B T"], shares: Float[Tensor, "B T"]) -> Float
 def response_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """(1/B) Σ_i (1/T_i) Σ_t x_{i,t}."""
     _check(x, mask)
-    return weighted_sum(keep(mask, x), response_shares(mask))
+    return weighted_sum(keep(mask, x), response_shares(mask, x.dtype))
 
 
 def token_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """(1/Σ_i T_i) Σ_i Σ_t x_{i,t}."""
     _check(x, mask)
-    return weighted_sum(keep(mask, x), token_shares(mask))
+    return weighted_sum(keep(mask, x), token_shares(mask, x.dtype))
 
 
 def constant_mean(
@@ -77,11 +83,11 @@ def constant_mean(
 ) -> Float[Tensor, ""]:
     """(1/(B · length)) Σ_i Σ_t x_{i,t}."""
     _check(x, mask)
-    return weighted_sum(keep(mask, x), constant_shares(mask, length))
+    return weighted_sum(keep(mask, x), constant_shares(mask, length, x.dtype))
 
 
-def _count(mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    return mask.sum(dim=dim, keepdim=True, dtype=accumulation_dtype(mask))
+def _count(mask: Tensor, dim: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return mask.sum(dim=dim, keepdim=True, dtype=dtype)
 
 
 def _check(x: Tensor, mask: Tensor) -> None:

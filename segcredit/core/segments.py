@@ -86,7 +86,7 @@ class Segments:
     @classmethod
     def _from_index(cls, index: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> "Segments":
         num = keep(mask, index, -1).amax(dim=1) + 1
-        width = segment_width(num, mask, *claims)
+        width = _width(num, mask, claims)
         # Tokens off the mask carry zero. They are dealt out over the columns because, sent to a
         # single one, they would queue for its address.
         slot = torch.where(mask, index, positions(mask.shape[1], mask.device) % width)
@@ -224,8 +224,7 @@ class _Smooth(torch.autograd.Function):
         return ctx.segments.smooth(grad), None
 
 
-def segment_width(num: Int[Tensor, " B"], mask: Bool[Tensor, "B T"], *claims: Claim) -> int:
-    """The largest number of segments, after the claims and that no response is empty."""
+def _width(num: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> int:
     require(*claims)
     fewest, most = num.cpu().aminmax()
     if fewest == 0:
@@ -235,7 +234,7 @@ def segment_width(num: Int[Tensor, " B"], mask: Bool[Tensor, "B T"], *claims: Cl
 
 def last_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True at the last valid token of each response."""
-    place = mask * (positions(mask.shape[1], mask.device) + 1)
+    place = mask * positions(mask.shape[1] + 1, mask.device)[1:]
     return mask & (place == place.amax(dim=1, keepdim=True))
 
 

@@ -10,16 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.core.checks import (
+    empty_rows,
     finite,
     keep,
-    none,
     not_finite,
     positions,
     require_mask,
     require_shape,
 )
 from segcredit.core.device import has_kernels
-from segcredit.core.segments import Segments, segment_width
+from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
 from segcredit.types import Rollouts, named_repr
 
@@ -72,9 +72,14 @@ def _by_kernel(entropy: Tensor, mask: Tensor, table: Tensor) -> Segments:
     from segcredit.core import kernels
 
     mask = mask.contiguous()
-    slot, start, starts, num, bad = kernels.top_entropy(entropy, mask, table)
-    width = segment_width(num, mask, none(bad, lambda: not_finite(mask, entropy=entropy)))
-    segments = Segments(token_mask=mask, slot=slot, num=num, width=width)
+    slot, start, starts, info = kernels.top_entropy(entropy, mask, table)
+    *counted, bad = info.tolist()
+    if bad:
+        raise ValueError(not_finite(mask, entropy=entropy))
+    if min(counted) == 0:
+        raise ValueError(empty_rows(mask))
+    width = max(counted)
+    segments = Segments(token_mask=mask, slot=slot, num=info[:-1], width=width)
     # what the kernel found on the way fills the cached properties
     segments.__dict__.update(start=start[:, :width], starts=starts)
     return segments

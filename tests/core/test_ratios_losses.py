@@ -121,7 +121,7 @@ def test_reductions(case: Case) -> None:
 
 def test_micro_batch_token_mean() -> None:
     mask = torch.tensor([[True, True], [True, False], [True, True]])
-    shares = reduce.micro_batch_token_shares(mask, torch.tensor([0, 1, 1]))
+    shares = reduce.micro_batch_token_shares(mask, torch.tensor([0, 1, 1]), torch.float64)
     assert shares.tolist() == [[0.25, 0.25], [1 / 6, 0.0], [1 / 6, 1 / 6]]
 
 
