@@ -21,9 +21,8 @@ from loops import loss_by_loops
 from torch import Tensor
 
 from segcredit.core.advantages import segment_gae, terminal_reward
-from segcredit.core.losses import boundary_value_loss, clipped_surrogate
-from segcredit.core.ratios import geometric_mean_ratio
-from segcredit.core.reduce import response_shares, weighted_sum
+from segcredit.core.losses import boundary_value_loss, segment_policy_loss
+from segcredit.core.reduce import response_shares
 from segcredit.partition import top_entropy
 
 FRACTION, LAM, CLIP = 0.30, 0.99, 0.2
@@ -69,16 +68,12 @@ def by_package(x: Inputs) -> Result:
     segments = top_entropy(x.entropy, x.mask, FRACTION)
     reward = terminal_reward(x.reward, x.mask)
     credit = segment_gae(reward, x.value_old, segments, 1.0, LAM)
-    ratio = geometric_mean_ratio(logp, x.logp_old, segments)
-    surrogate = clipped_surrogate(ratio, credit.advantage, CLIP, CLIP)
-    policy = weighted_sum(surrogate, response_shares(x.mask))
-    critic = boundary_value_loss(
-        value,
-        x.value_old,
-        credit.value_target,
-        segments,
-        reduce=lambda error, mask: weighted_sum(error, response_shares(mask)),
+    shares = response_shares(x.mask)
+    policy, _ = segment_policy_loss(
+        logp, x.logp_old, credit.advantage, segments, shares, CLIP, CLIP
     )
+    shares = response_shares(segments.mask)
+    critic = boundary_value_loss(value, x.value_old, credit.value_target, segments, shares=shares)
     (policy + critic).backward()
     return policy.detach(), critic.detach(), logp.grad, value.grad
 

@@ -8,7 +8,7 @@ from batches import fake_monte_carlo, story
 from ragged import layout
 
 from segcredit.algorithms import ALGORITHMS
-from segcredit.core import advantages, losses, ratios
+from segcredit.core import advantages, losses
 from segcredit.core.advantages import segment_gae, terminal_reward
 from segcredit.core.device import has_kernels
 from segcredit.core.segments import Segments
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(params=["kernels", "plain torch"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "plain torch":
-        for module in (advantages, entropy, losses, ratios):
+        for module in (advantages, entropy, losses):
             monkeypatch.setattr(module, "has_kernels", lambda *_: False)
     else:
         assert has_kernels(torch.zeros(1, device="cuda")), "Triton is missing"

@@ -25,7 +25,6 @@ from segcredit.core.reduce import (
     micro_batch_token_shares,
     response_shares,
     token_shares,
-    weighted_sum,
 )
 from segcredit.types import Batch, Outputs, Rollouts, named_repr
 
@@ -245,7 +244,7 @@ class BoundaryMSE:
             credit.value_at,
             self.clip,
             self.half,
-            reduce=lambda error, _: weighted_sum(error, shares),
+            shares=shares,
         )
 
 

@@ -9,14 +9,16 @@ from segcredit.algorithms.credit import Case, CreditPart
 from segcredit.algorithms.objective import (
     Adjustment,
     BoundaryMSE,
+    Clipped,
     Reduction,
     RewardKL,
     Surrogate,
     Term,
     TokenFilter,
 )
-from segcredit.algorithms.ratio import RatioPart
+from segcredit.algorithms.ratio import GeometricMean, RatioPart
 from segcredit.core.advantages import Credit, terminal_reward
+from segcredit.core.losses import segment_policy_loss
 from segcredit.core.reduce import weighted_sum
 from segcredit.core.segments import Segments
 from segcredit.partition import Partition
@@ -94,12 +96,8 @@ class PolicyGradient:
         credit, rollouts = _credit(batch), batch.rollouts
         if batch.ratio_segments is None:
             raise ValueError("the batch has no ratio segments. Make it with algorithm.prepare(…).")
-        ratio = self.ratio(outputs.logp, rollouts.logp_old, batch.ratio_segments)
-        share = batch.share("policy")
-        policy = weighted_sum(self.surrogate(ratio, credit.advantage), share)
-        metrics = {"policy_loss": policy.detach()}
-        for name, x in self.surrogate.metrics(ratio.detach(), credit.advantage).items():
-            metrics[name] = weighted_sum(x, share)
+        policy, metrics = self._policy_loss(outputs.logp, batch, batch.ratio_segments)
+        metrics["policy_loss"] = policy.detach()
         for term in self.terms:
             extra = weighted_sum(term(outputs, batch), batch.share(term.name))
             metrics[term.name] = extra.detach()
@@ -115,6 +113,22 @@ class PolicyGradient:
             batch.share("value"),
         )
         return Loss(policy=policy, value=value, metrics={**metrics, "value_loss": value.detach()})
+
+    def _policy_loss(
+        self, logp: Tensor, batch: Batch, segments: Segments
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Σ share · surrogate(ratio, Â), and what the surrogate has to say."""
+        logp_old, advantage = batch.rollouts.logp_old, _credit(batch).advantage
+        share = batch.share("policy")
+        match self.ratio, self.surrogate:
+            case GeometricMean(limit=None), Clipped(low, high, dual):  # in one kernel on CUDA
+                return segment_policy_loss(
+                    logp, logp_old, advantage, segments, share, low, high, dual
+                )
+        ratio = self.ratio(logp, logp_old, segments)
+        policy = weighted_sum(self.surrogate(ratio, advantage), share)
+        watched = self.surrogate.metrics(ratio.detach(), advantage)
+        return policy, {name: weighted_sum(x, share) for name, x in watched.items()}
 
 
 def _credit(batch: Batch) -> Credit:

@@ -222,146 +222,140 @@ def segment_gae(
 
 
 @triton.jit
-def _segment_mean(
-    x,
-    y,
+def _policy_loss(
+    logp,
+    logp_old,
+    advantage,
+    share,
     mask,
     slot,
     num,
     total,
     length,
-    out,
+    pull,
+    grad,
+    sums,
     width,
-    first_time: tl.constexpr,
+    low: tl.constexpr,
+    high: tl.constexpr,
+    ceiling: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """first_time: exp of the segment mean of x − y. Else: the segment mean of x · y."""
     row = tl.program_id(0).to(tl.int64)
     base = row * width
     columns = tl.load(num + row)
     for offset in range(0, columns, TOKENS):
         m = offset + tl.arange(0, TOKENS)
         tl.store(total + base + m, 0.0, mask=m < columns)
-        if first_time:
-            tl.store(length + base + m, 0.0, mask=m < columns)
+        tl.store(length + base + m, 0.0, mask=m < columns)
+        tl.store(pull + base + m, 0.0, mask=m < columns)
     tl.debug_barrier()
+
+    # Σ x_t and |z_m|
     for offset in range(0, width, TOKENS):
         t = offset + tl.arange(0, TOKENS)
         here = base + t
         valid = tl.load(mask + here, mask=t < width, other=0) != 0
         index = tl.load(slot + here, mask=valid, other=0)
-        a = tl.load(x + here, mask=valid, other=0.0)
-        b = tl.load(y + here, mask=valid, other=0.0)
-        if first_time:
-            tl.atomic_add(total + base + index, a - b, mask=valid)
-            tl.atomic_add(length + base + index, 1.0, mask=valid)
-        else:
-            tl.atomic_add(total + base + index, a * b, mask=valid)
+        x = tl.load(logp + here, mask=valid, other=0.0)
+        x -= tl.load(logp_old + here, mask=valid, other=0.0)
+        tl.atomic_add(total + base + index, x, mask=valid)
+        tl.atomic_add(length + base + index, 1.0, mask=valid)
     tl.debug_barrier()
+
+    # the surrogate of each token, and what it pulls at its segment's mean log-ratio
+    loss = tl.zeros((), dtype=tl.float64)
+    mean_ratio = tl.zeros((), dtype=tl.float64)
+    fraction = tl.zeros((), dtype=tl.float64)
     for offset in range(0, width, TOKENS):
         t = offset + tl.arange(0, TOKENS)
         here = base + t
         valid = tl.load(mask + here, mask=t < width, other=0) != 0
         index = tl.load(slot + here, mask=valid, other=0)
-        sum_seg = tl.load(total + base + index, mask=valid, other=0.0)
-        mean = sum_seg / tl.load(length + base + index, mask=valid, other=1.0)
-        if first_time:
-            mean = tl.exp(mean)
-        tl.store(out + here, mean, mask=t < width)
+        mean = tl.load(total + base + index, mask=valid, other=0.0)
+        mean /= tl.load(length + base + index, mask=valid, other=1.0)
+        ratio = tl.exp(mean)
+        a = tl.load(advantage + here, mask=valid, other=0.0)
+        w = tl.load(share + here, mask=valid, other=0.0)
+        least = tl.where(a < 0, tl.full([TOKENS], low, tl.float32), float("-inf"))
+        most = tl.where(
+            a > 0, tl.full([TOKENS], high, tl.float32), tl.full([TOKENS], ceiling, tl.float32)
+        )
+        clipped = (ratio < least) | (ratio > most)
+        bounded = tl.where(ratio < least, least, tl.where(ratio > most, most, ratio))
+        loss += tl.sum((-a * bounded * w).to(tl.float64), axis=0)
+        mean_ratio += tl.sum((ratio * w).to(tl.float64), axis=0)
+        fraction += tl.sum(tl.where(clipped & (a != 0), w, 0.0).to(tl.float64), axis=0)
+        force = tl.where(clipped, 0.0, -a * w * ratio)
+        tl.atomic_add(pull + base + index, force, mask=valid & (force != 0.0))
+    tl.atomic_add(sums, loss)
+    tl.atomic_add(sums + 1, mean_ratio)
+    tl.atomic_add(sums + 2, fraction)
+    tl.debug_barrier()
+
+    # ∂/∂log π_t: the mean is shared out equally
+    for offset in range(0, width, TOKENS):
+        t = offset + tl.arange(0, TOKENS)
+        here = base + t
+        valid = tl.load(mask + here, mask=t < width, other=0) != 0
+        index = tl.load(slot + here, mask=valid, other=0)
+        force = tl.load(pull + base + index, mask=valid, other=0.0)
+        force /= tl.load(length + base + index, mask=valid, other=1.0)
+        tl.store(grad + here, force, mask=t < width)
 
 
-def geometric_mean(
-    logp: Tensor, logp_old: Tensor, mask: Tensor, slot: Tensor, num: Tensor
+def policy_loss(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantage: Tensor,
+    share: Tensor,
+    mask: Tensor,
+    slot: Tensor,
+    num: Tensor,
+    bounds: tuple[float, float, float],
 ) -> tuple[Tensor, Tensor]:
-    """exp of the segment mean of logp − logp_old, 1 off the mask; and the segments' lengths."""
-    total, length, out = logp.new_empty(3, *logp.shape)
-    _segment_mean[(len(logp),)](
+    """[loss, mean ratio, clip fraction], and the loss's gradient with respect to logp."""
+    total, length, pull, grad = logp.new_empty(4, *logp.shape)
+    sums = torch.zeros(3, dtype=torch.float64, device=logp.device)
+    low, high, ceiling = bounds
+    _policy_loss[(len(logp),)](
         logp.contiguous(),
         logp_old.contiguous(),
-        mask,
-        slot,
-        num,
-        total,
-        length,
-        out,
-        logp.shape[1],
-        first_time=True,
-        TOKENS=TOKENS,
-        num_warps=8,
-    )
-    return out, length
-
-
-def mean_of_product(
-    x: Tensor, y: Tensor, mask: Tensor, slot: Tensor, num: Tensor, length: Tensor
-) -> Tensor:
-    """The segment mean of x · y, given the lengths that geometric_mean returned."""
-    total, out = x.new_empty(2, *x.shape)
-    _segment_mean[(len(x),)](
-        x.contiguous(),
-        y.contiguous(),
-        mask,
-        slot,
-        num,
-        total,
-        length,
-        out,
-        x.shape[1],
-        first_time=False,
-        TOKENS=TOKENS,
-        num_warps=8,
-    )
-    return out
-
-
-@triton.jit
-def _clipped(
-    ratio,
-    advantage,
-    loss,
-    slope,
-    size,
-    low: tl.constexpr,
-    high: tl.constexpr,
-    ceiling: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    t = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    inside = t < size
-    r = tl.load(ratio + t, mask=inside, other=1.0)
-    a = tl.load(advantage + t, mask=inside, other=0.0)
-    least = tl.where(a < 0, tl.full([TOKENS], low, tl.float32), float("-inf"))
-    most = tl.where(
-        a > 0, tl.full([TOKENS], high, tl.float32), tl.full([TOKENS], ceiling, tl.float32)
-    )
-    bounded = tl.where(r < least, least, tl.where(r > most, most, r))
-    tl.store(loss + t, -a * bounded, mask=inside)
-    tl.store(slope + t, tl.where((r < least) | (r > most), 0.0, -a), mask=inside)
-
-
-def clipped(
-    ratio: Tensor, advantage: Tensor, low: float, high: float, ceiling: float
-) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate and its derivative with respect to the ratio."""
-    loss, slope = ratio.new_empty(2, *ratio.shape)
-    size = ratio.numel()
-    _clipped[(cdiv(size, TOKENS),)](
-        ratio.contiguous(),
         advantage.contiguous(),
-        loss,
-        slope,
-        size,
+        share.contiguous(),
+        mask,
+        slot,
+        num,
+        total,
+        length,
+        pull,
+        grad,
+        sums,
+        logp.shape[1],
         low=low,
         high=high,
         ceiling=ceiling,
         TOKENS=TOKENS,
+        num_warps=8,
     )
-    return loss, slope
+    return sums, grad
 
 
 @triton.jit
-def _boundary_error(
-    value, target, start, num, error, loss, width, columns, stride, size, TOKENS: tl.constexpr
+def _value_loss(
+    value,
+    target,
+    share,
+    start,
+    num,
+    grad,
+    loss,
+    width,
+    columns,
+    stride,
+    size,
+    factor: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     inside = unit < size
@@ -369,64 +363,33 @@ def _boundary_error(
     m = unit % columns
     real = inside & (m < tl.load(num + row, mask=inside, other=0))
     place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
-    v = tl.load(value + place, mask=real, other=0.0)
-    miss = v - tl.load(target + place, mask=real, other=0.0)
-    tl.store(error + unit, miss, mask=inside)
-    tl.store(loss + unit, miss * miss, mask=inside)
+    error = tl.load(value + place, mask=real, other=0.0)
+    error -= tl.load(target + place, mask=real, other=0.0)
+    w = tl.load(share + unit, mask=real, other=0.0) * factor
+    tl.atomic_add(loss, tl.sum((w * error * error).to(tl.float64), axis=0))
+    tl.store(grad + place, 2.0 * w * error, mask=real)
 
 
-def boundary_error(
-    value: Tensor, target: Tensor, start: Tensor, num: Tensor
+def value_loss(
+    value: Tensor, target: Tensor, share: Tensor, start: Tensor, num: Tensor, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """value − target at each segment's boundary, 0 past the last segment; and its square."""
-    error, loss = value.new_empty(2, *start.shape)
-    size = error.numel()
-    _boundary_error[(cdiv(size, TOKENS),)](
+    """factor · Σ share · (value − target)² at the boundaries, and its gradient."""
+    grad = torch.zeros_like(value)
+    loss = torch.zeros((), dtype=torch.float64, device=value.device)
+    size = share.numel()
+    _value_loss[(cdiv(size, TOKENS),)](
         value.contiguous(),
         target.contiguous(),
+        share.contiguous(),
         start,
         num,
-        error,
+        grad,
         loss,
         value.shape[1],
-        error.shape[1],
+        share.shape[1],
         start.stride(0),
         size,
+        factor=factor,
         TOKENS=TOKENS,
     )
-    return error, loss
-
-
-@triton.jit
-def _boundary_gradient(
-    grad, error, start, num, out, width, columns, stride, size, TOKENS: tl.constexpr
-):
-    unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    inside = unit < size
-    row = unit // columns
-    m = unit % columns
-    real = inside & (m < tl.load(num + row, mask=inside, other=0))
-    place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
-    g = tl.load(grad + unit, mask=real, other=0.0)
-    tl.store(out + place, 2.0 * g * tl.load(error + unit, mask=real, other=0.0), mask=real)
-
-
-def boundary_gradient(
-    grad: Tensor, error: Tensor, start: Tensor, num: Tensor, width: int
-) -> Tensor:
-    """2 · grad · error of each segment at its boundary token, 0 at every other token."""
-    out = grad.new_zeros(len(grad), width)
-    size = grad.numel()
-    _boundary_gradient[(cdiv(size, TOKENS),)](
-        grad.contiguous(),
-        error,
-        start,
-        num,
-        out,
-        width,
-        grad.shape[1],
-        start.stride(0),
-        size,
-        TOKENS=TOKENS,
-    )
-    return out
+    return loss, grad

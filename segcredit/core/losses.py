@@ -10,7 +10,8 @@ from torch.nn.functional import logsigmoid
 
 from segcredit.core.checks import at_least_float32, constant, keep, require_shape
 from segcredit.core.device import has_kernels
-from segcredit.core.reduce import response_mean
+from segcredit.core.ratios import geometric_mean_ratio
+from segcredit.core.reduce import response_mean, weighted_sum
 from segcredit.core.segments import Segments, ValueAt
 
 
@@ -29,17 +30,53 @@ def clipped_surrogate(
     check_clip(clip_low, clip_high, dual_clip)
     # The minimum is taken at ρ itself inside an interval that depends on the sign of Â alone, and
     # at its end outside: one clamp, one product.
-    low, high = 1.0 - clip_low, 1.0 + clip_high
-    ceiling = torch.inf if dual_clip is None else dual_clip
-    if has_kernels(ratio, advantage):
-        from segcredit.core.fused import ClippedSurrogate
-
-        bounds = (low, high, ceiling)
-        return ClippedSurrogate.apply(ratio, advantage, *bounds)  # type: ignore[no-untyped-call]
+    low, high, ceiling = _bounds(clip_low, clip_high, dual_clip)
     number = partial(constant, dtype=ratio.dtype, device=ratio.device)
     least = torch.where(advantage < 0, number(low), number(-torch.inf))
     most = torch.where(advantage > 0, number(high), number(ceiling))
     return -advantage * ratio.clamp(least, most)
+
+
+def _bounds(
+    clip_low: float, clip_high: float, dual_clip: float | None
+) -> tuple[float, float, float]:
+    """Least ratio where Â < 0, greatest where Â > 0, greatest where Â < 0."""
+    return 1.0 - clip_low, 1.0 + clip_high, torch.inf if dual_clip is None else dual_clip
+
+
+def segment_policy_loss(
+    logp: Float[Tensor, "B T"],
+    logp_old: Float[Tensor, "B T"],
+    advantage: Float[Tensor, "B T"],
+    segments: Segments,
+    shares: Float[Tensor, "B T"],
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    """Σ share · clipped_surrogate(geometric_mean_ratio) (Eq. 8–9), and what one watches.
+
+    The same as calling the two and weighting, and on CUDA one kernel with its gradient.
+    """
+    check_clip(clip_low, clip_high, dual_clip)
+    # with one segment per response, all tokens of a row would queue for one address
+    if segments.width > 1 and has_kernels(logp, logp_old, advantage, shares):
+        from segcredit.core.fused import PolicyLoss
+
+        bounds = _bounds(clip_low, clip_high, dual_clip)
+        loss, watched = PolicyLoss.apply(  # type: ignore[no-untyped-call]
+            logp, logp_old, advantage, segments, shares, bounds
+        )
+        return loss, {"ratio": watched[0], "clip_fraction": watched[1]}
+    ratio = geometric_mean_ratio(logp, logp_old, segments)
+    loss = weighted_sum(clipped_surrogate(ratio, advantage, clip_low, clip_high, dual_clip), shares)
+    ratio = ratio.detach()
+    clipped = is_clipped(ratio, advantage, clip_low, clip_high, dual_clip).to(ratio.dtype)
+    watched_sums = {
+        "ratio": weighted_sum(ratio, shares),
+        "clip_fraction": weighted_sum(clipped, shares),
+    }
+    return loss, watched_sums
 
 
 def check_clip(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
@@ -85,6 +122,7 @@ def boundary_value_loss(
     clip: float | None = None,
     half: bool = False,
     reduce: Callable[[Tensor, Tensor], Tensor] = response_mean,
+    shares: Float[Tensor, "B M"] | None = None,
 ) -> Float[Tensor, ""]:
     """(1/M) Σ_m (V_φ(s_m) − R̂_m)² (Eq. 10), read at segment boundaries only.
 
@@ -94,15 +132,21 @@ def boundary_value_loss(
         half: the factor ½ of the authors' code and verl.
         reduce: (per-segment errors, segment mask) → scalar. The default is Eq. 10's; the authors'
             code averages over all boundaries: token_mean.
+        shares: instead of ``reduce``, the share of each segment (core/reduce.py).
     """
     mask = segments.mask
-    if value_at == "start" and clip is None and has_kernels(value, value_target):
-        from segcredit.core.fused import BoundarySquaredError
+    if (
+        shares is not None
+        and value_at == "start"
+        and clip is None
+        and has_kernels(value, value_target, shares)
+    ):
+        from segcredit.core.fused import ValueLoss
 
-        loss = BoundarySquaredError.apply(  # type: ignore[no-untyped-call]
-            value, value_target, segments.start, segments.num
+        factor = 0.5 if half else 1.0
+        return ValueLoss.apply(  # type: ignore[no-untyped-call]
+            value, value_target, segments, shares, factor
         )
-        return reduce(0.5 * loss if half else loss, mask)
     current = segments.read(at_least_float32(value), value_at)
     error = keep(mask, current - segments.read(value_target, value_at))
     loss = error.square()
@@ -110,7 +154,8 @@ def boundary_value_loss(
         moved = keep(mask, current - segments.read(at_least_float32(value_old), value_at))
         near = error - moved + moved.clamp(-clip, clip)
         loss = torch.maximum(loss, near.square())
-    return reduce(0.5 * loss if half else loss, mask)
+    loss = 0.5 * loss if half else loss
+    return reduce(loss, mask) if shares is None else weighted_sum(loss, shares)
 
 
 def nll(logp: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

@@ -4,7 +4,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from segcredit.core.checks import at_least_float32, keep, require_shape
-from segcredit.core.device import has_kernels
 from segcredit.core.segments import Segments
 
 
@@ -23,14 +22,10 @@ def log_ratio(
 
 def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | None) -> Tensor:
     """The same, with anything off the mask."""
-    _check_shapes(logp, logp_old, mask)
-    x = at_least_float32(logp) - at_least_float32(logp_old)
-    return x if limit is None else x.clamp(-limit, limit)
-
-
-def _check_shapes(logp: Tensor, logp_old: Tensor, mask: Tensor) -> None:
     require_shape("logp", logp, "mask", mask)
     require_shape("logp_old", logp_old, "mask", mask)
+    x = at_least_float32(logp) - at_least_float32(logp_old)
+    return x if limit is None else x.clamp(-limit, limit)
 
 
 def token_ratio(
@@ -53,12 +48,6 @@ def geometric_mean_ratio(
 
     One segment per response gives GSPO's ratio, one per token PPO's.
     """
-    # one segment per response is a plain sum: no need for a kernel that adds up addresses
-    if limit is None and segments.width > 1 and has_kernels(logp, logp_old):
-        from segcredit.core.fused import GeometricMeanRatio
-
-        _check_shapes(logp, logp_old, segments.token_mask)
-        return GeometricMeanRatio.apply(logp, logp_old, segments)  # type: ignore[no-untyped-call]
     x = _difference(logp, logp_old, segments.token_mask, limit)
     return segments.smooth(x).exp()
 
