@@ -11,6 +11,7 @@ from segcredit.core.checks import (
     Claim,
     accumulation_dtype,
     at_least_float32,
+    constant,
     finite,
     keep,
     none,
@@ -21,8 +22,8 @@ from segcredit.core.checks import (
     require_unit_interval,
 )
 from segcredit.core.device import has_kernels
-from segcredit.core.scan import powers, reverse_scan
-from segcredit.core.segments import Segments, ValueAt, last_token
+from segcredit.core.scan import reverse_scan
+from segcredit.core.segments import Segments, ValueAt, last_position
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,12 @@ def _by_kernel(
     from segcredit.core import kernels
 
     def run(lam: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tables = powers(gamma * lam, torch.float64, reward.device)
+        if isinstance(lam, Tensor):
+            decay = gamma * lam.double()
+        else:
+            decay = constant(gamma * lam, torch.float64, reward.device)
         mask, slot, num = segments.token_mask, segments.slot, segments.num
-        return kernels.segment_gae(reward, value, mask, slot, segments.starts, num, tables, gamma)
+        return kernels.segment_gae(reward, value, mask, slot, segments.starts, num, decay, gamma)
 
     advantage, target, bad = run(lam)
     mask = segments.token_mask
@@ -201,14 +205,15 @@ def length_adaptive_lambda(
 
 
 def terminal_reward(reward: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """r(x, y) on the last token, 0 before it (r_m = 0 for m < M, §4.1)."""
+    """r(x, y) on the last token, 0 at every other (r_m = 0 for m < M, §4.1)."""
     require_mask("mask", mask)
     if reward.shape != mask.shape[:1]:
         raise ValueError(
             f"reward must be one number per response, shape {tuple(mask.shape[:1])}; "
             f"got {tuple(reward.shape)}."
         )
-    return keep(last_token(mask), at_least_float32(reward)[:, None])
+    reward = at_least_float32(reward)[:, None]
+    return reward.new_zeros(mask.shape).scatter_(1, last_position(mask), reward)
 
 
 def kl_shaped_reward(

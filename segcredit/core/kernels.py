@@ -14,12 +14,14 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-TOKENS = 2048
-"""Tokens that a program takes at once."""
-UNITS = 64
+UNITS = 1024
 """Segments that the scan takes at once."""
-LONGEST = 65_536
-"""Tokens that fit into one program's registers; longer responses are sorted by torch."""
+
+
+def _blocks(width: int) -> dict[str, int]:
+    """Tokens that a program takes at once, and its warps."""
+    tokens = min(4096, max(256, next_power_of_2(width)))
+    return {"TOKENS": tokens, "num_warps": 16 if tokens == 4096 else 8}
 
 
 @triton.jit
@@ -38,15 +40,21 @@ def _top_entropy(
     bits = tl.where(h == 0, 0.0, h).to(tl.int32, bitcast=True)
     key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     wanted = tl.load(table + tl.sum(valid.to(tl.int32))).to(tl.int32)
-    # the n-th largest key: its sign, then bit by bit from the top
-    enough = tl.sum((valid & (key >= 0)).to(tl.int32)) >= wanted
-    threshold = tl.where(enough, 0, -2147483648)
-    for step in range(31):
-        higher = threshold + (1 << (30 - step))
-        enough = tl.sum((valid & (key >= higher)).to(tl.int32)) >= wanted
-        threshold = tl.where(enough, higher, threshold)
-    above = valid & (key > threshold)
-    tied = (valid & (key == threshold)).to(tl.int32)
+    # the n-th largest key, two bits at a time from the top: three counts packed into one sum
+    wide = key.to(tl.int64)
+    threshold = tl.full((), -2147483648, tl.int64)
+    for step in range(16):
+        unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
+        packed = (wide >= threshold + unit).to(tl.int64)
+        packed += (wide >= threshold + 2 * unit).to(tl.int64) << 20
+        packed += (wide >= threshold + 3 * unit).to(tl.int64) << 40
+        counts = tl.sum(tl.where(valid, packed, 0), axis=0)
+        enough = ((counts & 0xFFFFF) >= wanted).to(tl.int64)
+        enough += (((counts >> 20) & 0xFFFFF) >= wanted).to(tl.int64)
+        enough += ((counts >> 40) >= wanted).to(tl.int64)
+        threshold += enough * unit
+    above = valid & (wide > threshold)
+    tied = (valid & (wide == threshold)).to(tl.int32)
     room = wanted - tl.sum(above.to(tl.int32))
     end = (above | ((tied != 0) & (tl.cumsum(tied, 0) <= room))).to(tl.int32)
 
@@ -69,6 +77,12 @@ def _top_entropy(
 @triton.jit
 def _larger(a, b):
     return tl.maximum(a, b)
+
+
+@triton.jit
+def _after(later_factor, later, factor, here):
+    """here + factor · later, as a map that can be composed further."""
+    return later_factor * factor, here + factor * later
 
 
 def top_entropy(
@@ -107,18 +121,15 @@ def _segment_gae(
     slot,
     starts,
     num,
-    within,
-    carry,
+    decay,
     reward_seg,
     value_seg,
     advantage,
     target,
     bad,
     width,
-    within_stride,
-    carry_stride,
+    decay_stride,
     gamma: tl.constexpr,  # a plain float argument would be rounded to float32
-    TABLE: tl.constexpr,
     TOKENS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
@@ -149,8 +160,7 @@ def _segment_gae(
 
     # δ and its reverse scan, block by block from the last segment to the first
     unit = tl.arange(0, UNITS)
-    powers = tl.load(within + row * within_stride + unit[:, None] * TABLE + unit[None, :])
-    reach = tl.load(carry + row * carry_stride + TABLE - UNITS + unit)
+    factor = tl.load(decay + row * decay_stride) + tl.zeros([UNITS], dtype=tl.float64)
     incoming = tl.zeros((), dtype=tl.float64)
     num_blocks = (columns + UNITS - 1) // UNITS
     for step in range(num_blocks):
@@ -160,7 +170,8 @@ def _segment_gae(
         ahead = tl.load(value_seg + base + m + 1, mask=m + 1 < columns, other=0.0).to(tl.float64)
         r = tl.load(reward_seg + base + m, mask=real, other=0.0).to(tl.float64)
         td_error = tl.where(real, r - v + gamma * ahead, 0.0)
-        y = tl.sum(td_error[:, None] * powers, axis=0) + incoming * reach
+        reach, y = tl.associative_scan((factor, td_error), 0, _after, reverse=True)
+        y += reach * incoming
         incoming = tl.sum(tl.where(unit == 0, y, 0.0), axis=0)
         tl.debug_barrier()  # all have read the rewards that are overwritten now
         tl.store(reward_seg + base + m, y.to(tl.float32), mask=real)
@@ -185,16 +196,17 @@ def segment_gae(
     slot: Tensor,
     starts: Tensor,
     num: Tensor,
-    tables: tuple[Tensor, Tensor],
+    decay: Tensor,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Â and R̂ per token, and how many blocks of tokens hold numbers that are not finite."""
+    """Â and R̂ per token, and how many blocks of tokens hold numbers that are not finite.
+
+    ``decay`` is γλ in float64: one number, or one per response.
+    """
     rows, width = mask.shape
-    within, carry = (x.contiguous() for x in tables)
     scratch = reward.new_empty(2, rows, width)
     advantage, target = reward.new_empty(2, rows, width)
     bad = torch.zeros(1, dtype=torch.int32, device=mask.device)
-    shared = len(within) == 1
     _segment_gae[(rows,)](
         reward.contiguous(),
         value.contiguous(),
@@ -202,21 +214,17 @@ def segment_gae(
         slot,
         starts,
         num,
-        within,
-        carry,
+        decay,
         scratch[0],
         scratch[1],
         advantage,
         target,
         bad,
         width,
-        0 if shared else within.stride(0),
-        0 if shared else carry.stride(0),
+        decay.ndim,
         gamma=gamma,
-        TABLE=within.shape[-1],
-        TOKENS=TOKENS,
         UNITS=UNITS,
-        num_warps=8,
+        **_blocks(width),
     )
     return advantage, target, bad
 
@@ -318,6 +326,7 @@ def policy_loss(
     total, length, pull, grad = logp.new_empty(4, *logp.shape)
     sums = torch.zeros(3, dtype=torch.float64, device=logp.device)
     low, high, ceiling = bounds
+    width = logp.shape[1]
     _policy_loss[(len(logp),)](
         logp.contiguous(),
         logp_old.contiguous(),
@@ -331,12 +340,11 @@ def policy_loss(
         pull,
         grad,
         sums,
-        logp.shape[1],
+        width,
         low=low,
         high=high,
         ceiling=ceiling,
-        TOKENS=TOKENS,
-        num_warps=8,
+        **_blocks(width),
     )
     return sums, grad
 
@@ -377,7 +385,7 @@ def value_loss(
     grad = torch.zeros_like(value)
     loss = torch.zeros((), dtype=torch.float64, device=value.device)
     size = share.numel()
-    _value_loss[(cdiv(size, TOKENS),)](
+    _value_loss[(cdiv(size, 1024),)](
         value.contiguous(),
         target.contiguous(),
         share.contiguous(),
@@ -390,6 +398,6 @@ def value_loss(
         start.stride(0),
         size,
         factor=factor,
-        TOKENS=TOKENS,
+        TOKENS=1024,
     )
     return loss, grad

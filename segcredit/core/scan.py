@@ -22,7 +22,7 @@ def reverse_scan(
     """
     rows, width = x.shape
     num_blocks = -(-width // BLOCK)
-    within, carry = powers(decay, x.dtype, x.device)
+    within, carry = _powers(decay, x.dtype, x.device)
     blocks = pad(x, (0, num_blocks * BLOCK - width)).view(rows, num_blocks, BLOCK)
     local = blocks @ within
     if num_blocks > 1:
@@ -31,7 +31,7 @@ def reverse_scan(
     return local.reshape(rows, -1)[:, :width]
 
 
-def powers(
+def _powers(
     decay: float | Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """decay^(j−i) for j ≥ i inside a block; decay^(BLOCK−i) for what comes from the next one."""

@@ -234,8 +234,12 @@ def _width(num: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> int:
 
 def last_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True at the last valid token of each response."""
-    place = mask * positions(mask.shape[1] + 1, mask.device)[1:]
-    return mask & (place == place.amax(dim=1, keepdim=True))
+    return mask & (positions(mask.shape[1], mask.device) == last_position(mask))
+
+
+def last_position(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
+    """Position of the last valid token of each response; 0 if there is none."""
+    return (mask * positions(mask.shape[1], mask.device)).argmax(dim=1, keepdim=True)
 
 
 def first_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:

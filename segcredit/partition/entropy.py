@@ -43,6 +43,10 @@ def float_nudge(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]
     return (length.double() * fraction + 0.999999).long()
 
 
+LONGEST = 65_536
+"""Tokens of one response that fit into one CUDA program; longer ones are sorted."""
+
+
 def top_entropy(
     entropy: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
@@ -58,7 +62,7 @@ def top_entropy(
     require_mask("mask", mask)
     require_shape("entropy", entropy, "mask", mask)
     table = _count_table(count, fraction, mask.shape[1], mask.device)
-    if has_kernels(entropy):
+    if has_kernels(entropy) and mask.shape[1] <= LONGEST:
         return _by_kernel(entropy, mask, table)
     num_picked = table[mask.sum(dim=1, keepdim=True)]
     key = keep(mask, entropy, -torch.inf) + 0.0  # + 0.0: −0.0 and 0.0 are one tie
