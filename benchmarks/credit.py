@@ -86,7 +86,6 @@ def by_loops(x: Inputs) -> Result:
     policy, critic = loss_by_loops(
         x.entropy, x.mask, x.value_old, x.reward, x.logp_old, logp, value, FRACTION, LAM, CLIP
     )
-    sys.setrecursionlimit(100_000)
     (policy + critic).backward()
     return policy.detach(), critic.detach(), logp.grad, value.grad
 

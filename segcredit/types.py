@@ -76,6 +76,7 @@ class Rollouts:
 
     def select(self, rows: Int[Tensor, " R"]) -> "Rollouts":
         """Some responses, in the given order."""
+        _check_rows(rows)
         columns: dict[str, object] = {}
         for f in fields(self):
             x = getattr(self, f.name)
@@ -83,6 +84,11 @@ class Rollouts:
                 columns[f.name] = x[rows]
             elif x is not None:
                 columns[f.name] = [x[row] for row in rows.tolist()]
+        if self.parent is not None:  # parents are row numbers, so they move with the rows
+            place = torch.full_like(self.parent, -2)  # −2: not among the selected
+            place[rows] = torch.arange(len(rows), device=rows.device)
+            kept = self.parent[rows]
+            columns["parent"] = torch.where(kept >= 0, place[kept.clamp(min=0)], kept)
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -134,6 +140,17 @@ class Batch:
 
     def select(self, rows: Int[Tensor, " R"]) -> "Batch":
         """Some responses, in the given order."""
+        _check_rows(rows)
+        if self.rows_per_item > 1:
+            items = (
+                rows.view(-1, self.rows_per_item) if len(rows) % self.rows_per_item == 0 else None
+            )
+            within = torch.arange(self.rows_per_item, device=rows.device)
+            if items is None or not bool((items == items[:, :1] + within).all()):
+                raise ValueError(
+                    f"rows must keep each {self.rows_per_item} neighbours together and in order "
+                    f"(chosen, rejected); got {rows.tolist()[:8]}."
+                )
         return replace(
             self,
             rollouts=self.rollouts.select(rows),
@@ -165,9 +182,17 @@ class Batch:
         order = torch.randperm(items, generator=generator)
         within = torch.arange(self.rows_per_item)
         parts = [
-            (part[:, None] * self.rows_per_item + within).flatten() for part in order.chunk(num)
+            (part[:, None] * self.rows_per_item + within).flatten()
+            for part in order.tensor_split(num)
         ]
         return [self.select(part.to(self.loss_mask.device)) for part in parts]
+
+
+def _check_rows(rows: Tensor) -> None:
+    if rows.dtype == torch.bool:
+        raise ValueError(
+            "rows must be row numbers; got a boolean mask. Pass keep.nonzero().flatten()."
+        )
 
 
 def named_repr(part: Any) -> str:

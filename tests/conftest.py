@@ -1,7 +1,9 @@
 """Shape checks for the whole package, one thread, and no GPU tests without a GPU."""
 
 import importlib.util
+from collections.abc import Iterator
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -15,6 +17,14 @@ if importlib.util.find_spec("hypothesis"):  # the GPU tests need none
 
     settings.register_profile("segcredit", max_examples=60, deadline=None)
     settings.load_profile("segcredit")
+
+
+@pytest.fixture
+def as_users_run_it() -> Iterator[None]:
+    """Without the test suite's shape checks, which would speak before our own messages."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,9 +1,8 @@
 """Bad input: each a ValueError that says what was expected, what came and what to type."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import pytest
 import torch
 from batches import golden_rollouts
@@ -12,6 +11,8 @@ from segcredit import algorithms, partition
 from segcredit.core import adjust, advantages, group, losses, reduce, tracker
 from segcredit.core.segments import Segments
 from segcredit.types import Outputs
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 H = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 0.4]])
 MASK = torch.tensor([[True, True, True], [True, True, False]])
@@ -187,14 +188,6 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
         ["monte_carlo="],
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _as_users_run_it() -> Iterator[None]:
-    """Without the test suite's shape checks, which would speak first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize(("call", "said"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])

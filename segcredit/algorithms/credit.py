@@ -7,10 +7,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from segcredit.core.advantages import Credit, length_adaptive_lambda, segment_gae
-from segcredit.core.checks import keep, positions, require_unit_interval
+from segcredit.core.checks import (
+    keep,
+    positions,
+    require_at_least,
+    require_positive,
+    require_unit_interval,
+)
 from segcredit.core.group import Std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.monte_carlo import value_difference
-from segcredit.core.segments import Segments, ValueAt
+from segcredit.core.segments import Segments, ValueAt, check_value_at
 from segcredit.core.tracker import batch_normalise
 from segcredit.partition import Partition, Response
 from segcredit.types import MonteCarlo, Rollouts
@@ -67,6 +73,7 @@ class GAE:
         require_unit_interval("lam", self.lam, "The paper uses 0.99 per segment, 0.95 per token.")
         if self.lam_critic is not None:
             require_unit_interval("lam_critic", self.lam_critic, "VC-PPO uses 1.0.")
+        check_value_at(self.value_at)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -88,6 +95,12 @@ class LengthAdaptiveGAE:
     gamma: float = 1.0
     lam_critic: float = 1.0
     value_at: ValueAt = "start"
+
+    def __post_init__(self) -> None:
+        require_positive("alpha", self.alpha, "VAPO uses 0.05.")
+        require_unit_interval("gamma", self.gamma, "Language tasks use 1.0.")
+        require_unit_interval("lam_critic", self.lam_critic, "VAPO uses 1.0.")
+        check_value_at(self.value_at)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -147,6 +160,11 @@ class ValueDifference:
     """Fresh continuations per estimated prefix."""
     most: int | None = None
     """Estimate at most this many units of a response, from its beginning (VinePPO, GSM8K: 25)."""
+
+    def __post_init__(self) -> None:
+        require_at_least("samples", self.samples, 1, "VinePPO and SPO use 9.")
+        if self.most is not None:
+            require_at_least("most", self.most, 1, "None estimates every unit.")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import accumulation_dtype, keep
+from segcredit.core.checks import at_least_float32, keep, require_at_least, require_positive
 from segcredit.core.losses import dpo as dpo_loss
 from segcredit.core.losses import dpo_positive as dpo_positive_loss
 from segcredit.core.losses import k1
@@ -23,6 +23,11 @@ class DirectPreference:
     pairs_per_prompt: int = 64
     threshold: float = 1.0
     """Reward from which a response counts as correct."""
+
+    def __post_init__(self) -> None:
+        require_positive("beta", self.beta, "0.1 is usual.")
+        require_at_least("penalty", self.penalty, 0.0, "DPO+ uses 50; 0 is DPO.")
+        require_at_least("pairs_per_prompt", self.pairs_per_prompt, 1, "VinePPO uses 64.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -65,10 +70,8 @@ class DirectPreference:
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Mean over pairs; both rows of a pair carry its share."""
         num_pairs = len(batch.rollouts) // 2
-        mask = batch.loss_mask
-        share = torch.full(
-            (len(mask),), 1.0 / num_pairs, dtype=accumulation_dtype(mask), device=mask.device
-        )
+        like = at_least_float32(batch.rollouts.logp_old)
+        share = like.new_full((len(like),), 1.0 / num_pairs)
         return replace(batch, shares={"policy": share})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from segcredit.core.adjust import clamp, whiten
 from segcredit.core.advantages import Credit, kl_shaped_reward
-from segcredit.core.checks import keep
+from segcredit.core.checks import (
+    keep,
+    require_at_least,
+    require_positive,
+    require_probability,
+)
 from segcredit.core.losses import (
     boundary_value_loss,
     check_clip,
@@ -190,6 +195,9 @@ class LowProbability:
 
     threshold: float = 0.9
 
+    def __post_init__(self) -> None:
+        require_probability("threshold", self.threshold, "SPO uses 0.9.")
+
     def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "B T"]:
         return probability_mask(rollouts.logp_old, rollouts.mask, self.threshold)
 
@@ -199,6 +207,9 @@ class RewardKL:
     """The k1 penalty −β(log π_old − log π_ref), added to each token's reward."""
 
     coef: float
+
+    def __post_init__(self) -> None:
+        require_at_least("coef", self.coef, 0.0, "SAPO uses 0.001.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -222,6 +233,10 @@ class BoundaryMSE:
     reduce: Reduction = field(default_factory=ResponseMean)
     half: bool = False
     clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None:
+            require_positive("clip", self.clip, "verl uses 0.5; None does not clip.")
 
     def shares(self, credit: Credit, micro_batch: Int[Tensor, " B"] | None) -> Float[Tensor, "B M"]:
         """One share per boundary."""
@@ -283,6 +298,9 @@ class LossKL:
     coef: float
     estimator: Estimator = k3
     reduce: Reduction = field(default_factory=ResponseMean)
+
+    def __post_init__(self) -> None:
+        require_at_least("coef", self.coef, 0.0, "GRPO in SAPO's Table 7: 0.01.")
 
     def __repr__(self) -> str:
         return named_repr(self)

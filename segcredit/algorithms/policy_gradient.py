@@ -53,6 +53,13 @@ class PolicyGradient:
                 f"which has none. Pass critic=None, or credit=GAE(…)."
             )
 
+        names = ["policy", "value", *(term.name for term in self.terms)]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"terms must have names of their own, other than 'policy' and 'value'; "
+                f"got {names[2:]}."
+            )
+
     @property
     def needs(self) -> frozenset[str]:
         """Union of what the parts read: no forward pass runs that nobody reads."""
@@ -83,7 +90,13 @@ class PolicyGradient:
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """The denominators of every term, and the adjustments made per mini-batch."""
-        dtype = _credit(batch).advantage.dtype
+        advantage = _credit(batch).advantage
+        if advantage.is_inference():
+            raise ValueError(
+                "the batch was prepared under torch.inference_mode(), so no gradient can be taken "
+                "with it. Prepare it under torch.no_grad()."
+            )
+        dtype = advantage.dtype
         shares = {"policy": self.reduce(batch.loss_mask, micro_batch, dtype)}
         if self.critic is not None:
             shares["value"] = self.critic.shares(_credit(batch), micro_batch)
@@ -120,11 +133,11 @@ class PolicyGradient:
         """Σ share · surrogate(ratio, Â), and what the surrogate has to say."""
         logp_old, advantage = batch.rollouts.logp_old, _credit(batch).advantage
         share = batch.share("policy")
-        match self.ratio, self.surrogate:
-            case GeometricMean(limit=None), Clipped(low, high, dual):  # in one kernel on CUDA
-                return segment_policy_loss(
-                    logp, logp_old, advantage, segments, share, low, high, dual
-                )
+        ratio_part, clip = self.ratio, self.surrogate
+        # exactly these two, no subclass: the pair that one kernel computes on CUDA
+        if type(ratio_part) is GeometricMean and ratio_part.limit is None and type(clip) is Clipped:
+            clips = (clip.low, clip.high, clip.dual)
+            return segment_policy_loss(logp, logp_old, advantage, segments, share, *clips)
         ratio = self.ratio(logp, logp_old, segments)
         policy = weighted_sum(self.surrogate(ratio, advantage), share)
         watched = self.surrogate.metrics(ratio.detach(), advantage)

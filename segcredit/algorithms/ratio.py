@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from segcredit.core.checks import keep
+from segcredit.core.checks import keep, require_positive
 from segcredit.core.ratios import geometric_mean_ratio, gspo_token_ratio, raw_ratio, token_ratio
 from segcredit.core.segments import Segments
 from segcredit.partition import Partition, Token
@@ -28,12 +28,20 @@ class RatioPart(Protocol):
         ...
 
 
+def _check_limit(limit: float | None) -> None:
+    if limit is not None:
+        require_positive("limit", limit, "The authors' code uses 20; None does not clamp.")
+
+
 @dataclass(frozen=True)
 class TokenRatio:
     """π_θ(y_t) / π_old(y_t) (Eq. 2)."""
 
     limit: float | None = None
     """Clamp of each token's log-ratio."""
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
 
     @property
     def over(self) -> Partition:
@@ -52,6 +60,9 @@ class GeometricMean:
     over: Partition
     limit: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
     ) -> Float[Tensor, "B T"]:
@@ -65,6 +76,9 @@ class RawRatio:
     over: Partition
     limit: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
     ) -> Float[Tensor, "B T"]:
@@ -77,6 +91,9 @@ class TokenwiseGeometricMean:
 
     over: Partition
     limit: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
 
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments

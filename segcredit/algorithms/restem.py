@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from segcredit.core.checks import at_least_float32, keep
+from segcredit.core.checks import at_least_float32, keep, require_at_least
 from segcredit.core.group import rank_within
 from segcredit.core.losses import nll
 from segcredit.core.reduce import response_shares, weighted_sum
@@ -25,6 +25,9 @@ class RestEM:
     """Reward from which a response counts as correct."""
     per_prompt: int = 10
     """At most so many kept responses per prompt."""
+
+    def __post_init__(self) -> None:
+        require_at_least("per_prompt", self.per_prompt, 1, "The paper keeps 10.")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -14,9 +14,22 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import GeometricMean, TokenRatio
 from segcredit.partition import Partition, TopEntropy, float_ceil, float_nudge
 
+FRACTION = 0.30
+"""k of §5.1."""
+
+
+def _units(fraction: float, partition: Partition | None) -> Partition:
+    if partition is None:
+        return TopEntropy(fraction)
+    if fraction != FRACTION:
+        raise ValueError(
+            f"pass fraction or partition, not both; got fraction={fraction} and {partition!r}."
+        )
+    return partition
+
 
 def sapo(
-    fraction: float = 0.30,
+    fraction: float = FRACTION,
     lam: float = 0.99,
     gamma: float = 1.0,
     clip: tuple[float, float] = (0.2, 0.2),
@@ -28,7 +41,7 @@ def sapo(
     Defaults: §5.1 (k = 30) and Table 7 (λ, γ, KL). The paper's ε is symmetric and never given;
     .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3).
     """
-    segments = partition or TopEntropy(fraction)  # §4.2, Eq. 11
+    segments = _units(fraction, partition)  # §4.2, Eq. 11
     return PolicyGradient(
         credit=GAE(over=segments, lam=lam, gamma=gamma, value_at="start"),  # Eq. 6–7
         ratio=GeometricMean(over=segments),  # Eq. 8
@@ -40,7 +53,7 @@ def sapo(
 
 
 def sapo_token_ratio(
-    fraction: float = 0.30,
+    fraction: float = FRACTION,
     lam: float = 0.99,
     gamma: float = 1.0,
     clip: tuple[float, float] = (0.2, 0.2),
@@ -49,7 +62,7 @@ def sapo_token_ratio(
 ) -> PolicyGradient:
     """Table 2's "naive-IS": SAPO's credit with PPO's ratio, everything else equal."""
     return PolicyGradient(
-        credit=GAE(over=partition or TopEntropy(fraction), lam=lam, gamma=gamma),
+        credit=GAE(over=_units(fraction, partition), lam=lam, gamma=gamma),
         ratio=TokenRatio(),
         surrogate=Clipped(*clip),
         reduce=ResponseMean(),
@@ -59,7 +72,7 @@ def sapo_token_ratio(
 
 
 def sapo_authors(
-    fraction: float = 0.30, lam: float = 0.99, gamma: float = 1.0, kl: float = 0.001
+    fraction: float = FRACTION, lam: float = 0.99, gamma: float = 1.0, kl: float = 0.001
 ) -> PolicyGradient:
     """SAPO as the authors' released code computes it (their run_sapo.sh).
 

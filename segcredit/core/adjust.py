@@ -6,6 +6,7 @@ from torch import Tensor
 from segcredit.core.checks import (
     Claim,
     accumulation_dtype,
+    at_least_float32,
     keep,
     require,
     require_mask,
@@ -22,6 +23,7 @@ def whiten(
     """
     require_mask("mask", mask)
     require_shape("x", x, "mask", mask)
+    x = at_least_float32(x)
     count = mask.sum()
     require(
         Claim(

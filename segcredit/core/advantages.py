@@ -78,6 +78,8 @@ def gae(
     require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
     if not isinstance(lam, Tensor):
         require_unit_interval("lam", lam, "The paper uses 0.99 per segment, 0.95 per token.")
+    _check_lam_shape(lam, mask)
+    reward, value = at_least_float32(reward), at_least_float32(value)
     hole = mask[:, 1:] & ~mask[:, :-1]
     require(
         none(
@@ -126,8 +128,9 @@ def segment_gae(
     require_shape("value", value, "the token mask", token_mask)
     require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
     for name, x in (("lam", lam), ("lam_critic", lam_critic)):
-        if isinstance(x, int | float):
+        if x is not None and not isinstance(x, Tensor):
             require_unit_interval(name, x, "The paper uses 0.99 per segment, 0.95 per token.")
+    _check_lam_shape(lam, token_mask)
     if value_at == "start" and has_kernels(reward, value):
         return _by_kernel(reward, value, segments, gamma, lam, lam_critic)
     require(finite(token_mask, reward=reward, value=value), *_lam_claims(lam))
@@ -176,6 +179,14 @@ def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tu
     return advantage, advantage + value
 
 
+def _check_lam_shape(lam: float | Tensor, mask: Tensor) -> None:
+    if isinstance(lam, Tensor) and lam.shape != mask.shape[:1]:
+        raise ValueError(
+            f"lam must be one number, or one per response, shape {tuple(mask.shape[:1])}; "
+            f"got shape {tuple(lam.shape)}."
+        )
+
+
 def _lam_claims(lam: float | Tensor) -> list[Claim]:
     if not isinstance(lam, Tensor):
         return []
@@ -200,7 +211,7 @@ def length_adaptive_lambda(
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be positive; got {alpha}. VAPO uses 0.05.")
-    lam = 1.0 - 1.0 / (alpha * length.double())
+    lam = 1.0 - 1.0 / (alpha * length.to(accumulation_dtype(length)))
     return lam.clamp(0.0, 1.0) if clamp else lam
 
 
@@ -213,7 +224,7 @@ def terminal_reward(reward: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]) -> F
             f"got {tuple(reward.shape)}."
         )
     reward = at_least_float32(reward)[:, None]
-    return reward.new_zeros(mask.shape).scatter_(1, last_position(mask), reward)
+    return keep(mask, reward.new_zeros(mask.shape).scatter_(1, last_position(mask), reward))
 
 
 def kl_shaped_reward(
@@ -230,5 +241,6 @@ def kl_shaped_reward(
     """
     require_shape("logp_old", logp_old, "mask", mask)
     require_shape("logp_ref", logp_ref, "mask", mask)
+    require(finite(mask, logp_old=logp_old, logp_ref=logp_ref))
     penalty = coef * (at_least_float32(logp_old) - at_least_float32(logp_ref))
     return terminal_reward(reward, mask) - keep(mask, penalty)

@@ -89,6 +89,36 @@ def require_unit_interval(name: str, x: float, hint: str) -> None:
         raise ValueError(f"{name} must be in [0, 1]; got {x}. {hint}")
 
 
+def require_at_least(name: str, x: float, least: float, hint: str) -> None:
+    """Raise ValueError unless x ≥ least (which NaN is not)."""
+    if not x >= least:
+        raise ValueError(f"{name} must be at least {least}; got {x}. {hint}")
+
+
+def require_positive(name: str, x: float, hint: str) -> None:
+    """Raise ValueError unless x > 0."""
+    if not x > 0:
+        raise ValueError(f"{name} must be positive; got {x}. {hint}")
+
+
+def require_probability(name: str, x: float, hint: str) -> None:
+    """Raise ValueError unless 0 < x ≤ 1."""
+    if not 0.0 < x <= 1.0:
+        raise ValueError(f"{name} must be a probability in (0, 1]; got {x}. {hint}")
+
+
+def finite_vector(name: str, x: Tensor) -> Claim:
+    """Claim: every entry is finite."""
+    bad = ~x.isfinite()
+    return none(
+        bad,
+        lambda: (
+            f"{name} must be finite; got {x[bad][0].item()} in row {int(bad.nonzero()[0])} "
+            f"({int(bad.sum())} in all)."
+        ),
+    )
+
+
 def finite(mask: Tensor, **columns: Tensor) -> Claim:
     """Claim: the columns are finite wherever the mask is True (elsewhere they may hold anything).
 
@@ -113,7 +143,7 @@ def not_finite(mask: Tensor, **columns: Tensor) -> str:
 
 
 def _added(columns: dict[str, Tensor]) -> Tensor:
-    first, *others = columns.values()
+    first, *others = (at_least_float32(x) for x in columns.values())
     for x in others:
         first = first + x
     return first

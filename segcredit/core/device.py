@@ -11,10 +11,11 @@ from torch import Tensor
 def has_kernels(*tensors: Tensor) -> bool:
     """Whether the kernels can take these: float32 on a CUDA device with Triton at hand.
 
-    ``SEGCREDIT_KERNELS=off`` keeps to plain torch on CUDA too.
+    ``SEGCREDIT_KERNELS=off``, read once, keeps to plain torch on CUDA too; so does
+    torch.use_deterministic_algorithms, since the kernels add atomically.
     """
-    fitting = all(x.is_cuda and x.dtype in (torch.float32, torch.bool) for x in tensors)
-    return fitting and _triton_is_there()
+    fitting = all(x.is_cuda and x.dtype == torch.float32 for x in tensors)
+    return fitting and _triton_is_there() and not torch.are_deterministic_algorithms_enabled()
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from segcredit.core import kernels
 
@@ -31,11 +32,12 @@ class PolicyLoss(torch.autograd.Function):
         places = (segments.token_mask, segments.slot, segments.num)
         sums, grad = kernels.policy_loss(logp, logp_old, advantage, share, *places, bounds)
         ctx.save_for_backward(grad)
-        watched = sums[1:]
+        loss, watched = sums[0].to(logp.dtype), sums[1:].to(logp.dtype)
         ctx.mark_non_differentiable(watched)
-        return sums[0], watched
+        return loss, watched
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.saved_tensors[0] * grad, None, None, None, None, None
 
@@ -50,8 +52,9 @@ class ValueLoss(torch.autograd.Function):
         places = (segments.start, segments.num)
         loss, grad = kernels.value_loss(value, target, share, *places, factor)
         ctx.save_for_backward(grad)
-        return loss
+        return loss.to(value.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.saved_tensors[0] * grad, None, None, None, None

@@ -6,7 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import none, require
+from segcredit.core.checks import (
+    accumulation_dtype,
+    at_least_float32,
+    finite_vector,
+    none,
+    require,
+)
 
 Std = Literal["sample", "population", "none"]
 
@@ -23,9 +29,10 @@ def group_zscore(
     """
     if std not in ("sample", "population", "none"):
         raise ValueError(f"std must be 'sample', 'population' or 'none'; got {std!r}.")
+    reward = at_least_float32(reward)
     slot, size = _groups(reward, group)
     # float64: the mean of eight equal rewards of 0.1 differs from 0.1 in float32, and ε is small
-    exact = reward.double()
+    exact = reward.to(accumulation_dtype(reward))
     centred = exact - _sum_by(slot, exact, size)[slot] / size[slot]
     if std == "none":
         return centred.to(reward.dtype)
@@ -36,8 +43,9 @@ def group_zscore(
 
 def leave_one_out(reward: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
     """A_i = r_i − mean of the group's other rewards = G/(G−1) · (r_i − mean_G) (RLOO)."""
+    reward = at_least_float32(reward)
     slot, size = _groups(reward, group)
-    exact = reward.double()
+    exact = reward.to(accumulation_dtype(reward))
     others = (_sum_by(slot, exact, size)[slot] - exact) / (size[slot] - 1)
     return (exact - others).to(reward.dtype)
 
@@ -60,13 +68,14 @@ def _groups(reward: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
         )
     ids, slot, size = group.unique(return_inverse=True, return_counts=True)
     require(
+        finite_vector("reward", reward),
         none(
             size < 2,
             lambda: (
                 f"a group needs at least two responses to compare; got one response for group "
                 f"{int(ids[size == 1][0])}. Sample more per prompt: samples_per_prompt ≥ 2."
             ),
-        )
+        ),
     )
     return slot, size
 
@@ -93,17 +102,36 @@ def tree_advantage(
             row itself.
         normalise: divide by the siblings' population deviation + ε (SPO's "grpo").
     """
+    reward = at_least_float32(reward)
+    if not reward.shape == parent.shape == group.shape:
+        raise ValueError(
+            f"reward, parent and group must be one number per row; got shapes "
+            f"{tuple(reward.shape)}, {tuple(parent.shape)} and {tuple(group.shape)}."
+        )
+    astray = (parent < -1) | (parent >= len(parent))
+    astray = astray | ((parent >= 0) & (group[parent.clamp(0, len(parent) - 1)] != group))
+    require(
+        finite_vector("reward", reward),
+        none(
+            astray,
+            lambda: (
+                f"parent must be −1 or a row of the same group; got {int(parent[astray][0])} in "
+                f"row {int(astray.nonzero()[0])}. Keep whole trees together."
+            ),
+        ),
+    )
     rows = torch.arange(len(parent), device=parent.device)
     _, root = group.unique(return_inverse=True)
     num = len(parent)
     above = torch.where(parent >= 0, parent, num + root)  # roots behind the rows
     level = _levels(parent)
     size = num + int(root.max()) + 1
-    children = torch.zeros(size, device=reward.device, dtype=torch.float64).index_add(
-        0, above, torch.ones_like(rows, dtype=torch.float64)
+    exact = accumulation_dtype(reward)
+    children = torch.zeros(size, device=reward.device, dtype=exact).index_add(
+        0, above, torch.ones_like(rows, dtype=exact)
     )
     value = torch.zeros_like(children)
-    value[:num] = torch.where(children[:num] == 0, reward.double(), 0.0)
+    value[:num] = torch.where(children[:num] == 0, reward.to(exact), 0.0)
     for depth in range(int(level.max()), -1, -1):  # a tree has a handful of levels
         here = torch.where(level == depth, value[:num], 0.0)
         value = value.index_add(0, above, here / children[above])

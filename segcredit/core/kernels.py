@@ -96,20 +96,21 @@ def top_entropy(
     starts = torch.empty_like(mask)
     reached = torch.empty((rows, width), dtype=torch.int32, device=mask.device)
     block = next_power_of_2(width)
-    _top_entropy[(rows,)](
-        entropy.contiguous(),
-        mask,
-        table,
-        slot,
-        start,
-        starts,
-        info,
-        info[rows:],
-        reached,
-        width,
-        BLOCK=block,
-        num_warps=min(32, max(4, block // 512)),
-    )
+    with torch.cuda.device_of(mask):
+        _top_entropy[(rows,)](
+            entropy.contiguous(),
+            mask,
+            table,
+            slot,
+            start,
+            starts,
+            info,
+            info[rows:],
+            reached,
+            width,
+            BLOCK=block,
+            num_warps=min(32, max(4, block // 512)),
+        )
     return slot, start, starts, info
 
 
@@ -207,25 +208,26 @@ def segment_gae(
     scratch = reward.new_empty(2, rows, width)
     advantage, target = reward.new_empty(2, rows, width)
     bad = torch.zeros(1, dtype=torch.int32, device=mask.device)
-    _segment_gae[(rows,)](
-        reward.contiguous(),
-        value.contiguous(),
-        mask,
-        slot,
-        starts,
-        num,
-        decay,
-        scratch[0],
-        scratch[1],
-        advantage,
-        target,
-        bad,
-        width,
-        decay.ndim,
-        gamma=gamma,
-        UNITS=UNITS,
-        **_blocks(width),
-    )
+    with torch.cuda.device_of(mask):
+        _segment_gae[(rows,)](
+            reward.contiguous(),
+            value.contiguous(),
+            mask.contiguous(),
+            slot.contiguous(),
+            starts.contiguous(),
+            num,
+            decay,
+            scratch[0],
+            scratch[1],
+            advantage,
+            target,
+            bad,
+            width,
+            decay.ndim,
+            gamma=gamma,
+            UNITS=UNITS,
+            **_blocks(width),
+        )
     return advantage, target, bad
 
 
@@ -282,7 +284,8 @@ def _policy_loss(
         index = tl.load(slot + here, mask=valid, other=0)
         mean = tl.load(total + base + index, mask=valid, other=0.0)
         mean /= tl.load(length + base + index, mask=valid, other=1.0)
-        ratio = tl.exp(mean)
+        extreme = tl.abs(mean) > 80.0  # where float32 would overflow
+        ratio = tl.exp(tl.minimum(tl.maximum(mean, -80.0), 80.0))
         a = tl.load(advantage + here, mask=valid, other=0.0)
         w = tl.load(share + here, mask=valid, other=0.0)
         least = tl.where(a < 0, tl.full([TOKENS], low, tl.float32), float("-inf"))
@@ -294,7 +297,7 @@ def _policy_loss(
         loss += tl.sum((-a * bounded * w).to(tl.float64), axis=0)
         mean_ratio += tl.sum((ratio * w).to(tl.float64), axis=0)
         fraction += tl.sum(tl.where(clipped & (a != 0), w, 0.0).to(tl.float64), axis=0)
-        force = tl.where(clipped, 0.0, -a * w * ratio)
+        force = tl.where(clipped | extreme, 0.0, -a * w * ratio)
         tl.atomic_add(pull + base + index, force, mask=valid & (force != 0.0))
     tl.atomic_add(sums, loss)
     tl.atomic_add(sums + 1, mean_ratio)
@@ -327,25 +330,26 @@ def policy_loss(
     sums = torch.zeros(3, dtype=torch.float64, device=logp.device)
     low, high, ceiling = bounds
     width = logp.shape[1]
-    _policy_loss[(len(logp),)](
-        logp.contiguous(),
-        logp_old.contiguous(),
-        advantage.contiguous(),
-        share.contiguous(),
-        mask,
-        slot,
-        num,
-        total,
-        length,
-        pull,
-        grad,
-        sums,
-        width,
-        low=low,
-        high=high,
-        ceiling=ceiling,
-        **_blocks(width),
-    )
+    with torch.cuda.device_of(mask):
+        _policy_loss[(len(logp),)](
+            logp.contiguous(),
+            logp_old.contiguous(),
+            advantage.contiguous(),
+            share.contiguous(),
+            mask.contiguous(),
+            slot.contiguous(),
+            num.contiguous(),
+            total,
+            length,
+            pull,
+            grad,
+            sums,
+            width,
+            low=low,
+            high=high,
+            ceiling=ceiling,
+            **_blocks(width),
+        )
     return sums, grad
 
 
@@ -382,22 +386,23 @@ def value_loss(
     value: Tensor, target: Tensor, share: Tensor, start: Tensor, num: Tensor, factor: float
 ) -> tuple[Tensor, Tensor]:
     """factor · Σ share · (value − target)² at the boundaries, and its gradient."""
-    grad = torch.zeros_like(value)
+    grad = value.new_zeros(value.shape)
     loss = torch.zeros((), dtype=torch.float64, device=value.device)
     size = share.numel()
-    _value_loss[(cdiv(size, 1024),)](
-        value.contiguous(),
-        target.contiguous(),
-        share.contiguous(),
-        start,
-        num,
-        grad,
-        loss,
-        value.shape[1],
-        share.shape[1],
-        start.stride(0),
-        size,
-        factor=factor,
-        TOKENS=1024,
-    )
+    with torch.cuda.device_of(value):
+        _value_loss[(cdiv(size, 1024),)](
+            value.contiguous(),
+            target.contiguous(),
+            share.contiguous(),
+            start,
+            num.contiguous(),
+            grad,
+            loss,
+            value.shape[1],
+            share.shape[1],
+            start.stride(0),
+            size,
+            factor=factor,
+            TOKENS=1024,
+        )
     return loss, grad

@@ -28,6 +28,7 @@ def clipped_surrogate(
     """
     require_shape("advantage", advantage, "ratio", ratio)
     check_clip(clip_low, clip_high, dual_clip)
+    advantage = advantage.detach()
     # The minimum is taken at ρ itself inside an interval that depends on the sign of Â alone, and
     # at its end outside: one clamp, one product.
     low, high, ceiling = _bounds(clip_low, clip_high, dual_clip)
@@ -59,6 +60,9 @@ def segment_policy_loss(
     The same as calling the two and weighting, and on CUDA one kernel with its gradient.
     """
     check_clip(clip_low, clip_high, dual_clip)
+    columns = {"logp": logp, "logp_old": logp_old, "advantage": advantage, "shares": shares}
+    for name, x in columns.items():
+        require_shape(name, x, "the token mask", segments.token_mask)
     # with one segment per response, all tokens of a row would queue for one address
     if segments.width > 1 and has_kernels(logp, logp_old, advantage, shares):
         from segcredit.core.fused import PolicyLoss
@@ -86,7 +90,7 @@ def check_clip(clip_low: float, clip_high: float, dual_clip: float | None) -> No
             f"clip_low must be in [0, 1] and clip_high ≥ 0; got {clip_low} and {clip_high}. "
             f"Pass distances from 1, e.g. 0.2 and 0.28, not the bounds 0.8 and 1.28."
         )
-    if dual_clip is not None and dual_clip <= 1:
+    if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be greater than 1; got {dual_clip}. verl uses 3.0.")
 
 
@@ -135,6 +139,12 @@ def boundary_value_loss(
         shares: instead of ``reduce``, the share of each segment (core/reduce.py).
     """
     mask = segments.mask
+    columns = {"value": value, "value_old": value_old, "value_target": value_target}
+    for name, x in columns.items():
+        require_shape(name, x, "the token mask", segments.token_mask)
+    if shares is not None:
+        require_shape("shares", shares, "the segment mask", mask)
+    value_old, value_target = value_old.detach(), value_target.detach()
     if (
         shares is not None
         and value_at == "start"

@@ -24,8 +24,13 @@ def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | Non
     """The same, with anything off the mask."""
     require_shape("logp", logp, "mask", mask)
     require_shape("logp_old", logp_old, "mask", mask)
-    x = at_least_float32(logp) - at_least_float32(logp_old)
+    x = at_least_float32(logp) - at_least_float32(logp_old.detach())
     return x if limit is None else x.clamp(-limit, limit)
+
+
+def _exp(x: Tensor) -> Tensor:
+    """e^x, saturating at e^±80: beyond e^88 float32 overflows, and a clipped loss has 0 · ∞."""
+    return x.clamp(-80.0, 80.0).exp()
 
 
 def token_ratio(
@@ -35,7 +40,7 @@ def token_ratio(
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
     """exp(x_t) (Eq. 2)."""
-    return log_ratio(logp, logp_old, mask, limit).exp()
+    return _exp(log_ratio(logp, logp_old, mask, limit))
 
 
 def geometric_mean_ratio(
@@ -49,7 +54,7 @@ def geometric_mean_ratio(
     One segment per response gives GSPO's ratio, one per token PPO's.
     """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return segments.smooth(x).exp()
+    return _exp(segments.smooth(x))
 
 
 def raw_ratio(
@@ -60,11 +65,10 @@ def raw_ratio(
 ) -> Float[Tensor, "B T"]:
     """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalised ratio of each token's segment (App. D).
 
-    The sum grows with the segment's length; it saturates at ±80, beyond which float32 overflows
-    and the gradient of a clipped loss would be 0 · ∞.
+    The sum grows with the segment's length, and the ratio with its exponential.
     """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return segments.spread(segments.sum(x)).clamp(-80.0, 80.0).exp()
+    return _exp(segments.spread(segments.sum(x)))
 
 
 def gspo_token_ratio(
@@ -80,4 +84,4 @@ def gspo_token_ratio(
     """
     x = log_ratio(logp, logp_old, segments.token_mask, limit)
     mean = segments.smooth(x.detach())
-    return (mean + x - x.detach()).exp()
+    return _exp(mean + (x - x.detach()))

@@ -53,9 +53,10 @@ def micro_batch_token_shares(
     """Token mean inside each micro-batch, micro-batches weighted equally.
 
     The only reduction whose gradient depends on how a mini-batch is cut, and here only because the
-    authors' code does so. ``micro_batch`` numbers each response's micro-batch from 0.
+    authors' code does so. Equal numbers in ``micro_batch`` are one micro-batch.
     """
-    num = int(micro_batch.max()) + 1
+    numbers, micro_batch = micro_batch.unique(return_inverse=True)
+    num = len(numbers)
     per_response = _count(mask, 1, dtype)
     tokens = per_response.new_zeros(num, 1).index_add(0, micro_batch, per_response)
     return mask / (tokens[micro_batch].clamp(min=1) * num)

@@ -90,7 +90,8 @@ class Segments:
         # Tokens off the mask carry zero. They are dealt out over the columns because, sent to a
         # single one, they would queue for its address.
         slot = torch.where(mask, index, positions(mask.shape[1], mask.device) % width)
-        return cls(token_mask=mask, slot=slot, num=num, width=width)
+        # the CUDA kernels walk over memory: a view such as full[:, prompt:] must not reach them
+        return cls(mask.contiguous(), slot.contiguous(), num, width)
 
     @cached_property
     def index(self) -> Int[Tensor, "B T"]:
@@ -154,6 +155,7 @@ class Segments:
 
         An orthogonal projection: its own transpose, hence its own gradient.
         """
+        require_shape("x", x, "the token mask", self.token_mask)
         return _Smooth.apply(x, self)  # type: ignore[no-untyped-call]
 
     @cached_property
@@ -170,8 +172,7 @@ class Segments:
 
     def read(self, x: Float[Tensor, "B T"], at: ValueAt) -> Float[Tensor, "B M"]:
         """x at each segment's first or last token; anything past the last segment."""
-        if at not in ("start", "end"):
-            raise ValueError(f"value_at must be 'start' (paper) or 'end' (code); got {at!r}.")
+        check_value_at(at)
         require_shape("x", x, "the token mask", self.token_mask)
         return x.gather(1, self.start if at == "start" else self.end)
 
@@ -230,6 +231,12 @@ def _width(num: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> int:
     if fewest == 0:
         raise ValueError(empty_rows(mask))
     return int(most)
+
+
+def check_value_at(at: ValueAt) -> None:
+    """Raise ValueError unless it names a boundary."""
+    if at not in ("start", "end"):
+        raise ValueError(f"value_at must be 'start' (paper) or 'end' (authors' code); got {at!r}.")
 
 
 def last_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:

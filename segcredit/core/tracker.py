@@ -3,12 +3,18 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from segcredit.core.checks import none, require
+from segcredit.core.checks import (
+    accumulation_dtype,
+    at_least_float32,
+    finite_vector,
+    none,
+    require,
+)
 
 RHO_MIN, RHO_MAX = 0.875, 0.96
 """Bounds of the forgetting factor: between 8 and 25 effective observations."""
 HALF_LIFE = 0.06
-"""Drift at which half of the evidence is forgotten."""
+"""Drift at which the forgetting factor would be ½; it is bounded by ρ_min long before."""
 WEIGHT_FLOOR = 0.05
 """Sampling weight that a solved or hopeless prompt keeps."""
 
@@ -44,13 +50,14 @@ def tracker_update(
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
     """α ← ρα + r, β ← ρβ + 1 − r."""
     require(
+        finite_vector("drift", drift),
         none(
             ~((reward >= 0) & (reward <= 1)),
             lambda: (
                 f"the tracker counts successes, so rewards must lie in [0, 1]; got "
                 f"{reward.min().item()} … {reward.max().item()}. Rescale the reward."
             ),
-        )
+        ),
     )
     rho = tracker_forgetting(drift)
     return rho * alpha + reward, rho * beta + 1.0 - reward
@@ -68,5 +75,7 @@ def batch_normalise(x: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
             f"normalising over the batch needs at least two responses; got {len(x)}. "
             f"Use a larger batch."
         )
-    exact = x.double()
+    x = at_least_float32(x)
+    require(finite_vector("x", x))
+    exact = x.to(accumulation_dtype(x))
     return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(x.dtype)

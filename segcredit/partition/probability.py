@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from segcredit.core.checks import finite, require_mask, require_shape
+from segcredit.core.checks import finite, require_mask, require_probability, require_shape
 from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
 from segcredit.types import Rollouts
@@ -47,8 +47,7 @@ def _low(logp_old: Tensor, mask: Tensor, threshold: float, every: int) -> Tensor
 
 
 def _check(threshold: float, every: int) -> None:
-    if not 0.0 < threshold <= 1.0:
-        raise ValueError(f"threshold must be a probability in (0, 1]; got {threshold}. SPO: 0.9.")
+    require_probability("threshold", threshold, "SPO uses 0.9.")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every must be a whole number, at least 1; got {every!r}. SPO: 5.")
 
