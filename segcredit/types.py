@@ -141,16 +141,11 @@ class Batch:
     def select(self, rows: Int[Tensor, " R"]) -> "Batch":
         """Some responses, in the given order."""
         _check_rows(rows)
-        if self.rows_per_item > 1:
-            items = (
-                rows.view(-1, self.rows_per_item) if len(rows) % self.rows_per_item == 0 else None
+        if not _whole_items(rows, self.rows_per_item):
+            raise ValueError(
+                f"rows must keep each {self.rows_per_item} neighbours together and in order "
+                f"(chosen, rejected); got {rows.tolist()[:8]}."
             )
-            within = torch.arange(self.rows_per_item, device=rows.device)
-            if items is None or not bool((items == items[:, :1] + within).all()):
-                raise ValueError(
-                    f"rows must keep each {self.rows_per_item} neighbours together and in order "
-                    f"(chosen, rejected); got {rows.tolist()[:8]}."
-                )
         return replace(
             self,
             rollouts=self.rollouts.select(rows),
@@ -186,6 +181,17 @@ class Batch:
             for part in order.tensor_split(num)
         ]
         return [self.select(part.to(self.loss_mask.device)) for part in parts]
+
+
+def _whole_items(rows: Tensor, size: int) -> bool:
+    """Whether the rows are whole runs of ``size`` neighbours, each from its beginning."""
+    if size == 1:
+        return True
+    if len(rows) % size:
+        return False
+    items = rows.view(-1, size)
+    whole = items == items[:, :1] + torch.arange(size, device=rows.device)
+    return bool((whole & (items[:, :1] % size == 0)).all())
 
 
 def _check_rows(rows: Tensor) -> None:
