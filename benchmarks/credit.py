@@ -22,9 +22,8 @@ import torch
 from loops import loss_by_loops
 from torch import Tensor
 
-from segcredit.core.advantages import segment_gae, terminal_reward
+from segcredit.core.advantages import segment_gae
 from segcredit.core.losses import boundary_value_loss, segment_policy_loss
-from segcredit.core.reduce import response_shares
 from segcredit.partition import top_entropy
 
 FRACTION, LAM, CLIP = 0.30, 0.99, 0.2
@@ -68,14 +67,9 @@ def by_package(x: Inputs) -> Result:
     """Losses and gradients by segcredit."""
     logp, value = (v.detach().requires_grad_() for v in (x.logp, x.value))
     segments = top_entropy(x.entropy, x.mask, FRACTION)
-    reward = terminal_reward(x.reward, x.mask)
-    credit = segment_gae(reward, x.value_old, segments, 1.0, LAM)
-    shares = response_shares(x.mask)
-    policy, _ = segment_policy_loss(
-        logp, x.logp_old, credit.advantage, segments, shares, CLIP, CLIP
-    )
-    shares = response_shares(segments.mask)
-    critic = boundary_value_loss(value, x.value_old, credit.value_target, segments, shares=shares)
+    credit = segment_gae(x.reward, x.value_old, segments, 1.0, LAM)
+    policy, _ = segment_policy_loss(logp, x.logp_old, credit.advantage, segments, CLIP, CLIP)
+    critic = boundary_value_loss(value, x.value_old, credit.value_target, segments)
     (policy + critic).backward()
     return policy.detach(), critic.detach(), logp.grad, value.grad
 

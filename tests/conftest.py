@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -9,7 +10,11 @@ import torch
 from jaxtyping import install_import_hook
 
 if importlib.util.find_spec("beartype"):
-    install_import_hook("segcredit", "shape_checks.check")
+    package = Path(__file__).parent.parent / "segcredit"
+    modules = [f"segcredit.core.{file.stem}" for file in (package / "core").glob("*.py")]
+    modules.remove("segcredit.core.kernels")  # Triton compiles the functions it finds there
+    rest = ["algorithms", "partition", "types", "viewer"]
+    install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")
 
 torch.set_num_threads(1)
 if importlib.util.find_spec("hypothesis"):  # the GPU tests need none

@@ -72,9 +72,9 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
     ("shape, value", lambda: credit(value=H[:1]), ["value", "(2, 3)", "(1, 3)"]),
     ("shape, reward", lambda: credit(reward=H[:, :2]), ["reward", "(2, 3)", "(2, 2)"]),
     (
-        "reward per response",
-        lambda: credit(reward=ONE),
-        ["per token", "(2,)", "terminal_reward(reward, mask)"],
+        "one reward too many",
+        lambda: credit(reward=torch.ones(3)),
+        ["one number per response", "(2,)", "(3,)"],
     ),
     (
         "reward per token",

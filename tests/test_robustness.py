@@ -126,12 +126,14 @@ def test_shapes_of_the_whole_losses_are_checked() -> None:
     segments = partition.top_entropy(rollouts.entropy, rollouts.mask, 0.3)
     shares = reduce.response_shares(rollouts.mask, torch.float64)
     A = torch.zeros_like(rollouts.logp_old)
-    good = [outputs.logp, rollouts.logp_old, A, segments, shares]
-    for place in (0, 1, 2, 4):
+    good = [outputs.logp, rollouts.logp_old, A]
+    for place in range(3):
         bad = list(good)
         bad[place] = bad[place][:, :-1]
         with pytest.raises((ValueError, TypeError)):
-            losses.segment_policy_loss(*bad, 0.2, 0.2)
+            losses.segment_policy_loss(*bad, segments, 0.2, 0.2, shares=shares)
+    with pytest.raises((ValueError, TypeError)):
+        losses.segment_policy_loss(*good, segments, 0.2, 0.2, shares=shares[:, :1])
     with pytest.raises((ValueError, TypeError)):
         losses.boundary_value_loss(
             outputs.value, rollouts.value, A, segments, shares=shares[:, :1].expand(-1, 9)

@@ -6,10 +6,12 @@ import sys
 import pytest
 import torch
 from batches import fake_monte_carlo, story
+from jaxtyping import TypeCheckError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from segcredit.algorithms import ALGORITHMS
-from segcredit.types import Outputs
+from segcredit.partition import tokens
+from segcredit.types import Batch, Outputs
 
 WALKS_STRINGS = {"vineppo", "dvo"}
 """Their default partition is read off the text."""
@@ -51,6 +53,14 @@ def test_the_mathematics_imports_torch_alone(module: str) -> None:
     code = f"import sys\nfor name in {blocked}: sys.modules[name] = None\nimport {module}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_shapes_are_checked_while_testing() -> None:
+    made = tokens(torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(TypeCheckError):
+        made.sum(torch.zeros(2, 5, 1))
+    with pytest.raises(TypeCheckError):
+        Batch(rollouts=None, loss_mask=torch.zeros(3))
 
 
 def test_stable_names() -> None:

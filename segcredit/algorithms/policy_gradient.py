@@ -137,7 +137,7 @@ class PolicyGradient:
         # exactly these two, no subclass: the pair that one kernel computes on CUDA
         if type(ratio_part) is GeometricMean and ratio_part.limit is None and type(clip) is Clipped:
             clips = (clip.low, clip.high, clip.dual)
-            return segment_policy_loss(logp, logp_old, advantage, segments, share, *clips)
+            return segment_policy_loss(logp, logp_old, advantage, segments, *clips, share)
         ratio = self.ratio(logp, logp_old, segments)
         policy = weighted_sum(self.surrogate(ratio, advantage), share)
         watched = self.surrogate.metrics(ratio.detach(), advantage)

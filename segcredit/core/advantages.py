@@ -1,7 +1,6 @@
 """Advantages from a critic: generalised advantage estimation over any units."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -99,7 +98,7 @@ def gae(
 
 @torch.no_grad()
 def segment_gae(
-    reward: Float[Tensor, "B T"],
+    reward: Float[Tensor, "B T"] | Float[Tensor, " B"],
     value: Float[Tensor, "B T"],
     segments: Segments,
     gamma: float,
@@ -112,7 +111,8 @@ def segment_gae(
     R̂_m = Â_m + V(s_m); Â_m and R̂_m are given to every token of z_m.
 
     Args:
-        reward: per token (see :func:`terminal_reward` and :func:`kl_shaped_reward`).
+        reward: r(x, y), one number per response, which counts at its end; or per token (see
+            :func:`kl_shaped_reward`).
         value: V of the prefix *before* each token.
         value_at: "start" is the paper's s_m; "end" is the authors' code, whose baseline knows the
             segment's own tokens (docs/deviations.md).
@@ -120,11 +120,9 @@ def segment_gae(
     """
     token_mask = segments.token_mask
     if reward.ndim == 1:
-        raise ValueError(
-            f"reward must be per token, {tuple(token_mask.shape)}; got one per response, "
-            f"{tuple(reward.shape)}. Pass terminal_reward(reward, mask)."
-        )
-    require_shape("reward", reward, "the token mask", token_mask)
+        _check_one_per_response(reward, token_mask)
+    else:
+        require_shape("reward", reward, "the token mask", token_mask)
     require_shape("value", value, "the token mask", token_mask)
     require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
     for name, x in (("lam", lam), ("lam_critic", lam_critic)):
@@ -133,6 +131,8 @@ def segment_gae(
     _check_lam_shape(lam, token_mask)
     if value_at == "start" and has_kernels(reward, value):
         return _by_kernel(reward, value, segments, gamma, lam, lam_critic)
+    if reward.ndim == 1:
+        reward = terminal_reward(reward, token_mask)
     require(finite(token_mask, reward=reward, value=value), *_lam_claims(lam))
 
     reward_seg = segments.sum(at_least_float32(reward))
@@ -163,7 +163,11 @@ def _by_kernel(
 
     advantage, target, bad = run(lam)
     mask = segments.token_mask
-    message = partial(not_finite, mask, reward=reward, value=value)
+
+    def message() -> str:
+        per_token = terminal_reward(reward, mask) if reward.ndim == 1 else reward
+        return not_finite(mask, reward=per_token, value=value)
+
     require(Claim(bad, lambda number: number == 0, message), *_lam_claims(lam))
     if lam_critic is not None:
         _, target, _ = run(lam_critic)
@@ -177,6 +181,14 @@ def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tu
     td_error[:, :-1].add_(exact[:, 1:], alpha=gamma)
     advantage = reverse_scan(td_error, gamma * lam).to(reward.dtype)
     return advantage, advantage + value
+
+
+def _check_one_per_response(reward: Tensor, mask: Tensor) -> None:
+    if reward.shape != mask.shape[:1]:
+        raise ValueError(
+            f"reward must be one number per response, shape {tuple(mask.shape[:1])}; "
+            f"got {tuple(reward.shape)}."
+        )
 
 
 def _check_lam_shape(lam: float | Tensor, mask: Tensor) -> None:
@@ -218,11 +230,7 @@ def length_adaptive_lambda(
 def terminal_reward(reward: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """r(x, y) on the last token, 0 at every other (r_m = 0 for m < M, §4.1)."""
     require_mask("mask", mask)
-    if reward.shape != mask.shape[:1]:
-        raise ValueError(
-            f"reward must be one number per response, shape {tuple(mask.shape[:1])}; "
-            f"got {tuple(reward.shape)}."
-        )
+    _check_one_per_response(reward, mask)
     reward = at_least_float32(reward)[:, None]
     return keep(mask, reward.new_zeros(mask.shape).scatter_(1, last_position(mask), reward))
 

@@ -26,7 +26,7 @@ class PolicyLoss(torch.autograd.Function):
         logp_old: Tensor,
         advantage: Tensor,
         segments: "Segments",
-        share: Tensor,
+        share: Tensor | None,
         bounds: tuple[float, float, float],
     ) -> tuple[Tensor, Tensor]:
         places = (segments.token_mask, segments.slot, segments.num)
@@ -47,7 +47,12 @@ class ValueLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, target: Tensor, segments: "Segments", share: Tensor, factor: float
+        ctx: Any,
+        value: Tensor,
+        target: Tensor,
+        segments: "Segments",
+        share: Tensor | None,
+        factor: float,
     ) -> Tensor:
         places = (segments.start, segments.num)
         loss, grad = kernels.value_loss(value, target, share, *places, factor)

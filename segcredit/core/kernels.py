@@ -131,6 +131,7 @@ def _segment_gae(
     width,
     decay_stride,
     gamma: tl.constexpr,  # a plain float argument would be rounded to float32
+    outcome: tl.constexpr,  # one reward per response, not per token
     TOKENS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
@@ -147,8 +148,11 @@ def _segment_gae(
         t = offset + tl.arange(0, TOKENS)
         here = base + t
         valid = tl.load(mask + here, mask=t < width, other=0) != 0
-        r = tl.load(reward + here, mask=valid, other=0.0)
         v = tl.load(value + here, mask=valid, other=0.0)
+        if outcome:
+            r = tl.zeros([TOKENS], dtype=tl.float32)
+        else:
+            r = tl.load(reward + here, mask=valid, other=0.0)
         both = r + v
         broken = valid & ((both != both) | (tl.abs(both) == float("inf")))
         if tl.sum(broken.to(tl.int32)) > 0:
@@ -158,6 +162,12 @@ def _segment_gae(
         tl.atomic_add(reward_seg + base + index, r, mask=valid & (r != 0.0))
         tl.store(value_seg + base + index, v, mask=first)
     tl.debug_barrier()
+    if outcome:
+        r_end = tl.load(reward + row)
+        if (r_end != r_end) | (tl.abs(r_end) == float("inf")):
+            tl.atomic_add(bad, 1)
+        tl.store(reward_seg + base + columns - 1, r_end)
+        tl.debug_barrier()
 
     # δ and its reverse scan, block by block from the last segment to the first
     unit = tl.arange(0, UNITS)
@@ -225,6 +235,7 @@ def segment_gae(
             width,
             decay.ndim,
             gamma=gamma,
+            outcome=reward.ndim == 1,
             UNITS=UNITS,
             **_blocks(width),
         )
@@ -249,6 +260,7 @@ def _policy_loss(
     low: tl.constexpr,
     high: tl.constexpr,
     ceiling: tl.constexpr,
+    weighted: tl.constexpr,  # shares given; else the mean over responses of token means
     TOKENS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -262,6 +274,7 @@ def _policy_loss(
     tl.debug_barrier()
 
     # Σ x_t and |z_m|
+    tokens = tl.zeros((), dtype=tl.int32)
     for offset in range(0, width, TOKENS):
         t = offset + tl.arange(0, TOKENS)
         here = base + t
@@ -271,6 +284,7 @@ def _policy_loss(
         x -= tl.load(logp_old + here, mask=valid, other=0.0)
         tl.atomic_add(total + base + index, x, mask=valid)
         tl.atomic_add(length + base + index, 1.0, mask=valid)
+        tokens += tl.sum(valid.to(tl.int32), axis=0)
     tl.debug_barrier()
 
     # the surrogate of each token, and what it pulls at its segment's mean log-ratio
@@ -287,7 +301,10 @@ def _policy_loss(
         extreme = tl.abs(mean) > 80.0  # where float32 would overflow
         ratio = tl.exp(tl.minimum(tl.maximum(mean, -80.0), 80.0))
         a = tl.load(advantage + here, mask=valid, other=0.0)
-        w = tl.load(share + here, mask=valid, other=0.0)
+        if weighted:
+            w = tl.load(share + here, mask=valid, other=0.0)
+        else:
+            w = tl.where(valid, 1.0 / (tokens * tl.num_programs(0)).to(tl.float32), 0.0)
         least = tl.where(a < 0, tl.full([TOKENS], low, tl.float32), float("-inf"))
         most = tl.where(
             a > 0, tl.full([TOKENS], high, tl.float32), tl.full([TOKENS], ceiling, tl.float32)
@@ -319,7 +336,7 @@ def policy_loss(
     logp: Tensor,
     logp_old: Tensor,
     advantage: Tensor,
-    share: Tensor,
+    share: Tensor | None,
     mask: Tensor,
     slot: Tensor,
     num: Tensor,
@@ -335,7 +352,7 @@ def policy_loss(
             logp.contiguous(),
             logp_old.contiguous(),
             advantage.contiguous(),
-            share.contiguous(),
+            logp if share is None else share.contiguous(),
             mask.contiguous(),
             slot.contiguous(),
             num.contiguous(),
@@ -348,6 +365,7 @@ def policy_loss(
             low=low,
             high=high,
             ceiling=ceiling,
+            weighted=share is not None,
             **_blocks(width),
         )
     return sums, grad
@@ -366,43 +384,49 @@ def _value_loss(
     columns,
     stride,
     size,
-    factor: tl.constexpr,
+    scale,
+    weighted: tl.constexpr,  # shares given; else each response's mean
     TOKENS: tl.constexpr,
 ):
     unit = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     inside = unit < size
     row = unit // columns
     m = unit % columns
-    real = inside & (m < tl.load(num + row, mask=inside, other=0))
+    segments = tl.load(num + row, mask=inside, other=1)
+    real = inside & (m < segments)
     place = row * width + tl.load(start + row * stride + m, mask=real, other=0)
     error = tl.load(value + place, mask=real, other=0.0)
     error -= tl.load(target + place, mask=real, other=0.0)
-    w = tl.load(share + unit, mask=real, other=0.0) * factor
+    if weighted:
+        w = tl.load(share + unit, mask=real, other=0.0) * scale
+    else:
+        w = tl.where(real, scale / segments.to(tl.float32), 0.0)
     tl.atomic_add(loss, tl.sum((w * error * error).to(tl.float64), axis=0))
     tl.store(grad + place, 2.0 * w * error, mask=real)
 
 
 def value_loss(
-    value: Tensor, target: Tensor, share: Tensor, start: Tensor, num: Tensor, factor: float
+    value: Tensor, target: Tensor, share: Tensor | None, start: Tensor, num: Tensor, factor: float
 ) -> tuple[Tensor, Tensor]:
     """factor · Σ share · (value − target)² at the boundaries, and its gradient."""
     grad = value.new_zeros(value.shape)
     loss = torch.zeros((), dtype=torch.float64, device=value.device)
-    size = share.numel()
+    size = start.numel()
     with torch.cuda.device_of(value):
         _value_loss[(cdiv(size, 1024),)](
             value.contiguous(),
             target.contiguous(),
-            share.contiguous(),
+            value if share is None else share.contiguous(),
             start,
             num.contiguous(),
             grad,
             loss,
             value.shape[1],
-            share.shape[1],
+            start.shape[1],
             start.stride(0),
             size,
-            factor=factor,
+            factor if share is not None else factor / len(value),
+            weighted=share is not None,
             TOKENS=1024,
         )
     return loss, grad

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 from segcredit.core.checks import at_least_float32, constant, keep, require_shape
 from segcredit.core.device import has_kernels
 from segcredit.core.ratios import geometric_mean_ratio
-from segcredit.core.reduce import response_mean, weighted_sum
+from segcredit.core.reduce import response_mean, response_shares, weighted_sum
 from segcredit.core.segments import Segments, ValueAt
 
 
@@ -50,21 +50,24 @@ def segment_policy_loss(
     logp_old: Float[Tensor, "B T"],
     advantage: Float[Tensor, "B T"],
     segments: Segments,
-    shares: Float[Tensor, "B T"],
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    shares: Float[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
     """Σ share · clipped_surrogate(geometric_mean_ratio) (Eq. 8–9), and what one watches.
 
-    The same as calling the two and weighting, and on CUDA one kernel with its gradient.
+    Without ``shares``, Eq. 9's mean over responses of token means. The same as calling the two and
+    weighting, and on CUDA one kernel with its gradient.
     """
     check_clip(clip_low, clip_high, dual_clip)
-    columns = {"logp": logp, "logp_old": logp_old, "advantage": advantage, "shares": shares}
+    columns = {"logp": logp, "logp_old": logp_old, "advantage": advantage}
+    if shares is not None:
+        columns["shares"] = shares
     for name, x in columns.items():
         require_shape(name, x, "the token mask", segments.token_mask)
     # with one segment per response, all tokens of a row would queue for one address
-    if segments.width > 1 and has_kernels(logp, logp_old, advantage, shares):
+    if segments.width > 1 and has_kernels(*columns.values()):
         from segcredit.core.fused import PolicyLoss
 
         bounds = _bounds(clip_low, clip_high, dual_clip)
@@ -72,6 +75,8 @@ def segment_policy_loss(
             logp, logp_old, advantage, segments, shares, bounds
         )
         return loss, {"ratio": watched[0], "clip_fraction": watched[1]}
+    if shares is None:
+        shares = response_shares(segments.token_mask, at_least_float32(logp).dtype)
     ratio = geometric_mean_ratio(logp, logp_old, segments)
     loss = weighted_sum(clipped_surrogate(ratio, advantage, clip_low, clip_high, dual_clip), shares)
     ratio = ratio.detach()
@@ -145,12 +150,9 @@ def boundary_value_loss(
     if shares is not None:
         require_shape("shares", shares, "the segment mask", mask)
     value_old, value_target = value_old.detach(), value_target.detach()
-    if (
-        shares is not None
-        and value_at == "start"
-        and clip is None
-        and has_kernels(value, value_target, shares)
-    ):
+    known = shares is not None or reduce is response_mean  # a reduction that the kernel knows
+    given = (value, value_target) if shares is None else (value, value_target, shares)
+    if known and value_at == "start" and clip is None and has_kernels(*given):
         from segcredit.core.fused import ValueLoss
 
         factor = 0.5 if half else 1.0

@@ -61,7 +61,7 @@ def filled_lines(path: str, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes
 def parse_row(line: bytes) -> Row:
     """The row, or an InputError that names the field."""
     try:
-        content = json.loads(line.decode(), parse_constant=_refuse_constant)
+        content = json.loads(line.decode().rstrip("\r\n"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise InputError(
             f"expected UTF-8; got byte 0x{line[error.start]:02x} at column {error.start + 1}; "
@@ -69,8 +69,8 @@ def parse_row(line: bytes) -> Row:
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"expected one JSON object per line; got {error.msg[0].lower()}{error.msg[1:]} at "
-            f"column {error.colno}; {_TYPE}"
+            f"expected one JSON object per line; got text that is no JSON: "
+            f"{error.msg[0].lower()}{error.msg[1:]} at column {error.colno}; {_TYPE}"
         ) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 5000 brackets
         raise InputError(

@@ -50,6 +50,16 @@ def test_segment_gae_equals_the_oracle(case: Case, gamma: float, lam: float, whe
     assert (credit.advantage[~case.place.mask] == 0).all()
 
 
+@given(cases(), discount)
+def test_one_reward_per_response_stands_at_its_end(case: Case, lam: float) -> None:
+    reward = torch.tensor([row[0] for row in case.reward], dtype=torch.float64)
+    value, segments = case.place.put(case.value), made(case)
+    short = segment_gae(reward, value, segments, 0.9, lam)
+    long = segment_gae(terminal_reward(reward, case.place.mask), value, segments, 0.9, lam)
+    assert torch.equal(short.advantage, long.advantage)
+    assert torch.equal(short.value_target, long.value_target)
+
+
 @given(cases(), discount, discount)
 def test_decoupled_targets_use_their_own_lambda(case: Case, lam: float, lam_critic: float) -> None:
     put, segments = case.place.put, made(case)

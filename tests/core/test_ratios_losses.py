@@ -119,6 +119,21 @@ def test_reductions(case: Case) -> None:
     assert got == pytest.approx(o.constant_mean(case.value, 7.0 * len(mask)))
 
 
+@given(cases())
+def test_whole_policy_loss_is_its_parts(case: Case) -> None:
+    logp, old = pair(case)
+    segments, mask = made(case), case.place.mask
+    A = torch.where(mask, case.place.put(case.reward), 0.0)
+    ratio = ratios.geometric_mean_ratio(logp, old, segments)
+    per_token = losses.clipped_surrogate(ratio, A, 0.2, 0.28, 3.0)
+    got, watched = losses.segment_policy_loss(logp, old, A, segments, 0.2, 0.28, 3.0)
+    assert got.item() == pytest.approx(reduce.response_mean(per_token, mask).item())
+    assert watched["ratio"].item() == pytest.approx(reduce.response_mean(ratio, mask).item())
+    shares = reduce.token_shares(mask, torch.float64)
+    got, _ = losses.segment_policy_loss(logp, old, A, segments, 0.2, 0.28, 3.0, shares)
+    assert got.item() == pytest.approx(reduce.token_mean(per_token, mask).item())
+
+
 def test_micro_batch_token_mean() -> None:
     mask = torch.tensor([[True, True], [True, False], [True, True]])
     shares = reduce.micro_batch_token_shares(mask, torch.tensor([0, 1, 1]), torch.float64)
