@@ -78,7 +78,8 @@ def segment_policy_loss(
     if shares is None:
         shares = response_shares(segments.token_mask, at_least_float32(logp).dtype)
     ratio = geometric_mean_ratio(logp, logp_old, segments)
-    loss = weighted_sum(clipped_surrogate(ratio, advantage, clip_low, clip_high, dual_clip), shares)
+    per_token = clipped_surrogate(ratio, advantage, clip_low, clip_high, dual_clip)
+    loss = weighted_sum(keep(segments.token_mask, per_token), shares)
     ratio = ratio.detach()
     clipped = is_clipped(ratio, advantage, clip_low, clip_high, dual_clip).to(ratio.dtype)
     watched_sums = {

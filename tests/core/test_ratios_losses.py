@@ -123,7 +123,7 @@ def test_reductions(case: Case) -> None:
 def test_whole_policy_loss_is_its_parts(case: Case) -> None:
     logp, old = pair(case)
     segments, mask = made(case), case.place.mask
-    A = torch.where(mask, case.place.put(case.reward), 0.0)
+    A = case.place.put(case.reward)
     ratio = ratios.geometric_mean_ratio(logp, old, segments)
     per_token = losses.clipped_surrogate(ratio, A, 0.2, 0.28, 3.0)
     got, watched = losses.segment_policy_loss(logp, old, A, segments, 0.2, 0.28, 3.0)
