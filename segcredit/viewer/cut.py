@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from segcredit.core.advantages import segment_gae, terminal_reward
+from segcredit.core.advantages import segment_gae
 from segcredit.core.checks import require_unit_interval
 from segcredit.core.segments import Segments
 from segcredit.partition import (
@@ -157,7 +157,7 @@ def _numbers(
         state_value = read(value)
     if value is not None and reward is not None:
         credit = segment_gae(
-            terminal_reward(rollouts.reward, rollouts.mask),
+            rollouts.reward,
             value,
             segments,
             settings.gamma,

@@ -48,6 +48,9 @@ class Page:
         self._print(response_text(row, cut, self._palette))
         self._console.print()
         self._print(segment_table(cut, self._console.width, self._palette))
+        lacking = [name for name in ("value", "reward") if getattr(row, name) is None]
+        if lacking:
+            self._print(Text(f"no Â: this row has no {' and no '.join(lacking)}", "dim italic"))
         self._console.print()
 
     def legend(self) -> None:
