@@ -15,7 +15,7 @@ from segcredit.core.segments import Segments
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Sampled responses, right-padded to one width, with what is known about them.
+    """Sampled responses, padded to one width, with what is known about them: constants all.
 
     Columns below the blank line arrive later by :meth:`replace`, and only if the algorithm's
     ``needs`` names them.

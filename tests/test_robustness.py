@@ -14,20 +14,44 @@ from segcredit.types import Outputs
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
-@pytest.mark.parametrize("name", ["sapo", "ppo", "grpo", "gspo", "rloo"])
-def test_an_old_policy_that_still_has_a_graph_is_a_constant(name: str) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_rollouts_that_still_have_a_graph_are_constants(name: str) -> None:
     """logp_old = logp is the natural first step; its gradient must not cancel."""
-    rollouts, outputs = story(seed=3).lay_out(0, holes=True)
+    rollouts, _ = story(seed=3).lay_out(0, holes=True)
+    algorithm = ALGORITHMS[name]()
     grads = []
     for detach in (True, False):
         logp = rollouts.logp_old.clone().requires_grad_()
-        old = logp.detach() if detach else logp
-        algorithm = ALGORITHMS[name]()
-        batch = algorithm.minibatch(algorithm.prepare(rollouts.replace(logp_old=old)))
-        algorithm.loss(Outputs(logp, outputs.value), batch).policy.backward()
-        grads.append(logp.grad)
+        value = rollouts.value.clone().requires_grad_()
+        old, ref, v = logp + 0.0, 1.1 * logp, value + 0.0
+        columns = {"logp_old": old, "logp_ref": ref, "value": v}
+        if detach:
+            columns = {column: x.detach() for column, x in columns.items()}
+        prepared = algorithm.prepare(rollouts.replace(**columns), fake_monte_carlo)
+        batch = algorithm.minibatch(prepared)
+        new = batch.rollouts.logp_old.detach().requires_grad_()
+        now = batch.rollouts.value.detach().requires_grad_()
+        algorithm.loss(Outputs(new, now), batch).total.backward()
+        assert logp.grad is None
+        assert value.grad is None
+        grads.append(new.grad)
     assert grads[0].abs().max() > 0
     assert torch.equal(*grads)
+
+
+def test_the_current_policy_may_be_the_old_one() -> None:
+    rollouts, outputs = story(seed=3).lay_out(0, holes=True)
+    logp = rollouts.logp_old.clone().requires_grad_()
+    method = algorithms.sapo()
+    batch = method.minibatch(method.prepare(rollouts.replace(logp_old=logp, logp_ref=logp)))
+    method.loss(Outputs(logp, outputs.value), batch).policy.backward()
+    assert logp.grad.abs().max() > 0
+
+
+def test_means_of_half_precision_count_exactly() -> None:
+    x, mask = torch.ones(2, 3001).bfloat16(), torch.ones(2, 3001, dtype=torch.bool)
+    for mean in (reduce.response_mean, reduce.token_mean):
+        assert mean(x, mask).item() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_integer_rewards_are_not_truncated() -> None:

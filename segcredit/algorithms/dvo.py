@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class DirectValue:
     def needs(self) -> frozenset[str]:
         return self.credit.over.needs | {"logp_ref"}
 
+    @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """Steps and their targets."""
         segments = self.credit.over(rollouts)

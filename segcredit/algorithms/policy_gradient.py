@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -68,6 +69,7 @@ class PolicyGradient:
             needs |= self.kl.needs
         return needs.union(*(term.needs for term in self.terms))
 
+    @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """Segments and credit, once per rollout batch; equal partitions are computed once."""
         segments: dict[Partition, Segments] = {}

@@ -10,6 +10,7 @@ from segcredit.core.checks import (
     keep,
     require,
     require_mask,
+    require_positive,
     require_shape,
 )
 
@@ -43,6 +44,5 @@ def whiten(
 
 def clamp(x: Float[Tensor, "B T"], limit: float) -> Float[Tensor, "B T"]:
     """x limited to ±limit (the authors' code: advantages to ±5 after whitening)."""
-    if not limit > 0:
-        raise ValueError(f"limit must be positive; got {limit}. The authors' code uses 5.")
+    require_positive("limit", limit, "The authors' code uses 5.")
     return x.clamp(-limit, limit)

@@ -17,6 +17,7 @@ from segcredit.core.checks import (
     not_finite,
     require,
     require_mask,
+    require_positive,
     require_shape,
     require_unit_interval,
 )
@@ -221,8 +222,7 @@ def length_adaptive_lambda(
     With the paper's α = .05 the formula is 0 at 20 tokens and negative below; ``clamp=False``
     returns it as printed.
     """
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive; got {alpha}. VAPO uses 0.05.")
+    require_positive("alpha", alpha, "VAPO uses 0.05.")
     lam = 1.0 - 1.0 / (alpha * length.to(accumulation_dtype(length)))
     return lam.clamp(0.0, 1.0) if clamp else lam
 

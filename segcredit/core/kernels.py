@@ -1,7 +1,7 @@
 """The same arithmetic in a handful of Triton kernels, for CUDA tensors.
 
 Credit is little arithmetic on large batches: in plain torch, its time on a GPU is the launching of
-some hundred and forty kernels. Here each step is one launch. The torch code beside it says what is
+more than a hundred kernels. Here each step is one launch. The torch code beside it says what is
 computed and is what runs on any other device; tests/test_gpu.py holds the two together.
 
 One program takes one response and walks over it in blocks of tokens. What it needs per segment it

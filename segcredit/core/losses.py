@@ -177,8 +177,8 @@ def nll(logp: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 
 
 def k1(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """log π − log π_ref: unbiased, may be negative."""
-    return at_least_float32(logp) - at_least_float32(logp_ref)
+    """log π − log π_ref: unbiased, may be negative. The reference is a constant."""
+    return at_least_float32(logp) - at_least_float32(logp_ref.detach())
 
 
 def k2(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

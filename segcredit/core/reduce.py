@@ -10,10 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.core.checks import (
+    at_least_float32,
     keep,
     no_empty_row,
     require,
     require_mask,
+    require_positive,
     require_shape,
 )
 
@@ -42,8 +44,7 @@ def constant_shares(
 
     length = 1 gives the plain sum per response (REINFORCE over whole responses).
     """
-    if not length > 0:
-        raise ValueError(f"length must be positive; got {length}. Pass 1 for sums per response.")
+    require_positive("length", length, "Pass 1 for sums per response.")
     return mask.to(dtype) / (mask.shape[0] * length)
 
 
@@ -69,29 +70,30 @@ def weighted_sum(x: Float[Tensor, "B T"], shares: Float[Tensor, "B T"]) -> Float
 
 def response_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """(1/B) Σ_i (1/T_i) Σ_t x_{i,t}."""
-    _check(x, mask)
-    return weighted_sum(keep(mask, x), response_shares(mask, x.dtype))
+    x = _checked(x, mask)
+    return weighted_sum(x, response_shares(mask, x.dtype))
 
 
 def token_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """(1/Σ_i T_i) Σ_i Σ_t x_{i,t}."""
-    _check(x, mask)
-    return weighted_sum(keep(mask, x), token_shares(mask, x.dtype))
+    x = _checked(x, mask)
+    return weighted_sum(x, token_shares(mask, x.dtype))
 
 
 def constant_mean(
     x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], length: float = 1.0
 ) -> Float[Tensor, ""]:
     """(1/(B · length)) Σ_i Σ_t x_{i,t}."""
-    _check(x, mask)
-    return weighted_sum(keep(mask, x), constant_shares(mask, length, x.dtype))
+    x = _checked(x, mask)
+    return weighted_sum(x, constant_shares(mask, length, x.dtype))
 
 
 def _count(mask: Tensor, dim: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return mask.sum(dim=dim, keepdim=True, dtype=dtype)
 
 
-def _check(x: Tensor, mask: Tensor) -> None:
+def _checked(x: Tensor, mask: Tensor) -> Tensor:
     require_mask("mask", mask)
     require_shape("x", x, "mask", mask)
     require(no_empty_row(mask))
+    return keep(mask, at_least_float32(x))

@@ -239,11 +239,6 @@ def check_value_at(at: ValueAt) -> None:
         raise ValueError(f"value_at must be 'start' (paper) or 'end' (authors' code); got {at!r}.")
 
 
-def last_token(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """True at the last valid token of each response."""
-    return mask & (positions(mask.shape[1], mask.device) == last_position(mask))
-
-
 def last_position(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
     """Position of the last valid token of each response; 0 if there is none."""
     return (mask * positions(mask.shape[1], mask.device)).argmax(dim=1, keepdim=True)
