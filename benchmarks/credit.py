@@ -5,8 +5,9 @@
 
 One run measures: top-entropy partition + segment GAE + geometric-mean ratio + clipped surrogate +
 boundary value loss, forward and backward, on random batches whose responses are between half and
-all of T tokens long. Times are wall times between two synchronisations. Growth compares the
-least times: on a GPU a step waits for the host, whose noise is larger than what is compared.
+all of T tokens long. Times are wall times between two synchronisations. Growth is the median of
+the ratios of times that were measured one after the other: on a GPU a step waits for the host,
+whose noise from second to second is larger than what is compared.
 """
 
 import argparse
@@ -176,22 +177,26 @@ def compare(shapes: list[tuple[int, int]], device: str, repeat: int, loops: bool
 
 
 def growth(tokens: int, device: str, repeat: int) -> None:
+    """All lengths in turn, round after round: a slow moment of the host meets each alike."""
     print(f"\nGrowth with T at {tokens:,} tokens")
     columns = ["(B, T)", "median ms", "least ms", "to T = 512", "bytes/token"]
     print_row(*columns, *(["GPU busy ms"] if device == "cuda" else []))
-    first = None
-    for width in (512, 2048, 8192, 32_768):
-        x = random_inputs(tokens // width, width, device)
-        work = lambda x=x: by_package(x)  # noqa: E731
-        for _ in range(3):
-            work()
-        took, least = milliseconds(work, device, repeat)
-        first = first or least
-        peak = peak_bytes((tokens // width, width), device)
-        cells = [(tokens // width, width), f"{took:.2f}", f"{least:.2f}", f"{least / first:.2f}×"]
+    shapes = [(tokens // width, width) for width in (512, 2048, 8192, 32_768)]
+    inputs = [random_inputs(*shape, device) for shape in shapes]
+    for x in inputs * 3:
+        by_package(x)
+    rounds = [
+        [milliseconds(lambda x=x: by_package(x), device, 1)[0] for x in inputs]
+        for _ in range(repeat)
+    ]
+    for i, shape in enumerate(shapes):
+        times = [one[i] for one in rounds]
+        ratio = statistics.median(one[i] / one[0] for one in rounds)
+        peak = peak_bytes(shape, device)
+        cells = [shape, f"{statistics.median(times):.2f}", f"{min(times):.2f}", f"{ratio:.2f}×"]
         cells.append("–" if peak is None else f"{peak / tokens:.0f}")
         if device == "cuda":
-            cells.append(f"{device_milliseconds(work):.2f}")
+            cells.append(f"{device_milliseconds(lambda i=i: by_package(inputs[i])):.2f}")
         print_row(*cells)
 
 
