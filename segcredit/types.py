@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +12,89 @@ from torch import Tensor
 
 from segcredit.core.advantages import Credit
 from segcredit.core.segments import Segments
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question of the data, as it was read: nothing tokenised, no image decoded."""
+
+    id: str
+    messages: tuple[Mapping[str, str], ...]
+    """Chat messages, ``{"role": …, "content": …}``; ``<image>`` marks where an image goes."""
+    images: tuple[bytes | Path, ...] = ()
+    """An encoded picture (PNG, JPEG, …) or where it lies, one per ``<image>``."""
+    answer: str | None = None
+    """The verifiable answer."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the row holds: handed to reward functions by name."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One answer of the policy, for whoever grades it."""
+
+    prompt: Prompt
+    text: str
+    """Without special tokens."""
+    num_tokens: int
+    truncated: bool
+    """Cut off at the length limit."""
+    max_tokens: int
+    """The length limit."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A number, and why."""
+
+    value: float
+    reason: str
+    correct: bool | None = None
+    """Whether the answer was right; None: the function does not say."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What was added up: accuracy, format, length, …"""
+
+
+@runtime_checkable
+class RewardFn(Protocol):
+    """Grades a batch of responses: one Reward each, in their order."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]: ...
+
+    def close(self) -> None:
+        """Stop whatever processes it holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as the model reads it."""
+
+    prompt: Prompt
+    tokens: Int[Tensor, " P"]
+    positions: Int[Tensor, "R P"]
+    """Rotary positions: one row for text models, three (time, height, width) for vision ones."""
+    vision: Mapping[str, Tensor] = field(default_factory=dict)
+    """Extra inputs of the model (pixel values, grids), concatenated along their first axis."""
+    token_types: Int[Tensor, " P"] | None = None
+    """1 at image tokens, 0 at text; None: a text model."""
+
+    @property
+    def next_position(self) -> int:
+        """The rotary position of the first response token."""
+        return int(self.positions.max()) + 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +130,8 @@ class Rollouts:
     """A value of the prompt, known before this step (single-stream SPO: the tracker's)."""
     parent: Int[Tensor, " B"] | None = None
     """Row of the response that this one continues; −1 at a tree's root (SPO-tree)."""
+    prompts: Sequence[Encoded] | None = None
+    """What each response answers: the models read it when they score a response."""
 
     def column(self, name: str, reader: str) -> Tensor:
         """A later column, or one sentence on what is missing and who wanted it."""
@@ -213,6 +299,30 @@ def named_repr(part: Any) -> str:
 MonteCarlo = Callable[[Rollouts, Segments, Tensor, int], Tensor]
 """(rollouts, segments, which (B, M) to estimate, samples) → mean rewards of fresh continuations
 from the prefix before each segment, (B, M)."""
+
+
+class RolloutEngine(Protocol):
+    """Draws responses from the current policy."""
+
+    def sample(
+        self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        """One response per prompt, with log π and H of every token as it was drawn."""
+        ...
+
+    def continue_from(
+        self,
+        prompts: Sequence[Encoded],
+        prefixes: Sequence[Int[Tensor, " L"]],
+        sampling: Sampling,
+        generator: torch.Generator,
+    ) -> Rollouts:
+        """One continuation per prompt and begun response; ``max_tokens`` includes the prefix."""
+        ...
+
+    def load_weights(self, policy: torch.nn.Module) -> None:
+        """Draw from these weights from now on."""
+        ...
 
 
 @runtime_checkable
