@@ -1,3 +1,18 @@
 """segcredit: reinforcement learning whose unit of credit is the reasoning step."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from segcredit.train.trainer import Trainer
+
 __version__ = "0.1.0"
+__all__ = ["Trainer", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """The trainer on first use: importing the mathematics must not import transformers."""
+    if name == "Trainer":
+        from segcredit.train.trainer import Trainer
+
+        return Trainer
+    raise AttributeError(f"module 'segcredit' has no attribute {name!r}")

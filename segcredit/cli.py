@@ -7,16 +7,21 @@ from typing import Annotated
 import typer
 
 from segcredit import __version__
+from segcredit.commands import evaluate as evaluation
+from segcredit.commands import train as training
 from segcredit.viewer import command as segment
 from segcredit.viewer.visible import one_line
 
 app = typer.Typer(
     help="Reinforcement learning for reasoning models whose unit of credit is the reasoning step.",
-    epilog="See it at work: [bold]segcredit segment --example[/bold]",
+    epilog="See it at work: [bold]segcredit demo[/bold]",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command(epilog=training.DEMO_EPILOG)(training.demo)
+app.command(epilog=training.EPILOG)(training.train)
+app.command(epilog=evaluation.EPILOG)(evaluation.evaluate)
 app.command(epilog=segment.EPILOG)(segment.segment)
 
 

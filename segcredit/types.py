@@ -51,6 +51,8 @@ class Reward:
     reason: str
     correct: bool | None = None
     """Whether the answer was right; None: the function does not say."""
+    answered: bool | None = None
+    """Whether an answer was found in the response at all; None: the function does not say."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What was added up: accuracy, format, length, …"""
 
@@ -76,13 +78,16 @@ class Encoded:
     """Rotary positions: one row for text models, three (time, height, width) for vision ones."""
     vision: Mapping[str, Tensor] = field(default_factory=dict)
     """Extra inputs of the model (pixel values, grids), concatenated along their first axis."""
-    token_types: Int[Tensor, " P"] | None = None
-    """1 at image tokens, 0 at text; None: a text model."""
 
-    @property
-    def next_position(self) -> int:
-        """The rotary position of the first response token."""
-        return int(self.positions.max()) + 1
+    def extended(self, prefix: Int[Tensor, " L"]) -> "Encoded":
+        """The prompt with a begun response behind it."""
+        first = int(self.positions.max()) + 1
+        more = torch.arange(first, first + len(prefix)).expand(len(self.positions), -1)
+        return replace(
+            self,
+            tokens=torch.cat([self.tokens, prefix]),
+            positions=torch.cat([self.positions, more], dim=1),
+        )
 
 
 @dataclass(frozen=True)

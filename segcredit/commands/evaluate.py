@@ -1,0 +1,92 @@
+"""``segcredit evaluate``: a checkpoint on held-out prompts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit evaluate runs/demo-20261115-101500  [dim]# a run: its last checkpoint, its own test data[/dim]
+
+segcredit evaluate runs/demo-20261115-101500 --samples 8 --temperature 0.6 --top-p 0.95
+
+segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data geo3k-test.parquet --reward geo3k -o samples.jsonl
+"""
+
+
+def evaluate(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A run folder, a Hugging Face folder, or a hub id.")
+    ],
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Files of prompts; a run has its own.")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option("--reward", help="math, geo3k, gsm8k, exact or file.py:function.")
+    ] = None,
+    prompts: Annotated[int, typer.Option("--prompts", help="How many prompts.", min=1)] = 512,
+    samples: Annotated[int, typer.Option("--samples", "-k", help="Responses each.", min=1)] = 4,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.01)] = 1.0,
+    top_p: Annotated[float, typer.Option("--top-p", min=0.01, max=1.0)] = 1.0,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Length limit; a run has its own.", min=1)
+    ] = None,
+    suffix: Annotated[str | None, typer.Option("--suffix", help="Added to each prompt.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
+    ] = None,
+) -> None:
+    """Accuracy on held-out prompts: greedy, avg@k, pass@k, with intervals."""
+    from rich.console import Console
+
+    from segcredit.commands.quiet import quiet_libraries
+    from segcredit.evaluate.checkpoint import evaluate_checkpoint
+
+    quiet_libraries()
+    console = Console()
+    try:
+        with console.status("asking…"):
+            found = evaluate_checkpoint(
+                checkpoint,
+                data=data,
+                reward=reward,
+                prompts=prompts,
+                samples=samples,
+                temperature=temperature,
+                top_p=top_p,
+                max_tokens=max_tokens,
+                suffix=suffix,
+                seed=seed,
+                output=output,
+            )
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    console.print(_table(found))
+    if output is not None:
+        console.print(f"responses  {output}", highlight=False, soft_wrap=True)
+
+
+def _table(found: "Evaluation") -> "Table":  # type: ignore[name-defined]
+    from rich.table import Table
+
+    title = f"{found.prompts} prompts × {found.samples} samples"
+    table = Table(title=title, title_justify="left")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval", justify="right")
+    interval = lambda ends: f"{ends[0]:.1%} – {ends[1]:.1%}"  # noqa: E731
+    if found.greedy is not None and found.greedy_interval is not None:
+        table.add_row("greedy accuracy", f"{found.greedy:.1%}", interval(found.greedy_interval))
+    table.add_row(f"avg@{found.samples}", f"{found.sampled:.1%}", interval(found.sampled_interval))
+    for k, x in found.pass_at.items():
+        if k > 1:
+            table.add_row(f"pass@{k}", f"{x:.1%}", "")
+    table.add_row("reward", f"{found.reward:.3f}", "")
+    table.add_row("answer found", f"{found.answered:.1%}", "")
+    table.add_row("truncated", f"{found.truncated:.1%}", "")
+    table.add_row("response length", f"{found.response_length:.0f} tokens", "")
+    return table

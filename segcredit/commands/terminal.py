@@ -1,0 +1,118 @@
+"""A run as a person at a terminal sees it: progress, time left, and the few numbers one watches."""
+
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from segcredit.config import Recipe
+from segcredit.evaluate import Evaluation
+from segcredit.train.trainer import Result
+
+STAGES = {
+    "warm_start": "imitate",
+    "pretrain_critic": "train critic",
+    "optimize": "reinforce",
+}
+WATCHED = (
+    ("nll", "nll", "{:.3f}"),
+    ("accuracy", "accuracy", "{:.1%}"),
+    ("reward", "reward", "{:.3f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("response_length", "length", "{:.0f}"),
+    ("explained_variance", "critic", "{:.2f}"),
+    ("tokens_per_second", "tok/s", "{:.0f}"),
+)
+QUIET_SECONDS = 15.0
+"""Between two lines where there is no terminal to redraw."""
+
+
+class Terminal:
+    """Draws a bar per stage on a terminal; in a file or a pipe, a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self._said = 0.0
+        self._total = 0
+        self._done = 0
+        self._bar: TaskID | None = None
+        self.progress = Progress(
+            TextColumn("{task.description:<13}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[numbers]}"),
+            console=console,
+        )
+
+    def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
+        table = Table.grid(padding=(0, 2))
+        for name, fact in facts.items():
+            table.add_row(f"[dim]{name}", fact)
+        self.console.print(table)
+        if step:
+            self.console.print(f"Going on after step {step} of {recipe.total_steps}.")
+        if self.live:
+            self.progress.start()
+
+    def stage(self, number: int, name: str, steps: int, done: int) -> None:
+        self._total, self._done = steps, done
+        title = f"{number + 1} {STAGES.get(name, name)}"
+        if self.live:
+            self._bar = self.progress.add_task(title, total=steps, completed=done, numbers="")
+        else:
+            self.console.print(f"{title}: {steps} steps")
+            self._said = time.monotonic()
+
+    def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
+        self._done += 1
+        numbers = "  ".join(
+            f"{label} {form.format(metrics[key])}" for key, label, form in WATCHED if key in metrics
+        )
+        if self.live and self._bar is not None:
+            self.progress.update(self._bar, completed=self._done, numbers=numbers)
+        elif time.monotonic() - self._said > QUIET_SECONDS or self._done == self._total:
+            self.console.print(f"  {self._done}/{self._total}  {numbers}")
+            self._said = time.monotonic()
+        if metrics.get("policy/refused") or metrics.get("critic/refused"):
+            self.note("a gradient was not finite: that update was left out")
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        greedy = "" if evaluation.greedy is None else f", greedy {evaluation.greedy:.1%}"
+        self.console.print(
+            f"[dim]step {step}:[/dim] held-out accuracy sampled [bold]{evaluation.sampled:.1%}[/bold]"
+            f"{greedy} [dim]({evaluation.prompts} prompts)[/dim]"
+        )
+
+    def note(self, text: str) -> None:
+        self.console.print(text, style="yellow", markup=False, highlight=False)
+
+    def end(self) -> None:
+        if self.live:
+            self.progress.stop()
+
+
+def result_table(result: Result) -> Table | None:
+    """Before and after."""
+    if not result.before or not result.after:
+        return None
+    table = Table(title="Held-out accuracy", title_justify="left")
+    for name in ("", "before", "after", "gain"):
+        table.add_column(name, justify="left" if not name else "right")
+    for how in ("sampled", "greedy"):
+        if how in result.before and how in result.after:
+            old, new = result.before[how], result.after[how]
+            gain = f"{100 * (new - old):+.1f} points"
+            table.add_row(how, f"{old:.1%}", f"{new:.1%}", gain)
+    return table

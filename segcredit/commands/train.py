@@ -1,0 +1,139 @@
+"""``segcredit train`` and ``segcredit demo``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit train demo  [dim]# one of the recipes that come along[/dim]
+
+segcredit train my.yaml optimizer.lr=1e-6 algorithm=ppo seed=1
+
+segcredit train my.yaml --check  [dim]# validate everything, load no model[/dim]
+
+segcredit train --resume runs/my-20261115-101500
+"""
+DEMO_EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit demo  [dim]# a tiny Qwen2.5-VL learns by SAPO, a few minutes[/dim]
+
+segcredit demo algorithm=ppo seed=1
+
+segcredit demo stages.3.steps=20  [dim]# less of it[/dim]
+"""
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--folder", "-o", help="Run folder; runs/NAME-DATE if not given.")
+]
+
+
+def demo(overrides: Overrides = None, folder: Folder = None) -> None:
+    """Train a tiny vision-language model on this machine: imitation first, then SAPO."""
+    _run("demo", overrides or [], folder, resume=None, check=False, skip_bad_rows=False)
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A YAML file, or the name of a recipe that comes along.")
+    ] = None,
+    overrides: Overrides = None,
+    folder: Folder = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Validate recipe and data, print the plan, stop.")
+    ] = False,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave bad rows of the data out.")
+    ] = False,
+) -> None:
+    """Train a model by a recipe."""
+    if resume is not None and recipe is not None and "=" not in recipe:
+        raise typer.BadParameter("give a recipe or --resume RUN, not both")
+    if resume is None and recipe is None:
+        raise typer.BadParameter("which recipe? Try: segcredit train demo")
+    given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]
+    _run(recipe or "", given, folder, resume, check, skip_bad_rows)
+
+
+def _run(
+    recipe: str,
+    overrides: list[str],
+    folder: Path | None,
+    resume: Path | None,
+    check: bool,
+    skip_bad_rows: bool,
+) -> None:
+    from rich.console import Console
+
+    from segcredit.commands.quiet import quiet_libraries
+    from segcredit.commands.terminal import Terminal, result_table
+    from segcredit.config import load_recipe
+    from segcredit.report import draw_curves
+    from segcredit.runlog import RunFolder, read_run
+    from segcredit.runlog.folder import require_run
+    from segcredit.train.checkpoint import CheckpointError
+    from segcredit.train.loop import Stopped
+    from segcredit.train.optimizer import NotFinite
+    from segcredit.train.trainer import Trainer
+
+    console = Console()
+    quiet_libraries()
+    if skip_bad_rows:
+        overrides = [*overrides, "data.skip_bad_rows=true"]
+    try:
+        if resume is not None:
+            require_run(RunFolder(resume))
+            recipe, folder = str(resume / "config.yaml"), resume
+        trainer = Trainer.from_recipe(load_recipe(recipe, overrides))
+        for row in trainer.plan.bad:
+            console.print(f"left out: {row}", style="yellow", markup=False, highlight=False)
+        if check:
+            _print_plan(console, trainer)
+            return
+        result = trainer.train(folder, resume=resume is not None, watch=Terminal(console))
+    except Stopped as stopped:
+        console.print(str(stopped), markup=False, highlight=False)
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        console.print("Stopped at once; the last checkpoint is whole.")
+        raise typer.Exit(130) from None
+    except (ValueError, CheckpointError, NotFinite, OSError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    assert result.folder is not None
+    plot = draw_curves(read_run(result.folder), result.folder / "plots" / "curves.png")
+    if (table := result_table(result)) is not None:
+        console.print(table)
+    console.print(f"run     {result.folder}", highlight=False, soft_wrap=True)
+    if plot is not None:
+        console.print(f"curves  {plot}", highlight=False, soft_wrap=True)
+    console.print(f"model   {result.model}", highlight=False, soft_wrap=True)
+
+
+def _print_plan(console: "Console", trainer: "Trainer") -> None:  # type: ignore[name-defined]
+    """What would run."""
+    import yaml
+
+    recipe, plan = trainer.recipe, trainer.plan
+    rows = recipe.rollout.prompts * recipe.rollout.samples
+    size = plan.train.size
+    console.print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), markup=False, highlight=False)
+    lines = [
+        f"method: {plan.algorithm!r}",
+        f"needs: {', '.join(sorted(plan.algorithm.needs)) or 'nothing beside the rewards'}",
+        f"prompts: {'generated' if size is None else size}",
+        f"a step: {rows} responses, {recipe.update.minibatches} mini-batches of "
+        f"{rows / recipe.update.minibatches:g}, {recipe.update.epochs} epoch(s)",
+        "everything fits: no model was loaded",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,276 @@
+"""The settings of a run. Every field has its meaning beside it; unknown keys are refused."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from segcredit.algorithms import make_algorithm
+from segcredit.types import Algorithm
+
+
+class Settings(BaseModel):
+    """Frozen, and strict about names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelSettings(Settings):
+    """Which model is trained: a folder or hub id, or a tiny one made in code."""
+
+    path: str | None = None
+    """A Hugging Face folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
+    tiny: str | None = None
+    """qwen2, llama, qwen2_5_vl or qwen3_vl with random weights; needs a world's tokenizer."""
+    hidden: int = Field(96, ge=8)
+    """Width of a tiny model."""
+    layers: int = Field(2, ge=1)
+    """Depth of a tiny model."""
+    heads: int = Field(4, ge=1)
+    """Attention heads of a tiny model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    freeze_vision: bool = False
+    """Leave the vision tower as it is."""
+    device: str = "auto"
+    """auto: the GPU if there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that a hub repository brings along."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelSettings":
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError(
+                "give exactly one of path (a folder or hub id) and tiny (a model made in code)"
+            )
+        return self
+
+
+class DataSettings(Settings):
+    """Which prompts: files of rows, or a generated world."""
+
+    train: list[str] = Field(default_factory=list)
+    """Files of prompts (jsonl, json, parquet) or hub ids."""
+    test: list[str] = Field(default_factory=list)
+    """Held-out prompts, for evaluation."""
+    suffix: str | None = None
+    """Joined to the last user message by a space."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longer prompts are bad rows."""
+    skip_bad_rows: bool = False
+    """Leave bad rows out instead of stopping before training."""
+    world: str | None = None
+    """shape_grid or derived_variables."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Of the world: its difficulty."""
+    size: int | None = Field(None, ge=1)
+    """How many distinct training prompts of a world; None: never the same twice."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DataSettings":
+        if bool(self.train) == (self.world is not None):
+            raise ValueError("give exactly one of train (files of prompts) and world (generated)")
+        if self.settings and self.world is None:
+            raise ValueError("settings belong to a world; got none")
+        return self
+
+
+class RolloutSettings(Settings):
+    """How responses are drawn in a step."""
+
+    prompts: int = Field(128, ge=1)
+    """Distinct prompts per step."""
+    samples: int = Field(1, ge=1)
+    """Responses per prompt; group methods (grpo, gspo, rloo) need at least 2."""
+    max_tokens: int = Field(2048, ge=1)
+    """Length limit of a response."""
+    temperature: float = Field(1.0, gt=0)
+    rows: int = Field(256, ge=1)
+    """Responses drawn at once."""
+    old_logp: Literal["sampler", "recompute"] = "sampler"
+    """Where log π_old and H come from: as drawn, or from a forward pass of the trained model."""
+
+
+class UpdateSettings(Settings):
+    """How a batch of rollouts becomes gradient steps."""
+
+    minibatches: int = Field(4, ge=1)
+    """Gradient steps per epoch over a batch."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a batch."""
+    tokens_per_micro: int = Field(16_384, ge=1)
+    """Prompt and response tokens, padding included, in one forward pass. Changes memory, nothing else."""
+
+
+class OptimizerSettings(Settings):
+    """AdamW, its schedule, and when a step is refused."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Of the policy."""
+    critic_lr: float = Field(2e-6, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    """Of matrices; vectors (norms, biases) are never decayed."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    """Rollout batches over which the rate rises from 0."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where linear and cosine end, as a share of lr."""
+
+
+class WarmStart(Settings):
+    """Supervised training on demonstrations: of a world, or rows with a response."""
+
+    kind: Literal["warm_start"] = "warm_start"
+    steps: int = Field(ge=1)
+    batch: int = Field(32, ge=1)
+    """Demonstrations per step."""
+    lr: float = Field(2e-3, gt=0)
+    phase: str = "solve"
+    """Which of the world's kinds of demonstration."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    warmup_steps: int = Field(20, ge=0)
+    """Steps over which the rate rises from 0."""
+    min_lr_ratio: float = Field(0.05, ge=0, le=1)
+    """Where linear and cosine end, as a share of lr."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW's, in this stage."""
+
+
+class PretrainCritic(Settings):
+    """The critic alone, on the frozen policy's rollouts and their full returns (VC-PPO)."""
+
+    kind: Literal["pretrain_critic"] = "pretrain_critic"
+    steps: int = Field(ge=1)
+    """Rollout batches."""
+    lr: float | None = Field(None, gt=0)
+    """None: optimizer.critic_lr."""
+    epochs: int = Field(1, ge=1)
+
+
+class Optimize(Settings):
+    """Reinforcement learning by the recipe's algorithm."""
+
+    kind: Literal["optimize"] = "optimize"
+    steps: int = Field(ge=1)
+
+
+Stage = Annotated[WarmStart | PretrainCritic | Optimize, Field(discriminator="kind")]
+
+
+class EvaluationSettings(Settings):
+    """Held-out accuracy while training."""
+
+    every: int = Field(10, ge=0)
+    """Optimisation steps between two evaluations; 0: only before and after."""
+    prompts: int = Field(256, ge=1)
+    """Held-out prompts asked each time."""
+    samples: int = Field(1, ge=1)
+    """Sampled responses per prompt, beside the greedy one."""
+    greedy: bool = True
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class SaveSettings(Settings):
+    """What a run leaves behind."""
+
+    every: int = Field(20, ge=1)
+    """Steps between two checkpoints."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept; the last one of the run always is."""
+    rollouts_every: int = Field(10, ge=0)
+    """Steps between two files of rollouts; 0: none."""
+    rollouts: int = Field(16, ge=1)
+    """Responses in each of them."""
+    trackers: list[str] = Field(default_factory=list)
+    """Beside TensorBoard: wandb, trackio, mlflow."""
+
+
+class Recipe(Settings):
+    """One run, whole: running it again repeats it."""
+
+    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    """Of the run's folder."""
+    seed: int = Field(0, ge=0)
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of torch; None: its own choice."""
+    model: ModelSettings
+    data: DataSettings
+    reward: str | dict[str, Any] = "math"
+    """math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
+    algorithm: str | dict[str, Any] = "sapo"
+    """A method's name; with settings as {name: sapo, lam: 0.95}."""
+    stages: list[Stage] = Field(min_length=1)
+    rollout: RolloutSettings = RolloutSettings()
+    update: UpdateSettings = UpdateSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    save: SaveSettings = SaveSettings()
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def make_algorithm(self) -> Algorithm:
+        """The method as an object."""
+        if isinstance(self.algorithm, str):
+            return make_algorithm(self.algorithm)
+        settings = dict(self.algorithm)
+        if "name" not in settings:
+            raise ValueError("algorithm needs a name, as in {name: sapo, lam: 0.95}")
+        name = str(settings.pop("name"))
+        for key, value in settings.items():
+            if isinstance(value, list):
+                settings[key] = tuple(value)
+        return make_algorithm(name, **settings)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Recipe":
+        check_arithmetic(self)
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Complete, for config.yaml."""
+        return self.model_dump(mode="json")
+
+
+GROUP_METHODS = ("grpo", "gspo", "rloo", "rloo_reinforce")
+
+
+def check_arithmetic(recipe: Recipe) -> None:
+    """What no single field can say: batch sizes, and what a method asks of a run."""
+    problems = []
+    rows = recipe.rollout.prompts * recipe.rollout.samples
+    if recipe.update.minibatches > rows:
+        problems.append(
+            f"update.minibatches is {recipe.update.minibatches}, but a step has only {rows} "
+            f"responses (rollout.prompts × rollout.samples)"
+        )
+    try:
+        algorithm = recipe.make_algorithm()
+    except (TypeError, ValueError) as error:
+        problems.append(f"algorithm: {error}")
+        raise ValueError("; ".join(problems)) from None
+    name = recipe.algorithm if isinstance(recipe.algorithm, str) else recipe.algorithm["name"]
+    if name in GROUP_METHODS and recipe.rollout.samples < 2:
+        problems.append(
+            f"{name} compares the responses to one prompt, so rollout.samples must be at least 2; "
+            f"got {recipe.rollout.samples}"
+        )
+    if any(isinstance(stage, PretrainCritic) for stage in recipe.stages) and (
+        "value" not in algorithm.needs
+    ):
+        problems.append(f"stages pretrain a critic, but {name} has none: remove pretrain_critic")
+    if recipe.model.tiny and recipe.data.world is None:
+        problems.append(
+            "model.tiny takes its vocabulary from a world: set data.world, or model.path"
+        )
+    if not any(isinstance(stage, WarmStart) for stage in recipe.stages) and recipe.model.tiny:
+        problems.append("a tiny model starts from random weights: begin with a warm_start stage")
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -1,0 +1,88 @@
+"""Pictures as data files hold them: bytes, paths, data URIs, or PIL images."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image
+
+from segcredit.data.problems import RowError
+from segcredit.images import to_png
+from segcredit.printable import named, printable, shown
+
+_KEYS = ("bytes", "path", "image", "url")
+
+
+def as_source(value: object, folder: Path) -> bytes | Path:
+    """The encoded picture, or the absolute path of its file.
+
+    Takes a PIL image, bytes, ``{"bytes": …, "path": …}`` (bytes first, as Hugging Face stores
+    them; base64 where the file is JSON), a data URI, or a path, relative to ``folder``.
+    """
+    match value:
+        case bytes() | bytearray() | memoryview():
+            if not len(value):
+                raise RowError("expected an encoded picture; got no bytes")
+            return bytes(value)
+        case Path():
+            return _file(str(value), folder)
+        case str() if value[:5].lower() == "data:":
+            return _data_uri(value)
+        case str():
+            return _file(value, folder)
+        case Image.Image():
+            return to_png(value)
+        case Mapping():
+            return _from_mapping(value, folder)
+    raise RowError(
+        f"expected a picture: bytes, a path, a data URI, {{'bytes', 'path'}} or a PIL image; "
+        f"got {shown(value)}"
+    )
+
+
+def _from_mapping(value: Mapping[str, object], folder: Path) -> bytes | Path:
+    for key in _KEYS:
+        inside = value.get(key)
+        if inside is None or isinstance(inside, Mapping):
+            continue
+        if key == "bytes" and isinstance(inside, str):
+            return _base64(inside)
+        return as_source(inside, folder)
+    raise RowError(f"expected a picture under 'bytes' or 'path'; got {shown(dict(value))}")
+
+
+def _file(name: str, folder: Path) -> Path:
+    if "://" in name[:12]:
+        raise RowError(f"expected a picture on this machine; got {shown(name)}. Download it first")
+    path = (folder / name).absolute()
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        raise RowError(
+            f"expected a path; got {len(name)} characters, {shown(name)}. For base64 write "
+            f"data:image/png;base64,…"
+        ) from None
+    if not found:
+        what = "a folder" if path.is_dir() else "no such file"
+        raise RowError(f"expected a picture in {shown(name)}; got {what} in {named(folder)}")
+    return path
+
+
+def _data_uri(uri: str) -> bytes:
+    head, comma, data = uri.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise RowError(f"expected data:image/…;base64,…; got {shown(uri)}")
+    return _base64(data)
+
+
+def _base64(text: str) -> bytes:
+    try:
+        decoded = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RowError(
+            f"expected base64; got {shown(text)} ({printable(str(error), 120)})"
+        ) from None
+    if not decoded:
+        raise RowError("expected an encoded picture; got no bytes")
+    return decoded

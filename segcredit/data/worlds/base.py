@@ -1,0 +1,135 @@
+"""What a generated task offers, how its splits are kept apart, and how its settings are checked."""
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, get_args, runtime_checkable
+
+from segcredit.types import Prompt
+
+if TYPE_CHECKING:
+    import transformers
+
+Split = Literal["train", "test"]
+
+TEST_SHARE = 5
+"""One in so many possible contents is held out."""
+ATTEMPTS = 1000
+"""Draws until a content falls into the wanted split: each succeeds with 1/5 or better."""
+
+Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt and one way to answer it, to imitate before reinforcement learning begins."""
+
+    prompt: Prompt
+    response: str
+    """Without the end token."""
+
+
+@runtime_checkable
+class World(Protocol):
+    """A task whose prompts are made, not read: all follows from its settings and its seed."""
+
+    @property
+    def name(self) -> str:
+        """As in ``WORLDS``."""
+        ...
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """What to learn by imitation, in this order; the last is the task itself."""
+        ...
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """The prompt of that number; no test prompt's content ever occurs in training."""
+        ...
+
+    def demonstration(self, index: int, phase: str = "solve") -> Demonstration:
+        """An answer to training prompt ``index``, as good or bad as configured."""
+        ...
+
+    def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
+        """A fresh tokenizer that knows this world's words, each a single token."""
+        ...
+
+    def oracle(self, prompt: Prompt) -> str:
+        """A response without a fault."""
+        ...
+
+    def prompts(self, split: Split, start: int, count: int) -> list[Prompt]:
+        """The prompts ``start``, ``start + 1``, …: ``count`` of them."""
+        check_whole("count", count, 0)
+        return [self.prompt(split, index) for index in range(start, start + count)]
+
+
+def draw(
+    rng: random.Random,
+    split: Split,
+    make: Callable[[random.Random], Drawn],
+    key: Callable[[Drawn], str],
+) -> Drawn:
+    """Draw until the content belongs to the split.
+
+    The content itself decides, by its hash, so the splits are disjoint whatever the seeds.
+    """
+    for _ in range(ATTEMPTS):
+        made = make(rng)
+        if split_of(key(made)) == split:
+            return made
+    raise ValueError(
+        f"no {split} prompt in {ATTEMPTS} draws: the settings allow too few different prompts to "
+        f"keep training and test apart. Choose a larger world."
+    )
+
+
+def split_of(content: str) -> Split:
+    """Where a content belongs."""
+    digest = hashlib.sha256(content.encode()).digest()
+    return "test" if int.from_bytes(digest[:8], "big") % TEST_SHARE == 0 else "train"
+
+
+def check_place(split: str, index: int) -> None:
+    """Raise ValueError unless these name a prompt."""
+    if split not in get_args(Split):
+        raise ValueError(f"split must be 'train' or 'test'; got {split!r}.")
+    check_whole("index", index, 0)
+
+
+def check_phase(phase: str, phases: tuple[str, ...]) -> None:
+    """Raise ValueError unless the world has that phase."""
+    if phase not in phases:
+        raise ValueError(f"phase must be one of {', '.join(map(repr, phases))}; got {phase!r}.")
+
+
+def check_whole(name: str, x: int, least: int, most: int | None = None, why: str = "") -> None:
+    """Raise ValueError unless x is a whole number in the range."""
+    whole = isinstance(x, int) and not isinstance(x, bool)
+    if not whole or x < least or (most is not None and x > most):
+        expected = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name} must be a whole number, {expected}; got {x!r}.{_sentence(why)}")
+
+
+def check_share(name: str, x: float) -> None:
+    """Raise ValueError unless 0 ≤ x ≤ 1."""
+    if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x <= 1:
+        raise ValueError(f"{name} must be a share between 0 and 1; got {x!r}. For 4 % pass 0.04.")
+
+
+def check_flag(name: str, x: bool) -> None:
+    """Raise ValueError unless x is True or False."""
+    if not isinstance(x, bool):
+        raise ValueError(f"{name} must be true or false; got {x!r}.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError unless the seed is a whole number: any, negative ones too."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be a whole number; got {seed!r}.")
+
+
+def _sentence(why: str) -> str:
+    return f" {why}" if why else ""

@@ -1,0 +1,316 @@
+"""Counting coloured shapes in a picture: a vision-language task that a laptop learns in minutes."""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from operator import mul
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from segcredit.data.worlds.base import (
+    Demonstration,
+    Split,
+    World,
+    check_flag,
+    check_phase,
+    check_place,
+    check_seed,
+    check_share,
+    check_whole,
+    draw,
+)
+from segcredit.data.worlds.picture import COLOURS, SHAPES, Item, draw_grid
+from segcredit.types import Prompt
+
+if TYPE_CHECKING:
+    import transformers
+
+OPERATIONS = ("plus", "minus", "times")
+MOST = 4
+"""The most shapes of one kind that a question asks for."""
+FEWEST_ANSWERS = 5
+"""All possible answers are equally likely, so the best blind guess scores 1 in so many or less."""
+EMPTY = 0.25
+"""Chance that a cell which no question asks for stays empty."""
+
+
+class Term(NamedTuple):
+    """One summand of a question."""
+
+    operation: str
+    """What joins it to the value so far; "plus" for the first."""
+    factor: int
+    """2: twice."""
+    item: Item
+
+
+class Plan(NamedTuple):
+    """The numbers of a question, before items and cells are chosen."""
+
+    operations: tuple[str, ...]
+    factors: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class Scene(NamedTuple):
+    """A picture and a question about it."""
+
+    cells: tuple[Item | None, ...]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class ShapeGrid(World):
+    r"""Questions such as "count twice red circle plus blue square ?" about a grid of shapes.
+
+    A response treats one term per line, in one of two styles, and reads from left to right::
+
+        glance twice red circle = 4
+        check blue square 0 0 1 1 1 2 3 3 3 = 3
+        total = 7
+        \boxed{7}
+
+    "glance" is short, and wrong by one in a share of the demonstrations; "check" goes through the
+    cells in reading order with the count so far (in steps of two where twice is asked) and is
+    right. So imitation alone stays mediocre, and a policy that learns from rewards can unlearn the
+    glance. Held out are pictures: none of the test split is ever shown in training.
+    """
+
+    name: ClassVar[str] = "shape_grid"
+    phases: ClassVar[tuple[str, ...]] = ("look", "solve")
+    """First "list ?": all kinds with their counts. A tiny model that skips it stays at chance."""
+
+    size: int = 3
+    """Cells per side."""
+    colours: int = 3
+    shapes: int = 3
+    terms: int = 2
+    operations: tuple[str, ...] = ("plus",)
+    twice: bool = True
+    """Whether terms may count double."""
+    cell: int = 28
+    """Pixels per side of a cell: 28 is one image token of Qwen2.5-VL, 32 one of Qwen3-VL."""
+    glance_error: float = 0.5
+    """Share of the demonstrations' glances that are wrong."""
+    careful: float = 0.5
+    """Share of the demonstrations' terms that are checked cell by cell."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, 2, 8)
+        check_whole("colours", self.colours, 1, len(COLOURS))
+        check_whole("shapes", self.shapes, 1, len(SHAPES))
+        check_whole("terms", self.terms, 1, 3)
+        check_whole("cell", self.cell, 8, 256, "Qwen2.5-VL reads 28 pixels per token, Qwen3-VL 32.")
+        check_flag("twice", self.twice)
+        check_share("glance_error", self.glance_error)
+        check_share("careful", self.careful)
+        check_seed(self.seed)
+        _check_operations(self.operations)
+        if self.colours * self.shapes < self.terms:
+            raise ValueError(
+                f"a question's terms ask for different things, so {self.terms} terms need at least "
+                f"{self.terms} kinds (colours × shapes); got {self.colours} × {self.shapes}."
+            )
+        if len(self._plans) < FEWEST_ANSWERS:
+            raise ValueError(
+                f"these settings leave {len(self._plans)} possible answers, so guessing would pay; "
+                f"at least {FEWEST_ANSWERS} are needed. Set twice=True or a larger size."
+            )
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        return self._prompt(self._scene(split, index), split, index, "solve")
+
+    def demonstration(self, index: int, phase: str = "solve") -> Demonstration:
+        check_phase(phase, self.phases)
+        scene = self._scene("train", index)
+        rng = random.Random(f"{self.name}|{self.seed}|{phase}|{index}")
+        shown = listing(scene.cells, rng) if phase == "look" else self._attempt(scene, rng)
+        return Demonstration(self._prompt(scene, "train", index, phase), shown)
+
+    def oracle(self, prompt: Prompt) -> str:
+        scene = read_scene(prompt)
+        return response([check_line(x, scene.cells) for x in scene.terms], right_answer(scene))
+
+    def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
+        from segcredit.data.worlds.tokens import build_tokenizer
+
+        numbers = [str(n) for n in range(max(self._largest, self.size**2) + 1)]
+        kinds = [*list(COLOURS)[: self.colours], *SHAPES[: self.shapes]]
+        plain = ["count", "list", "twice", *OPERATIONS, *kinds, "glance", "check", "total", "="]
+        # a word carries the space behind it; a number ends a line, or stands in the box, without
+        return build_tokenizer([*(f"{x} " for x in [*plain, *numbers]), *numbers, "?", "none"])
+
+    @property
+    def _most(self) -> int:
+        """The most of one kind that leaves room for the other terms' kinds."""
+        return min(MOST, self.size**2 // self.terms)
+
+    @property
+    def _largest(self) -> int:
+        """The largest total: a sum of glances that are all too high."""
+        return 2 * self.terms * (self._most + 1)
+
+    @property
+    def _plans(self) -> dict[int, list[Plan]]:
+        return plans(self._most, self.terms, self.operations, self.twice, self._largest)
+
+    def _scene(self, split: Split, index: int) -> Scene:
+        check_place(split, index)
+        rng = random.Random(f"{self.name}|{self.seed}|{split}|{index}")
+        return draw(rng, split, self._draw_scene, lambda scene: "|".join(names(scene.cells)))
+
+    def _draw_scene(self, rng: random.Random) -> Scene:
+        """The answer first, then numbers that lead to it, then a picture that holds them."""
+        by_answer = self._plans
+        plan = rng.choice(by_answer[rng.choice(list(by_answer))])
+        items = list(product(list(COLOURS)[: self.colours], SHAPES[: self.shapes]))
+        rng.shuffle(items)
+        asked, others = items[: self.terms], items[self.terms :]
+        cells: list[Item | None] = []
+        for item, count in zip(asked, plan.counts, strict=True):
+            cells += [item] * count
+        while len(cells) < self.size**2:
+            cells.append(rng.choice(others) if others and rng.random() >= EMPTY else None)
+        rng.shuffle(cells)
+        terms = map(Term, plan.operations, plan.factors, asked)
+        return Scene(tuple(cells), tuple(terms))
+
+    def _prompt(self, scene: Scene, split: Split, index: int, phase: str) -> Prompt:
+        look = phase == "look"
+        asked = "list ?" if look else question(scene.terms)
+        return Prompt(
+            id=f"{self.name}/{self.seed}/{split}/{index}{'/look' if look else ''}",
+            messages=({"role": "user", "content": f"<image>{asked}"},),
+            images=(draw_grid(scene.cells, self.size, self.cell),),
+            answer=None if look else str(right_answer(scene)),
+            columns={
+                "data_source": self.name,
+                "split": split,
+                "index": index,
+                "cells": names(scene.cells),
+            },
+        )
+
+    def _attempt(self, scene: Scene, rng: random.Random) -> str:
+        """Each term in a style and with an error by chance, the total true to what was written.
+
+        Where wrong glances lead below 0 or too high for a number, the total stops at the end.
+        """
+        lines, values = [], []
+        for term in scene.terms:
+            count = scene.cells.count(term.item)
+            if rng.random() < self.careful:
+                lines.append(check_line(term, scene.cells))
+            else:
+                if rng.random() < self.glance_error:
+                    count += rng.choice((-1, 1)) if count else 1
+                lines.append(glance_line(term, count))
+            values.append(term.factor * count)
+        total = combine([term.operation for term in scene.terms], values)
+        return response(lines, min(max(total, 0), self._largest))
+
+
+@lru_cache(maxsize=64)
+def plans(
+    most: int, terms: int, operations: tuple[str, ...], twice: bool, largest: int
+) -> dict[int, list[Plan]]:
+    """Every choice of numbers that leads to an answer between 0 and ``largest``, by answer."""
+    found: dict[int, list[Plan]] = defaultdict(list)
+    joined = [("plus", *later) for later in product(operations, repeat=terms - 1)]
+    factors = list(product((1, 2) if twice else (1,), repeat=terms))
+    counts = list(product(range(most + 1), repeat=terms))
+    for plan in map(Plan._make, product(joined, factors, counts)):
+        answer = combine(plan.operations, list(map(mul, plan.factors, plan.counts)))
+        if 0 <= answer <= largest:
+            found[answer].append(plan)
+    return {answer: found[answer] for answer in sorted(found)}
+
+
+def combine(operations: Sequence[str], values: Sequence[int]) -> int:
+    """The value of a question, read from left to right."""
+    total = 0
+    for operation, value in zip(operations, values, strict=True):
+        if operation == "times":
+            total *= value
+        else:
+            total += value if operation == "plus" else -value
+    return total
+
+
+def right_answer(scene: Scene) -> int:
+    """By the picture."""
+    values = [term.factor * scene.cells.count(term.item) for term in scene.terms]
+    return combine([term.operation for term in scene.terms], values)
+
+
+def names(cells: Sequence[Item | None]) -> tuple[str, ...]:
+    """What stands in each cell, in words; nothing: ''."""
+    return tuple("" if item is None else " ".join(item) for item in cells)
+
+
+def _phrase(term: Term) -> str:
+    return ("twice " if term.factor == 2 else "") + " ".join(term.item)
+
+
+def question(terms: Sequence[Term]) -> str:
+    """The terms as they are asked."""
+    first, *later = terms
+    return " ".join(["count", _phrase(first), *(f"{x.operation} {_phrase(x)}" for x in later), "?"])
+
+
+def glance_line(term: Term, count: int) -> str:
+    """A claim without a reason."""
+    return f"glance {_phrase(term)} = {term.factor * count}"
+
+
+def check_line(term: Term, cells: Sequence[Item | None]) -> str:
+    """The count after each cell, then the result."""
+    so_far = [term.factor * cells[: n + 1].count(term.item) for n in range(len(cells))]
+    return f"check {_phrase(term)} {' '.join(map(str, so_far))} = {so_far[-1]}"
+
+
+def response(lines: Sequence[str], total: int) -> str:
+    """The whole chain of thought, with the answer in its box."""
+    return "\n".join([*lines, f"total = {total}", f"\\boxed{{{total}}}"])
+
+
+def listing(cells: Sequence[Item | None], rng: random.Random) -> str:
+    """All kinds in the picture with their counts, in any order."""
+    kinds = sorted({item for item in cells if item is not None})
+    rng.shuffle(kinds)
+    return "\n".join(f"{' '.join(item)} = {cells.count(item)}" for item in kinds) or "none"
+
+
+_TERM = re.compile(r"(?:(plus|minus|times) )?(twice )?(\w+) (\w+)")
+
+
+def read_scene(prompt: Prompt) -> Scene:
+    """The picture and the question that a prompt of this world was made of."""
+    text = prompt.messages[-1]["content"].removeprefix("<image>")
+    if "cells" not in prompt.columns or not re.fullmatch(rf"count {_TERM.pattern}.* \?", text):
+        raise ValueError(
+            f"the oracle answers this world's own questions; got prompt {prompt.id!r}: {text!r}. "
+            f"Pass what world.prompt(split, index) returned."
+        )
+    terms = [
+        Term(operation or "plus", 2 if twice else 1, (colour, shape))
+        for operation, twice, colour, shape in _TERM.findall(text.removeprefix("count "))
+    ]
+    cells: list[Item | None] = []
+    for words in prompt.columns["cells"]:
+        colour, _, shape = words.partition(" ")
+        cells.append((colour, shape) if words else None)
+    return Scene(tuple(cells), tuple(terms))
+
+
+def _check_operations(operations: tuple[str, ...]) -> None:
+    known = ", ".join(map(repr, OPERATIONS))
+    whole = isinstance(operations, tuple) and len(operations) == len(set(map(str, operations)))
+    if not whole or not operations or any(x not in OPERATIONS for x in operations):
+        raise ValueError(
+            f"operations must be one or more of {known}, each once, as a tuple; got {operations!r}."
+        )

@@ -1,0 +1,78 @@
+"""Encoded prompts and their responses as the tensors a model reads: prompts padded on the left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from segcredit.types import Encoded
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch for a model's forward pass.
+
+    Rotary positions are always explicit. Left to itself, Qwen2.5-VL falls back to plain text
+    positions without a word when token types are missing, and continues from the previous batch's
+    offsets after a generation.
+    """
+
+    tokens: Int[Tensor, "B L"]
+    attended: Bool[Tensor, "B L"]
+    positions: Int[Tensor, "R B L"]
+    vision: dict[str, Tensor]
+
+    def arguments(self) -> dict[str, Tensor]:
+        """Keyword arguments of a transformers model."""
+        single = len(self.positions) == 1
+        return {
+            "input_ids": self.tokens,
+            "attention_mask": self.attended.long(),
+            "position_ids": self.positions[0] if single else self.positions,
+            **self.vision,
+        }
+
+
+def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu") -> Inputs:
+    """The prompts alone, ending together at the right edge."""
+    if len({len(x.positions) for x in prompts}) > 1:
+        raise ValueError("prompts of a text model and of a vision model cannot share a batch.")
+    pad = {"batch_first": True, "padding_side": "left"}
+    tokens = pad_sequence([x.tokens for x in prompts], **pad)  # type: ignore[arg-type]
+    length = torch.tensor([len(x.tokens) for x in prompts])
+    attended = torch.arange(tokens.shape[1]) >= tokens.shape[1] - length[:, None]
+    positions = pad_sequence([x.positions.T for x in prompts], **pad)  # type: ignore[arg-type]
+    names = {name for x in prompts for name in x.vision}
+    vision = {
+        name: torch.cat([x.vision[name] for x in prompts if name in x.vision]).to(device)
+        for name in sorted(names)
+    }
+    return Inputs(
+        tokens.to(device), attended.to(device), positions.permute(2, 0, 1).to(device), vision
+    )
+
+
+def full_inputs(
+    prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Inputs:
+    """Prompts with their responses behind them, padded on the right.
+
+    A hole in the mask (a tool's output) is text that the policy read, so it is attended; what
+    follows a response's last token is padding.
+    """
+    device = tokens.device
+    before = prompt_inputs(prompts, device)
+    # True up to the last token of the response: some masked-in token lies here or later
+    inside = mask.flip(1).cummax(dim=1).values.flip(1)
+    first = before.positions.amax(dim=(0, 2)) + 1
+    step = torch.arange(tokens.shape[1], device=device)
+    after = (first[:, None] + step).expand(len(before.positions), -1, -1)
+    return Inputs(
+        tokens=torch.cat([before.tokens, tokens.masked_fill(~inside, 0)], dim=1),
+        attended=torch.cat([before.attended, inside], dim=1),
+        positions=torch.cat([before.positions, after], dim=2),
+        vision=before.vision,
+    )

@@ -1,0 +1,92 @@
+"""The critic: the policy's own trunk with a value head, for text and for vision-language models."""
+
+import copy
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from segcredit.models.policy import Policy, _widen, response_outputs
+from segcredit.types import Rollouts
+
+HEAD_FILE = "value_head.safetensors"
+
+
+class Critic(nn.Module):
+    """V of the prefix before each response token.
+
+    transformers has no token classifier for Qwen-VL, and a value class of one's own loaded by
+    ``from_pretrained`` from a Qwen2.5-VL checkpoint gets a *random* language model, since the
+    checkpoint's older names match nothing. So the trunk is copied from a loaded policy, and every
+    tensor of the copy is compared.
+    """
+
+    def __init__(self, trunk: PreTrainedModel) -> None:
+        super().__init__()
+        self.trunk = trunk
+        hidden = trunk.config.get_text_config().hidden_size
+        # V = 0 at the start; in float32 whatever the trunk is in, since values are regressed on
+        self.head = nn.Linear(hidden, 1, dtype=torch.float32, device=trunk.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @classmethod
+    def from_policy(cls, policy: Policy) -> "Critic":
+        """Separate weights that start as the policy's."""
+        original = policy.model.base_model
+        if original is policy.model:
+            raise ValueError(
+                f"{type(policy.model).__name__} has no trunk below its head to copy for a critic. "
+                f"Use a causal language model or a Qwen-VL, or a method without a critic (grpo)."
+            )
+        critic = cls(copy.deepcopy(original).eval())
+        verify_equal(original, critic.trunk)
+        return critic
+
+    @classmethod
+    def from_saved(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Critic":
+        """What :meth:`save` wrote."""
+        trunk, found = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        for name in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if found.get(name):
+                raise ValueError(
+                    f"{folder} is no saved critic: {name.replace('_', ' ')} "
+                    f"{sorted(map(str, found[name]))[:3]}. Make one with Critic.from_policy(policy)."
+                )
+        critic = cls(trunk.eval())
+        critic.head.load_state_dict(load_file(folder / HEAD_FILE))
+        return critic
+
+    def save(self, folder: Path) -> None:
+        """The trunk as a Hugging Face folder, and the head beside it."""
+        self.trunk.save_pretrained(folder)
+        save_file(
+            {name: x.contiguous() for name, x in self.head.state_dict().items()}, folder / HEAD_FILE
+        )
+
+    def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
+        """V before each response token."""
+        hidden, _, spare = response_outputs(self.trunk, rollouts, head=False)
+        return _widen(self.head(hidden.float()).squeeze(-1), spare)
+
+
+def verify_equal(original: nn.Module, copied: nn.Module) -> None:
+    """Refuse a trunk of which any parameter or buffer differs from the policy's."""
+    theirs = dict(original.state_dict())
+    ours = dict(copied.state_dict())
+    if names := sorted(theirs.keys() ^ ours.keys()):
+        raise ValueError(
+            f"the critic's trunk is not the policy's: only one of them has {names[:3]}."
+        )
+    shared = {x.data_ptr() for x in theirs.values()} & {x.data_ptr() for x in ours.values()}
+    if shared - {0}:
+        raise ValueError("the critic's trunk shares memory with the policy's; it must be a copy.")
+    different = [name for name, x in theirs.items() if not torch.equal(x, ours[name])]
+    if different:
+        raise ValueError(
+            f"the critic's trunk is not the policy's: {len(different)} of {len(theirs)} tensors "
+            f"differ, first {different[0]!r}."
+        )

@@ -1,0 +1,168 @@
+"""The policy: any causal language model of transformers, or a Qwen-VL, with its codec."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from segcredit.core.logits import token_logp, token_logp_and_entropy
+from segcredit.inputs import full_inputs
+from segcredit.models.codec import Codec
+from segcredit.models.tiny import tiny_config
+from segcredit.types import Encoded, Prompt, Rollouts
+
+
+def is_vision(config: PreTrainedConfig) -> bool:
+    """Whether the model has a vision tower."""
+    return getattr(config, "vision_config", None) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A language model, and how text and pictures become its inputs."""
+
+    model: PreTrainedModel
+    codec: Codec
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        dtype: torch.dtype = torch.float32,
+        attention: str = "sdpa",
+        trust_remote_code: bool = False,
+    ) -> "Policy":
+        """From a folder or a hub id."""
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
+        model = kind.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+        )
+        codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code)
+        return cls(model.eval(), codec)
+
+    @classmethod
+    def tiny(
+        cls,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int = 0,
+        **sizes: int,
+    ) -> "Policy":
+        """A small model of a real architecture with random weights."""
+        config = tiny_config(name, tokenizer, **sizes)
+        kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        return cls(model.eval(), Codec.for_tiny(tokenizer, config))
+
+    def save(self, folder: Path) -> None:
+        """A plain Hugging Face folder, which every tool of that world loads."""
+        self.model.save_pretrained(folder)
+        self.codec.save(folder)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a response: the generation config may name several."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        if configured is None:
+            configured = self.codec.tokenizer.eos_token_id
+        if configured is None:
+            raise ValueError(
+                "the model names no end-of-sequence token, neither in generation_config.json nor in "
+                "its tokenizer, so no response could ever end. Set eos_token_id in one of them."
+            )
+        return tuple(configured) if isinstance(configured, list | tuple) else (int(configured),)
+
+    @cached_property
+    def banned(self) -> Bool[Tensor, " V"] | None:
+        """Tokens with probability zero: a prompt's alone (see codec), and unused rows of the head."""
+        width = self.model.get_output_embeddings().weight.shape[0]
+        ids = [*self.codec.banned, *range(len(self.codec.tokenizer), width)]
+        if not ids:
+            return None
+        banned = torch.zeros(width, dtype=torch.bool)
+        banned[ids] = True
+        return banned.to(self.device)
+
+    def encode(self, prompt: Prompt) -> Encoded:
+        """The prompt with its rotary positions."""
+        tokens, vision = self.codec.encode(prompt)
+        return Encoded(prompt, tokens, self._positions(tokens, vision), vision)
+
+    def _positions(self, tokens: Tensor, vision: dict[str, Tensor]) -> Tensor:
+        """By the model's own rule: images take a plane of positions (M-RoPE), text a line."""
+        if not is_vision(self.model.config):
+            return torch.arange(len(tokens))[None]
+        if not vision:
+            return torch.arange(len(tokens)).expand(3, -1)
+        trunk: Any = self.model.model
+        image = (tokens == self.model.config.image_token_id).long()
+        # the keyword has no mention in older signatures' positional order, hence all by name
+        positions, _ = trunk.get_rope_index(
+            input_ids=tokens[None],
+            mm_token_type_ids=image[None],
+            image_grid_thw=vision["image_grid_thw"],
+        )
+        return positions[:, 0]
+
+    def score(
+        self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+        """log π of every response token at the sampling temperature, and H when asked."""
+        logits, tokens, spare = response_outputs(self.model, rollouts, head=True)
+        if with_entropy:
+            logp, h = token_logp_and_entropy(logits, tokens, temperature, self.banned)
+            return _widen(logp, spare), _widen(h, spare)
+        logp = token_logp(logits, tokens, temperature, self.banned)
+        return _widen(logp, spare), None
+
+
+def response_outputs(
+    model: nn.Module, rollouts: Rollouts, head: bool
+) -> tuple[Tensor, Tensor, int]:
+    """What the model says before each response token, (B, T', ·), T' the longest response here.
+
+    Also the tokens so cut, with those off the mask replaced by one that is never banned, and how
+    many columns of padding were left out.
+    """
+    prompts = rollouts.prompts
+    if prompts is None:
+        raise ValueError("scoring needs the rollouts' 'prompts'; got none. Pass Encoded prompts.")
+    width = int(rollouts.mask.any(dim=0).nonzero().max()) + 1
+    tokens, mask = rollouts.tokens[:, :width], rollouts.mask[:, :width]
+    inputs = full_inputs(prompts, tokens, mask)
+    # the state before response token t is one place to its left: of the last T'+1, all but one
+    extra = {"logits_to_keep": width + 1} if head else {}
+    outputs = model(**inputs.arguments(), use_cache=False, **extra)
+    found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
+    most_likely = found[:, :-1].detach().argmax(-1) if head else tokens
+    chosen = torch.where(mask, tokens, most_likely)
+    return found[:, :-1], chosen, rollouts.tokens.shape[1] - width
+
+
+def _widen(x: Tensor, spare: int) -> Tensor:
+    return nn.functional.pad(x, (0, spare)) if spare else x

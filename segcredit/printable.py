@@ -1,0 +1,57 @@
+"""Rows are untrusted: what an error message quotes of them is printable and short."""
+
+import unicodedata
+from collections.abc import Iterable
+
+_LIMIT = 60
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """The text on one line, control and direction characters made visible, cut at the limit."""
+    if limit is not None and len(text) > limit:
+        return printable(text[:limit]) + "…"
+    return text if text.isprintable() else "".join(map(_symbol, text))
+
+
+def shown(value: object) -> str:
+    """What came, for a message: short texts and numbers as they are, the rest by kind and size."""
+    match value:
+        case None:
+            return "nothing (null)"
+        case str():
+            return f"'{printable(value, _LIMIT)}'" if value else "an empty text"
+        case bool() | float():
+            return str(value)
+        case int():
+            return str(value) if abs(value) < 10**18 else "a huge number"
+        case bytes() | bytearray():
+            return f"{len(value)} bytes"
+        case dict():
+            return f"an object with the keys {listed(value)}" if value else "an object without keys"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def named(path: object) -> str:
+    """A path in quotes; of a very long one, the end."""
+    name = str(path)
+    return f"'{printable(name)}'" if len(name) <= 200 else f"'…{printable(name[-200:])}'"
+
+
+def listed(names: Iterable[object], limit: int = 8) -> str:
+    """The first few names, in quotes."""
+    quoted = [f"'{printable(str(name), _LIMIT)}'" for name in names]
+    return ", ".join(quoted[:limit]) + (", …" if len(quoted) > limit else "") or "none"
+
+
+def _symbol(character: str) -> str:
+    code = ord(character)
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    if character == "\n":
+        return "↵"
+    if code < 0x20:
+        return chr(0x2400 + code)  # ␛ for an escape, ␀ for a NUL
+    return f"‹U+{code:04X}›"

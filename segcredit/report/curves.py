@@ -1,0 +1,101 @@
+"""A run's curves as one picture: what it learned, and how healthy the learning was."""
+
+from pathlib import Path
+from typing import Any
+
+from segcredit.runlog import Run
+
+PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    (
+        "Held-out accuracy",
+        (("evaluation", "sampled", "sampled"), ("evaluation", "greedy", "greedy")),
+    ),
+    ("Training reward", (("optimize", "reward", "reward"),)),
+    ("Entropy (nats per token)", (("optimize", "entropy", "entropy"),)),
+    ("Response length (tokens)", (("optimize", "response_length", "mean"),)),
+    ("Clip fraction", (("optimize", "clip_fraction", "clip fraction"),)),
+    (
+        "Critic: explained variance",
+        (
+            ("pretrain_critic", "explained_variance", "pretraining"),
+            ("optimize", "explained_variance", "optimisation"),
+        ),
+    ),
+    (
+        "Critic: value loss",
+        (
+            ("pretrain_critic", "value_loss", "pretraining"),
+            ("optimize", "value_loss", "optimisation"),
+        ),
+    ),
+    ("Segments per response", (("optimize", "segments", "segments"),)),
+    ("Imitation: −log π per token", (("warm_start", "nll", "warm start"),)),
+)
+INK, GRID = "#333a45", "#e3e6ea"
+COLOURS = ("#3b6fd4", "#e07b39", "#2c9c79")
+
+
+def draw_curves(run: Run, path: Path) -> Path | None:
+    """Draw every panel for which the run has numbers; None if it has none."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = [(title, found) for title, lines in PANELS if (found := _known(run, lines))]
+    if not panels:
+        return None
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns, 2.9 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(run.path.name, fontsize=11, color=INK)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (title, lines) in zip(axes, panels, strict=False):
+        _panel(axis, run, title, lines)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _known(run: Run, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str, str, str]]:
+    return [line for line in lines if line[1] in run.keys(line[0])]
+
+
+def _panel(axis: Any, run: Run, title: str, lines: list[tuple[str, str, str]]) -> None:
+    for colour, (stage, key, label) in zip(COLOURS, lines, strict=False):
+        steps, values = run.series(key, stage)
+        if stage == "evaluation":
+            axis.plot(steps, values, color=colour, marker="o", markersize=3.5, label=label)
+            _interval(axis, run, key, colour)
+        elif len(values) > 30:
+            axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot(steps, _smooth(values), color=colour, label=label)
+        else:
+            axis.plot(steps, values, color=colour, label=label)
+    axis.set_title(title, fontsize=10, color=INK, loc="left")
+    axis.set_xlabel("step", fontsize=8, color=INK)
+    axis.tick_params(labelsize=8, colors=INK)
+    axis.grid(color=GRID, linewidth=0.7)
+    axis.spines[["top", "right"]].set_visible(False)
+    if len(lines) > 1:
+        axis.legend(fontsize=8, frameon=False)
+
+
+def _interval(axis: Any, run: Run, key: str, colour: str) -> None:
+    """The 95 % interval over prompts, where it was measured."""
+    if f"{key}_low" not in run.keys("evaluation"):
+        return
+    steps, low = run.series(f"{key}_low", "evaluation")
+    _, high = run.series(f"{key}_high", "evaluation")
+    axis.fill_between(steps, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
+def _smooth(values: list[float], weight: float = 0.8) -> list[float]:
+    """Exponential moving average, as TensorBoard's."""
+    smooth, last, norm = [], 0.0, 0.0
+    for x in values:
+        last = weight * last + (1 - weight) * x
+        norm = weight * norm + (1 - weight)
+        smooth.append(last / norm)
+    return smooth

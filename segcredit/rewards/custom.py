@@ -1,0 +1,207 @@
+"""Reward functions of one's own, in TRL's signature: ``fn(prompts, completions, **columns)``.
+
+The function gets keyword arguments, each a list with one entry per response: ``prompts`` and
+``completions``; the row's answer as ``answer``, ``solution`` and ``ground_truth``; ``num_tokens``,
+``truncated``; and every other column of the row by its name. Without ``**kwargs`` it gets those
+that it names. It returns one finite number per response. It may be ``async``.
+
+Two rules where TRL leaves a choice:
+
+- Prompts and completions are plain strings. A function written for TRL's conversational rows
+  (``completion[0]["content"]``) is given lists of messages if ``conversational=True``.
+- None, "not applicable" to TRL, which adds up several functions, is an error: one function grades
+  every response here.
+"""
+
+import ast
+import difflib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any, NoReturn
+
+from segcredit.rewards.callers import Caller, FileCaller, ThreadCaller
+from segcredit.rewards.errors import RewardError, shown
+from segcredit.rewards.pool import Failure
+from segcredit.rewards.settings import require_seconds
+from segcredit.types import Response, Reward
+
+_SEARCH = 2.0
+"""Deadlines that may be spent on finding out which response a function hangs on."""
+
+
+@dataclass(frozen=True)
+class CustomReward:
+    """A user's function: ``"file.py:function"``, run in a process of its own, or a callable.
+
+    The file's process is killed at the deadline. A callable runs in a thread, which cannot be
+    killed; what needs the main thread (signals, as in math-verify's time limits) needs the file.
+    """
+
+    function: str | Callable[..., Any]
+    deadline: float = 60.0
+    """Seconds for one call, which grades a whole batch."""
+    conversational: bool = False
+    """Prompts and completions as TRL's lists of messages instead of strings."""
+
+    def __post_init__(self) -> None:
+        require_seconds("deadline", self.deadline)
+        if not isinstance(self.conversational, bool):
+            raise ValueError(f"conversational must be true or false; got {self.conversational!r}.")
+        _ = self._caller  # mistakes in the name are found now, not after the first batch
+
+    @cached_property
+    def _caller(self) -> Caller:
+        if isinstance(self.function, str):
+            return FileCaller(*_file_and_name(self.function))
+        if callable(self.function):
+            return ThreadCaller(self.function)
+        raise ValueError(
+            f"a reward function is a callable or 'file.py:function'; got {self.function!r}."
+        )
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        if isinstance(self.function, str):
+            return Path(self.function).name
+        return str(getattr(self.function, "__qualname__", type(self.function).__name__))
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        if not responses:
+            return []
+        answer = self._call(responses, self.deadline)
+        if isinstance(answer, Failure) or "raised" in answer:
+            self._find_culprit(responses, answer)
+        if "unusable" in answer:
+            raise RewardError(f"the reward function {self.name} {answer['unusable']}")
+        values = self._checked(answer["rewards"], responses)
+        return [Reward(value, f"{self.name}: {value:g}") for value in values]
+
+    def close(self) -> None:
+        """Stop the function's process."""
+        self._caller.close()
+
+    def __enter__(self) -> "CustomReward":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _call(self, responses: Sequence[Response], deadline: float) -> dict[str, Any] | Failure:
+        return self._caller(arguments(responses, self.conversational), deadline)
+
+    def _find_culprit(
+        self, responses: Sequence[Response], answer: dict[str, Any] | Failure
+    ) -> NoReturn:
+        """Call again with one response at a time, and name the first that fails."""
+        until = time.monotonic() + _SEARCH * self.deadline
+        for response in responses:
+            if time.monotonic() + self.deadline > until:  # no time for a fair trial
+                break
+            alone = self._call([response], self.deadline)
+            if isinstance(alone, Failure) or "raised" in alone:
+                self._fail(_what_happened(alone), response)
+        raise RewardError(
+            f"the reward function {self.name} {_what_happened(answer)} on {len(responses)} "
+            f"responses together, from prompt {shown(responses[0].prompt.id)}, response "
+            f"{shown(responses[0].text)} on; called with one at a time it did not. If it is "
+            f"merely slow, raise its deadline (now {self.deadline:g} s)."
+        )
+
+    def _checked(self, rewards: Any, responses: Sequence[Response]) -> list[float]:
+        if isinstance(rewards, dict):
+            self._fail(
+                f"must return a list with one number per response; it returned "
+                f"{shown(rewards['not'])}",
+                responses[0],
+            )
+        if len(rewards) != len(responses):
+            self._fail(
+                f"must return one number per response; it returned {len(rewards)} for "
+                f"{len(responses)}, beginning",
+                responses[0],
+            )
+        for x, response in zip(rewards, responses, strict=True):
+            if x is None:
+                self._fail(
+                    "returned None, which to TRL means 'not applicable'; here one function grades "
+                    "every response: return 0.0 for no reward. It was",
+                    response,
+                )
+            if isinstance(x, dict):
+                self._fail(f"must return numbers; it returned {shown(x['not'])}", response)
+            if not isfinite(x):
+                self._fail(f"must return finite numbers; it returned {x}", response)
+        return rewards
+
+    def _fail(self, what: str, response: Response) -> NoReturn:
+        raise RewardError(
+            f"the reward function {self.name} {what} on prompt {shown(response.prompt.id)}, "
+            f"response {shown(response.text)}.{_hint(what)}"
+        )
+
+
+def arguments(responses: Sequence[Response], conversational: bool = False) -> dict[str, list[Any]]:
+    """What a function in TRL's signature is called with."""
+    prompts = [response.prompt for response in responses]
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns):
+        columns[name] = [prompt.columns.get(name) for prompt in prompts]
+    for name in ("answer", "solution", "ground_truth"):
+        columns.setdefault(name, [prompt.answer for prompt in prompts])
+    columns["num_tokens"] = [response.num_tokens for response in responses]
+    columns["truncated"] = [response.truncated for response in responses]
+    if conversational:
+        columns["prompts"] = [[dict(message) for message in p.messages] for p in prompts]
+        columns["completions"] = [[{"role": "assistant", "content": r.text}] for r in responses]
+    else:
+        columns["prompts"] = ["\n\n".join(m["content"] for m in p.messages) for p in prompts]
+        columns["completions"] = [response.text for response in responses]
+    return columns
+
+
+def _what_happened(answer: Mapping[str, Any] | Failure) -> str:
+    if isinstance(answer, Failure):
+        return answer.reason
+    return f"raised {shown(answer['raised'], 300)[1:-1]}"
+
+
+def _hint(what: str) -> str:
+    if "string indices must be integers" in what:
+        return " If it reads completion[0]['content'], set conversational=True."
+    if "main thread" in what:
+        return " Pass it as 'file.py:function': there it runs in the main thread of a process."
+    return ""
+
+
+def _file_and_name(spec: str) -> tuple[Path, str]:
+    """The two halves of ``file.py:function``, checked without running the file."""
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise ValueError(
+            f"a reward function in a file is written 'file.py:function'; got {spec!r}."
+        )
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path} (from {spec!r}). Paths begin at {Path.cwd()}.")
+    _require_name(path, name)
+    return path, name
+
+
+def _require_name(path: Path, name: str) -> None:
+    try:
+        body = ast.parse(path.read_bytes(), str(path)).body
+    except (SyntaxError, ValueError) as error:
+        raise RewardError(f"{path} is not a Python file that can be read: {error}.") from None
+    functions = [s.name for s in body if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    bound = {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
+    imported = {a.asname or a.name for s in body if isinstance(s, ast.ImportFrom) for a in s.names}
+    if name in functions or name in bound | imported or "*" in imported:
+        return
+    close = difflib.get_close_matches(name, functions, 1)
+    there = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(functions) or 'none'}."
+    raise ValueError(f"{path} has no function {name!r}. {there}")

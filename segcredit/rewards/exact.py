@@ -1,0 +1,58 @@
+"""Rewards by equal text: for generated tasks, whose answers have one spelling. No process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from segcredit.rewards.errors import shown
+from segcredit.rewards.extract import READERS, expected, hash_answer
+from segcredit.rewards.settings import require_extract
+from segcredit.rewards.verify import right, wrong
+from segcredit.types import Response, Reward
+
+
+@dataclass(frozen=True)
+class ExactReward:
+    r"""1 if the ``\boxed{}`` answer (or the number after ``####``) is the expected text, else 0."""
+
+    extract: Literal["boxed", "hash"] = "boxed"
+
+    def __post_init__(self) -> None:
+        require_extract(self.extract, ("boxed", "hash"))
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        return [self._grade(response) for response in responses]
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+    def _grade(self, response: Response) -> Reward:
+        find, _ = READERS[self.extract]
+        gold, answer = gold_answer(response), find(response.text)
+        if self.extract == "hash":
+            gold = hash_answer(f"#### {gold}") or gold  # 1,234 and $1234 are spelt 1234
+        if answer is None:
+            return Reward(0.0, no_answer(response, self.extract), False, {"accuracy": 0.0})
+        verdict = right(answer) if answer == gold else wrong(gold, answer)
+        value = float(answer == gold)
+        return Reward(value, verdict.reason, verdict.right, {"accuracy": value})
+
+
+def gold_answer(response: Response) -> str:
+    """The expected answer, or one sentence on the prompt that has none."""
+    gold = response.prompt.answer
+    if gold is None or not gold.strip():
+        raise ValueError(
+            f"every prompt needs an answer to be graded against; prompt "
+            f"{shown(response.prompt.id)} has {'none' if gold is None else 'an empty one'}. Give "
+            f"its row an answer, or pass a reward function of your own: 'file.py:function'."
+        )
+    return expected(gold)
+
+
+def no_answer(response: Response, extract: str) -> str:
+    """The reason of a response without an answer."""
+    reason = f"no {READERS[extract][1]}"
+    if response.truncated:
+        return f"{reason}: truncated at {response.max_tokens} tokens"
+    return reason

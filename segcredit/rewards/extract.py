@@ -1,0 +1,85 @@
+r"""Finding the final answer in a response: the last ``\boxed{}``, or GSM8K's ``#### number``.
+
+Everything here takes time linear in the text, whatever the text is.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+END_OF_THINKING = "</think>"
+
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_HASH = "####"
+# bounded repetitions: two neighbours that may both take the same spaces would be quadratic
+_NUMBER = re.compile(r"[\s$\\*+]{0,8}(-?)[\s$\\]{0,4}([0-9.,]{1,400})")
+_CLEAN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+
+
+def boxed(text: str) -> str | None:
+    r"""What the last balanced ``\boxed{}`` or ``\fbox{}`` after the thinking holds, or None.
+
+    Of nested boxes the inner one, since it begins last. An escaped brace, as in ``\{1, 2\}``, is
+    a character like any other.
+    """
+    text = answer_part(text)
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return None
+    opened: list[int | None] = []  # where each open brace's content begins, if it is a box's
+    last: tuple[int, int] | None = None
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            start = opened.pop() if opened else None
+            if start is not None and (last is None or start > last[0]):
+                last = start, match.start()
+        elif token.endswith("{") and token != "\\{":
+            opened.append(None if token == "{" else match.end())
+    return None if last is None else text[slice(*last)].strip()
+
+
+def hash_answer(text: str) -> str | None:
+    """The number after the last ``####`` that has one: no commas, no currency, no plus sign."""
+    for part in reversed(answer_part(text).split(_HASH)[1:]):
+        match = _NUMBER.match(part)
+        if match and (number := _clean_number(match)) is not None:
+            return number
+    return None
+
+
+def either(text: str) -> str | None:
+    r"""The ``\boxed{}`` answer, or else the ``####`` answer."""
+    answer = boxed(text)
+    return hash_answer(text) if answer is None else answer
+
+
+def answer_part(text: str) -> str:
+    """What follows the last ``</think>``: everything, if there is none."""
+    return text.rpartition(END_OF_THINKING)[2]
+
+
+def format_ok(text: str) -> bool:
+    r"""``<think>…</think>`` at the beginning, and after it a ``\boxed{}`` answer."""
+    begun = text.lstrip().startswith("<think>")
+    return begun and END_OF_THINKING in text and boxed(text) is not None
+
+
+def expected(gold: str) -> str:
+    r"""The answer that a row's gold text stands for: a bare answer, or a solution that ends in it.
+
+    GSM8K's rows hold the whole solution with its ``####`` line, some of MATH's a ``\boxed{}``.
+    """
+    found = either(gold)
+    return gold.strip() if found is None else found
+
+
+def _clean_number(match: re.Match[str]) -> str | None:
+    digits = match.group(2).replace(",", "").rstrip(".")
+    return match.group(1) + digits if _CLEAN_NUMBER.fullmatch(digits) else None
+
+
+READERS: Mapping[str, tuple[Callable[[str], str | None], str]] = {
+    "boxed": (boxed, "\\boxed{} answer"),
+    "hash": (hash_answer, "#### answer"),
+    "auto": (either, "\\boxed{} or #### answer"),
+}
+"""How an answer is found, and what it is called when there is none."""

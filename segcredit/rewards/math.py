@@ -1,0 +1,112 @@
+r"""Rewards for answers of mathematics, graded in processes that can be killed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from segcredit.rewards.exact import ExactReward, gold_answer, no_answer
+from segcredit.rewards.extract import READERS, format_ok
+from segcredit.rewards.length import authors_length_penalty
+from segcredit.rewards.settings import (
+    require_count,
+    require_extract,
+    require_seconds,
+    require_weight,
+)
+from segcredit.rewards.verify import Verdict, Verifier
+from segcredit.types import Response, Reward
+
+
+@dataclass(frozen=True)
+class MathReward:
+    r"""accuracy·(the answer is right) + format·(``<think>…</think>`` then ``\boxed{}``) − length.
+
+    An answer for which the verifier was stopped or crashed earns no accuracy; its ``correct`` is
+    None, and its reason says so.
+    """
+
+    extract: Literal["boxed", "hash", "auto"] = "boxed"
+    accuracy: float = 1.0
+    format: float = 0.0
+    length_penalty: Literal["authors"] | None = None
+    """"authors": see :func:`segcredit.rewards.length.authors_length_penalty`."""
+    deadline: float = 5.0
+    """Seconds for each answer."""
+    workers: int = 2
+    """Processes; none starts before an answer needs one."""
+
+    def __post_init__(self) -> None:
+        require_extract(self.extract, tuple(READERS))
+        require_weight("accuracy", self.accuracy)
+        require_weight("format", self.format)
+        if self.length_penalty not in (None, "authors"):
+            raise ValueError(
+                f"length_penalty must be None or 'authors'; got {self.length_penalty!r}."
+            )
+        require_seconds("deadline", self.deadline)
+        require_count("workers", self.workers)
+
+    @cached_property
+    def _verifier(self) -> Verifier:
+        return Verifier(self.deadline, self.workers)
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        find, _ = READERS[self.extract]
+        golds = [gold_answer(response) for response in responses]
+        answers = [find(response.text) for response in responses]
+        pairs = [(gold, a) for gold, a in zip(golds, answers, strict=True) if a is not None]
+        graded = iter(self._verifier(pairs))
+        verdicts = [
+            Verdict(False, no_answer(response, self.extract)) if a is None else next(graded)
+            for response, a in zip(responses, answers, strict=True)
+        ]
+        return [self._reward(r, v) for r, v in zip(responses, verdicts, strict=True)]
+
+    def close(self) -> None:
+        """Stop the processes."""
+        self._verifier.close()
+
+    def __enter__(self) -> "MathReward":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _reward(self, response: Response, verdict: Verdict) -> Reward:
+        penalty = 0.0
+        if self.length_penalty == "authors":
+            penalty = authors_length_penalty(response.num_tokens, response.max_tokens)
+        parts = {
+            "accuracy": self.accuracy if verdict.right else 0.0,
+            "format": self.format if self.format and format_ok(response.text) else 0.0,
+            "length": 0.0 - penalty,
+        }
+        return Reward(sum(parts.values()), verdict.reason, verdict.right, parts)
+
+
+def math(
+    *,
+    accuracy: float = 1.0,
+    format: float = 0.0,
+    length_penalty: Literal["authors"] | None = None,
+    deadline: float = 5.0,
+    workers: int = 2,
+) -> MathReward:
+    r"""1 for a right ``\boxed{}`` answer."""
+    return MathReward("boxed", accuracy, format, length_penalty, deadline, workers)
+
+
+def geo3k(
+    *,
+    length_penalty: Literal["authors"] | None = None,
+    deadline: float = 5.0,
+    workers: int = 2,
+) -> MathReward:
+    """Geometry3K as verl grades it: 0.9 for the answer, 0.1 for the format."""
+    return MathReward("boxed", 0.9, 0.1, length_penalty, deadline, workers)
+
+
+def gsm8k() -> ExactReward:
+    """GSM8K as verl grades it: the number after the last ``####``, exactly."""
+    return ExactReward("hash")

@@ -1,0 +1,235 @@
+"""The other side of the pool: a process that answers JSON lines and may be killed at any time.
+
+It is started by its path, so it imports neither this package nor torch: a worker that grades
+mathematics is ready in well under a second. Whatever is printed here cannot spoil the protocol,
+and the process ends with its parent.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+OUT_OF_MEMORY = 75
+"""Exit status of a worker that met its limit: it is in no state to go on."""
+_PR_SET_PDEATHSIG = 1
+
+Handler = Callable[[Any], Any]
+
+
+class UnusableError(Exception):
+    """The function can never be called as it stands, whatever the responses."""
+
+
+def main(arguments: list[str]) -> None:
+    """Serve: ``PARENT math MEMORY`` or ``PARENT function FILE NAME``."""
+    parent, mode, *rest = arguments
+    _die_with_parent(int(parent))
+    requests, replies = _keep_the_pipes()
+
+    def reply(message: object) -> None:
+        replies.write(json.dumps(message).encode() + b"\n")
+        replies.flush()
+
+    try:
+        handle = math_verifier(*rest) if mode == "math" else function_from_file(*rest)
+    except ModuleNotFoundError as error:
+        reply({"error": last_line(error), "missing": error.name})
+        return
+    except Exception as error:
+        reply({"error": last_line(error)})
+        return
+    reply({"ready": True})
+    for line in requests:
+        try:
+            answer = handle(json.loads(line))
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        reply(answer)
+
+
+def math_verifier(memory: str) -> Handler:
+    """Answers ``{"gold", "answer"}`` with whether they are equal, and whether they could be read.
+
+    math-verify's own time limits are off: they need SIGALRM, and do not stop C code. Only LaTeX is
+    read, and all of it: math-verify would otherwise pick the last number out of anything that it
+    cannot read, and call ``44 @ 45`` right for 45.
+    """
+    import logging
+
+    from math_verify import (  # type: ignore[import-untyped]
+        LatexExtractionConfig,
+        parse,
+        verify,
+    )
+
+    logging.disable()
+    sys.dont_write_bytecode = True
+    _limit_resources(int(memory))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    latex = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
+
+    def read(text: str) -> list[Any]:
+        box = f"\\boxed{{{text}}}"
+        return parse(box, latex, extraction_mode="first_match", parsing_timeout=None)
+
+    def handle(request: Mapping[str, str]) -> dict[str, Any]:
+        gold, answer = read(request["gold"]), read(request["answer"])
+        return {
+            "right": bool(verify(gold, answer, timeout_seconds=None)),  # not symmetric: gold first
+            "gold_read": any(not isinstance(x, str) for x in gold),
+            "read": any(not isinstance(x, str) for x in answer),
+        }
+
+    handle({"gold": "\\frac{1}{2}", "answer": "0.5"})  # whatever is loaded late is loaded now
+    return handle
+
+
+def function_from_file(path: str, name: str) -> Handler:
+    """Answers ``{"arguments", "unsendable"}`` with what the file's function returns."""
+    module = _load(Path(path))
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UnusableError(f"{path} has no function {name!r}")
+    return lambda request: call(function, request["arguments"], request["unsendable"])
+
+
+def call(
+    function: Callable[..., Any], arguments: Mapping[str, Any], unsendable: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the function returned, as plain numbers, or how it failed."""
+    try:
+        result = function(**_accepted(function, arguments, unsendable))
+        if inspect.isawaitable(result):
+            import asyncio
+
+            result = asyncio.run(_awaited(result))
+        return {"rewards": _plain(result)}
+    except UnusableError as error:
+        return {"unusable": str(error)}
+    except BaseException as error:  # sys.exit() too: a function cannot end the run
+        return {"raised": last_line(error)}
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of the traceback, and where it was raised."""
+    described = traceback.format_exception_only(error)
+    if isinstance(error, SyntaxError):
+        return f"{described[-1].strip()} ({error.filename}, line {error.lineno})"
+    line = described[0].strip().partition("\n")[0]
+    steps = traceback.extract_tb(error.__traceback__)
+    theirs = [s for s in steps if s.filename != __file__ and not s.filename.startswith("<")]
+    return f"{line} ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else line
+
+
+def _accepted(
+    function: Callable[..., Any], arguments: Mapping[str, Any], unsendable: Mapping[str, str]
+) -> dict[str, Any]:
+    """Everything if the function takes ``**kwargs``, else what it names."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some functions written in C do not tell
+        return dict(arguments)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for p in named:
+        if p.default is p.empty and p.name not in arguments:
+            raise UnusableError(_missing(p.name, arguments, unsendable))
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(arguments)
+    names = [p.name for p in named]
+    return {name: x for name, x in arguments.items() if name in names}
+
+
+def _missing(name: str, arguments: Mapping[str, Any], unsendable: Mapping[str, str]) -> str:
+    if name in unsendable:
+        return (
+            f"wants {name!r}, a column of {unsendable[name]}, which cannot be sent to another "
+            f"process. Store it as text or numbers, or pass the function itself from Python."
+        )
+    return f"wants {name!r}; there are {', '.join(arguments)}."
+
+
+def _plain(result: Any) -> Any:
+    """Numbers as floats, None as None, anything else as its description: ``{"not": …}``."""
+    if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
+        return {"not": _described(result)}
+    return [_plain_number(x) for x in result]
+
+
+def _plain_number(x: Any) -> Any:
+    if x is None:
+        return None
+    try:
+        return {"not": _described(x)} if isinstance(x, (str, bytes)) else float(x)
+    except (TypeError, ValueError, OverflowError):
+        return {"not": _described(x)}
+
+
+def _described(x: Any) -> str:
+    try:
+        return f"{type(x).__name__} {repr(x)[:80]}"
+    except Exception:
+        return type(x).__name__
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _load(path: Path) -> ModuleType:
+    """The file as a module, its folder importable, as if it had been run."""
+    sys.path.insert(0, str(path.parent))
+    name = f"segcredit_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UnusableError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _keep_the_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Move the protocol's pipes out of the way; prints then go to stderr, and input() ends."""
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _limit_resources(memory: int) -> None:
+    """No more memory than this, no file, no child process, no core dump."""
+    import resource
+
+    limits = {
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for name, most in limits.items():
+        try:
+            resource.setrlimit(name, (most, most))
+        except (ValueError, OSError):  # macOS knows some of them by name only
+            continue
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

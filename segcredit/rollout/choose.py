@@ -1,0 +1,29 @@
+"""Choosing the next token from a distribution, with randomness that is handed in."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """The token at which the cumulative probability first exceeds u ∈ [0, 1).
+
+    One number per row decides, so a row's draw does not depend on which rows are beside it.
+    Summed in float64: in float32 the tail of a large vocabulary would be lost in rounding.
+    """
+    total = logp.double().exp().cumsum(dim=-1)
+    threshold = uniform.double() * total[:, -1]
+    # right: a token of probability zero shares its sum with its neighbour and is never first
+    return torch.searchsorted(total, threshold[:, None], right=True).squeeze(-1)
+
+
+def nucleus(logp: Float[Tensor, "B V"], top_p: float = 1.0, top_k: int = 0) -> Float[Tensor, "B V"]:
+    """Unlikely tokens at −∞: beyond the k likeliest, or past cumulative probability p."""
+    keep: Bool[Tensor, "B V"] = torch.ones_like(logp, dtype=torch.bool)
+    if 0 < top_k < logp.shape[-1]:
+        keep &= logp >= logp.topk(top_k, dim=-1).values[:, -1:]
+    if top_p < 1.0:
+        sorted_logp, order = logp.sort(dim=-1, descending=True, stable=True)
+        before = sorted_logp.exp().cumsum(dim=-1) - sorted_logp.exp()
+        keep &= torch.zeros_like(keep).scatter(-1, order, before < top_p)
+    return logp.masked_fill(~keep, -torch.inf)

@@ -1,0 +1,165 @@
+"""Sampling by transformers alone: batched, cached, and readable; it runs wherever torch does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from segcredit.core.logits import entropy, scaled
+from segcredit.inputs import prompt_inputs
+from segcredit.rollout.choose import choose, nucleus
+from segcredit.types import Encoded, Rollouts, Sampling
+
+COMPACT_BELOW = 0.75
+"""Finished rows leave the batch once the unfinished make up less than this share of it."""
+
+
+@dataclass
+class HFEngine:
+    """Draws from a transformers model; π's log-probabilities and entropies are kept as drawn."""
+
+    model: torch.nn.Module
+    end_tokens: tuple[int, ...]
+    banned: Bool[Tensor, " V"] | None = None
+    """Tokens that are never drawn."""
+    rows: int = 256
+    """Responses drawn at once; more wait for their turn."""
+
+    def load_weights(self, policy: torch.nn.Module) -> None:
+        """Draw from this model; it is used as it is, not copied."""
+        self.model = policy
+
+    def sample(
+        self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        """One response per prompt."""
+        budget = torch.full((len(prompts),), sampling.max_tokens)
+        return self._sample(prompts, prompts, budget, sampling, generator)
+
+    def continue_from(
+        self,
+        prompts: Sequence[Encoded],
+        prefixes: Sequence[Int[Tensor, " L"]],
+        sampling: Sampling,
+        generator: torch.Generator,
+    ) -> Rollouts:
+        """One continuation of each begun response; ``max_tokens`` counts the prefix too."""
+        budget = torch.tensor([sampling.max_tokens - len(x) for x in prefixes])
+        if bool((budget < 1).any()):
+            row = int((budget < 1).nonzero()[0])
+            raise ValueError(
+                f"prefix {row} has {len(prefixes[row])} tokens, so nothing is left of "
+                f"max_tokens={sampling.max_tokens}. Leave it out, or raise max_tokens."
+            )
+        begun = [p.extended(x) for p, x in zip(prompts, prefixes, strict=True)]
+        return self._sample(begun, prompts, budget, sampling, generator)
+
+    @torch.no_grad()
+    def _sample(
+        self,
+        begun: Sequence[Encoded],
+        prompts: Sequence[Encoded],
+        budget: Int[Tensor, " B"],
+        sampling: Sampling,
+        generator: torch.Generator,
+    ) -> Rollouts:
+        check_sampling(sampling)
+        if not begun:
+            raise ValueError("nothing to sample: got no prompts.")
+        # all randomness first: a row's draws depend neither on its neighbours nor on `rows`
+        uniform = torch.rand(len(begun), int(budget.max()), generator=generator)
+        parts = []
+        for first in range(0, len(begun), self.rows):
+            some = slice(first, first + self.rows)
+            parts.append(self._sample_rows(begun[some], budget[some], uniform[some], sampling))
+        tokens, mask, logp, entropies, ended = (torch.cat(x) for x in zip(*parts, strict=True))
+        width = int(mask.any(dim=0).nonzero().max()) + 1
+        return Rollouts(
+            tokens=tokens[:, :width],
+            mask=mask[:, :width],
+            logp_old=logp[:, :width],
+            reward=torch.zeros(len(begun), device=tokens.device),
+            group=torch.arange(len(begun), device=tokens.device),
+            truncated=~ended,
+            entropy=entropies[:, :width],
+            prompts=list(prompts),
+        )
+
+    def _sample_rows(
+        self, begun: Sequence[Encoded], budget: Tensor, uniform: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Prefill once, then one token per row and step; finished rows leave."""
+        device = next(self.model.parameters()).device
+        budget, uniform = budget.to(device), uniform.to(device)
+        num, width = uniform.shape
+        ends = torch.tensor(self.end_tokens, device=device)
+        tokens = torch.zeros(num, width, dtype=torch.long, device=device)
+        mask = torch.zeros(num, width, dtype=torch.bool, device=device)
+        logp, entropies = (torch.zeros(num, width, device=device) for _ in range(2))
+        ended = torch.zeros(num, dtype=torch.bool, device=device)
+
+        inputs = prompt_inputs(begun, device)
+        attended = inputs.attended
+        position = inputs.positions.amax(dim=(0, 2)) + 1
+        planes = len(inputs.positions)
+        cache: Any = DynamicCache(config=self.model.config)
+        arguments = inputs.arguments()
+        row = torch.arange(num, device=device)  # which response each row of the cache belongs to
+        for step in range(width):
+            outputs = self.model(
+                **arguments, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            log_pi, picked = self._pick(outputs.logits[:, -1], uniform[row, step], sampling)
+            alive = ~ended[row] & (step < budget[row])
+            here = row[alive]
+            tokens[here, step] = picked[alive]
+            mask[here, step] = True
+            logp[here, step] = log_pi.gather(-1, picked[:, None]).squeeze(-1)[alive]
+            entropies[here, step] = entropy(log_pi)[alive]
+            ended[here] = torch.isin(picked[alive], ends)
+            alive = ~ended[row] & (step + 1 < budget[row])
+            left = int(alive.sum())
+            if left == 0:
+                break
+            attended = torch.cat([attended, torch.ones_like(attended[:, :1])], dim=1)
+            if left < COMPACT_BELOW * len(row):
+                cache.batch_select_indices(alive.nonzero().flatten())
+                row, attended, position = row[alive], attended[alive], position[alive]
+                picked = picked[alive]
+            now = position[:, None]
+            arguments = {
+                "input_ids": picked[:, None],
+                "attention_mask": attended.long(),
+                "position_ids": now.expand(planes, -1, -1) if planes > 1 else now,
+            }
+            position = position + 1
+        return tokens, mask, logp, entropies, ended
+
+    def _pick(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """log π over the vocabulary as it is recorded, and the tokens chosen."""
+        greedy = sampling.temperature == 0.0
+        log_pi = scaled(logits, 1.0 if greedy else sampling.temperature, self.banned).log_softmax(
+            -1
+        )
+        if greedy:
+            return log_pi, log_pi.argmax(dim=-1)
+        allowed = log_pi
+        if sampling.top_p < 1.0 or sampling.top_k:
+            allowed = nucleus(log_pi, sampling.top_p, sampling.top_k)
+        return log_pi, choose(allowed, uniform)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse settings that mean nothing."""
+    if sampling.max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1; got {sampling.max_tokens}.")
+    if not sampling.temperature >= 0.0:
+        raise ValueError(f"temperature must be ≥ 0 (0: greedy); got {sampling.temperature}.")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise ValueError(f"top_p must lie in (0, 1]; got {sampling.top_p}. For 95 % pass 0.95.")
+    if sampling.top_k < 0:
+        raise ValueError(f"top_k must be ≥ 0 (0: all tokens); got {sampling.top_k}.")

@@ -1,0 +1,135 @@
+"""What a run ran on: versions, hardware, source; nothing that names the machine or its owner."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "accelerate",
+    "datasets",
+    "deepspeed",
+    "flash-attn",
+    "jaxtyping",
+    "liger-kernel",
+    "math-verify",
+    "numpy",
+    "peft",
+    "pillow",
+    "pyarrow",
+    "pydantic",
+    "ray",
+    "safetensors",
+    "segcredit",
+    "sympy",
+    "tensorboard",
+    "tokenizers",
+    "torch",
+    "torchvision",
+    "transformers",
+    "triton",
+    "verl",
+    "vllm",
+)
+
+_SECRET = re.compile(r"(?i)(api|access|auth|private)[_.-]?key|token(?!s|i)|secret|passw(or)?d")
+"""Names of settings whose values nobody should read; max_tokens and tokenizer are none."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def describe_environment(command: Sequence[str] | None = None) -> dict[str, Any]:
+    """Plain data for environment.json; ``command`` defaults to this process's command line."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": without_secrets(sys.argv if command is None else command),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": _versions(),
+        "hardware": {
+            "cpus": _usable_cpus(),
+            "memory_gib": _memory_gib(),
+            "gpus": _gpus(),
+        },
+        "git": source_commit(_PACKAGE),
+    }
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """The command line with the values of keys, tokens and passwords starred out."""
+    shown: list[str] = []
+    hidden = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        secret = _SECRET.search(name) is not None
+        if hidden and not word.startswith("-"):
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if secret and equals else word)
+        hidden = secret and word.startswith("-") and not equals
+    return shown
+
+
+def source_commit(package: Path) -> dict[str, Any] | None:
+    """Commit of the checkout the package lies in, and whether the package differs from it.
+
+    None for an installed package: the repository around a virtual environment is not its source.
+    """
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(package, "rev-parse", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--", ".")
+    if commit is None or changes is None:
+        return None
+    return {"commit": commit.strip(), "dirty": bool(changes.strip())}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[dict[str, Any]]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [{"name": x.name, "memory_gib": round(x.total_memory / 2**30, 1)} for x in found]

@@ -1,0 +1,154 @@
+"""metrics.jsonl: one line per step and stage, whole or not there, and mirrored to trackers."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from segcredit.runlog.atomic import sync_folder
+from segcredit.runlog.folder import resume_command
+from segcredit.runlog.lines import to_line
+from segcredit.runlog.trackers import Tracker
+
+_RESERVED = ("step", "stage")
+_CHUNK = 1 << 16
+
+
+class MetricsWriter:
+    """Appends ``{"step": 12, "stage": "train", "reward": 0.5, …}``; steps count on over stages.
+
+    Numbers that are not finite are written as "NaN", "Infinity" and "-Infinity", and read back as
+    numbers by :func:`segcredit.runlog.read_run`. Each line is handed to the operating system at
+    once, so killing the process loses none. A half-written last line of an earlier process is
+    cut off on opening.
+    """
+
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()) -> None:
+        self.path = path
+        self._trackers = tuple(trackers)
+        self._failed: set[int] = set()
+        self._file = path.open("a+b", buffering=0)
+        self._position = self._end_of_last_whole_line()
+        self._file.truncate(self._position)
+        sync_folder(path.parent)
+
+    def write(self, step: int, stage: str, metrics: Mapping[str, Any]) -> None:
+        """Append one line; values are numbers or tensors of one number."""
+        _check(step, stage, metrics)
+        numbers = {key: _number(key, x) for key, x in metrics.items()}
+        self._append(to_line({"step": step, "stage": stage, **numbers}))
+        mirrored = {f"{stage}/{key}": float(x) for key, x in numbers.items()}
+        self._tell_trackers(lambda tracker: tracker.log(step, mirrored))
+
+    def sync(self) -> None:
+        """Make what was written outlive a power cut."""
+        os.fsync(self._file.fileno())
+
+    def position(self) -> int:
+        """The byte after the last whole line: what a checkpoint remembers."""
+        return self._position
+
+    def truncate(self, position: int) -> None:
+        """Drop what was written after a checkpoint."""
+        if position > self._position:
+            warnings.warn(
+                f"{self.path} has {self._position} bytes, fewer than the {position} that the "
+                f"checkpoint knows of: some lines are lost. Going on after the last one.",
+                stacklevel=2,
+            )
+            return
+        if position < 0 or (position and self._read(position - 1, 1) != b"\n"):
+            raise ValueError(
+                f"no line of {self.path} ends at byte {position}, as the checkpoint says: the file "
+                f"was changed since. Move it away to begin a new one, then resume."
+            )
+        self._file.truncate(position)
+        self._position = position
+        self.sync()
+
+    def close(self) -> None:
+        """Close the file and the trackers."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+            self._tell_trackers(lambda tracker: tracker.close())
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):  # a disk that fills up takes a part of the line first
+                written += self._file.write(line[written:])
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._position)
+            raise OSError(
+                error.errno,
+                f"{error.strerror}. Make room there, then type: {resume_command(self.path.parent)}",
+                str(self.path),
+            ) from error
+        self._position += written
+
+    def _tell_trackers(self, tell: Callable[[Tracker], None]) -> None:
+        """A tracker that fails costs one warning, never the run."""
+        for number, tracker in enumerate(self._trackers):
+            try:
+                tell(tracker)
+            except Exception as error:
+                if number not in self._failed:
+                    self._failed.add(number)
+                    warnings.warn(
+                        f"{type(tracker).__name__} failed: {type(error).__name__}: {error}. The "
+                        f"run goes on; {self.path} has all metrics. Said only once.",
+                        stacklevel=3,
+                    )
+
+    def _end_of_last_whole_line(self) -> int:
+        end = self._file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - _CHUNK)
+            newline = self._read(start, end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+        return 0
+
+    def _read(self, start: int, num: int) -> bytes:
+        return os.pread(self._file.fileno(), num, start)
+
+
+def _check(step: int, stage: str, metrics: Mapping[str, Any]) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(f"step must be a whole number, at least 0; got {step!r}.")
+    if not isinstance(stage, str) or not stage:
+        raise ValueError(f"stage must be a name such as 'train'; got {stage!r}.")
+    for key in metrics:
+        if not isinstance(key, str) or key in _RESERVED:
+            raise ValueError(
+                f"a metric's name must be a string other than 'step' and 'stage'; got {key!r}."
+            )
+
+
+def _number(key: str, x: Any) -> int | float:
+    try:
+        if isinstance(x, str | bytes):
+            raise TypeError
+        return int(x) if isinstance(x, int) else float(x)
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError on many numbers
+        raise ValueError(
+            f"metric {key!r} must be one number; got {type(x).__name__} {x!r:.60}. Pass x.mean() "
+            f"or leave it out."
+        ) from None

@@ -1,0 +1,114 @@
+"""Reads a run folder, finished or still being written, without a model and without torch."""
+
+import difflib
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from segcredit.runlog.folder import RunFolder, by_step, require_run
+from segcredit.runlog.lines import read_lines, revived
+from segcredit.runlog.rollouts import read_rollouts
+
+
+class Run:
+    """What a run has written so far; each part is read on first use and then kept."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = RunFolder(path)
+        require_run(self.folder)
+        self.path = self.folder.path
+        self.config = _read_config(self.folder.config)
+        """As plain data."""
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl; none if nothing was written yet."""
+        if not self.folder.metrics.exists():
+            return []
+        return [
+            {key: x if key == "stage" else revived(x) for key, x in row.items()}
+            for row in read_lines(self.folder.metrics)
+        ]
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What it ran on; empty if it was not recorded."""
+        try:
+            found = json.loads(self.folder.environment.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.folder.environment} must be JSON: {error}.") from None
+        return found if isinstance(found, dict) else {}
+
+    def keys(self, stage: str | None = None) -> list[str]:
+        """The names of the metrics, in the order in which they first came."""
+        lines = [row for row in self.metrics if stage in (None, row.get("stage"))]
+        names = dict.fromkeys(key for row in lines for key in row)
+        return [name for name in names if name not in ("step", "stage")]
+
+    def series(self, key: str, stage: str | None = None) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric, of one stage or of all; NaN where it was NaN."""
+        points = [
+            (int(row["step"]), math.nan if row[key] is None else float(row[key]))
+            for row in self.metrics
+            if key in row and "step" in row and stage in (None, row.get("stage"))
+        ]
+        if not points:
+            raise ValueError(self._no_series(key, stage))
+        return [step for step, _ in points], [x for _, x in points]
+
+    @property
+    def rollout_steps(self) -> list[int]:
+        """The steps whose responses were kept."""
+        return [step for step, path in self._rollout_files()]
+
+    def rollouts(self, step: int) -> list[dict[str, Any]]:
+        """The responses of one step; the columns are those of ``runlog.rollouts.COLUMNS``."""
+        for number, path in self._rollout_files():
+            if number == step:
+                return read_rollouts(path)
+        steps = self.rollout_steps
+        shown = ", ".join(map(str, steps[-8:])) or "none"
+        raise ValueError(f"{self.path} has no rollouts of step {step}; the last it has: {shown}.")
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoint folders, oldest first; whether one is whole says ``checkpoint.verify``."""
+        found = by_step(self.folder.checkpoints)
+        return [path for _, path in found if (path / "manifest.json").is_file()]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def _rollout_files(self) -> list[tuple[int, Path]]:
+        return [pair for pair in by_step(self.folder.rollouts) if pair[1].suffix == ".jsonl"]
+
+    def _no_series(self, key: str, stage: str | None) -> str:
+        where = f"{self.path}" if stage is None else f"stage {stage!r} of {self.path}"
+        known = self.keys(stage)
+        if not known:
+            stages = ", ".join(dict.fromkeys(str(row.get("stage")) for row in self.metrics))
+            return f"{where} has no metrics yet. Its stages so far: {stages or 'none'}."
+        near = difflib.get_close_matches(key, known, n=1)
+        advice = f"Did you mean {near[0]!r}? " if near else ""
+        return f"{where} has no metric {key!r}. {advice}It has: {', '.join(known)}."
+
+
+def read_run(path: str | Path) -> Run:
+    """A run, to look at; raises ValueError if the path holds none."""
+    return Run(path)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be YAML; reading it failed: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold a mapping of settings; got {type(config).__name__}.")
+    return config

@@ -1,0 +1,58 @@
+"""rollouts/step-000012.jsonl: every response of a step, with its tokens and their credit."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from segcredit.runlog.atomic import remove_leftovers, replacing
+from segcredit.runlog.folder import by_step, step_name
+from segcredit.runlog.lines import read_lines, revived, to_line
+
+COLUMNS: Mapping[str, str] = {
+    "prompt_id": "which prompt",
+    "prompt": "its text",
+    "response": "the response's text",
+    "tokens": "token ids",
+    "pieces": "text of each token",
+    "entropy": "H_t of each token under π_old",
+    "segment": "m(t): which segment each token belongs to, −1 for none",
+    "value": "V before each token",
+    "advantage": "credit of each token",
+    "ratio": "π_θ / π_old of each token's unit, after the step",
+    "logp_old": "log π_old of each token",
+    "reward": "outcome reward",
+    "reason": "why",
+    "correct": "whether the answer was right, null if the reward does not say",
+    "truncated": "cut off at the length limit",
+    "answer": "the verifiable answer",
+}
+"""What a row holds where it is known; other columns are kept as they are."""
+
+_NUMBERS = frozenset({"entropy", "value", "advantage", "ratio", "logp_old", "reward"})
+"""Columns in which the string "NaN" is a number, not what a model wrote."""
+
+
+def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write one step's responses, all or none, in place of an earlier file of that step."""
+    path = folder / f"{step_name(step)}.jsonl"
+    with replacing(path) as file:
+        for row in rows:
+            file.write(to_line(row))
+    return path
+
+
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """The rows of one such file."""
+    return [
+        {key: revived(x) if key in _NUMBERS else x for key, x in row.items()}
+        for row in read_lines(path)
+    ]
+
+
+def delete_after(folder: Path, step: int) -> list[Path]:
+    """On resume: delete the files of later steps, and what killed writers left; which they were."""
+    remove_leftovers(folder)
+    later = [path for number, path in by_step(folder) if number > step and path.suffix == ".jsonl"]
+    for path in later:
+        path.unlink()
+    return later

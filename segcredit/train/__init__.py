@@ -1,0 +1,1 @@
+"""Training: stages of steps, run folders, checkpoints, resume."""

@@ -1,0 +1,229 @@
+"""From a recipe to a state: everything that can be wrong is found before a model loads."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from segcredit.config import Recipe, RecipeError, WarmStart
+from segcredit.data import BadRow, load_prompts, prompts_from_rows
+from segcredit.data.worlds import World, make_world
+from segcredit.models import Codec, Policy
+from segcredit.models.policy import is_vision
+from segcredit.models.tiny import tiny_config
+from segcredit.rewards import make_reward
+from segcredit.rollout import HFEngine
+from segcredit.train.parallel import Parallel
+from segcredit.train.seeds import derive
+from segcredit.train.source import Generated, Listed, PromptSource
+from segcredit.train.stages import freeze_vision
+from segcredit.train.state import State
+from segcredit.types import Algorithm, Prompt, RewardFn
+
+Rows = Iterable[Any]
+
+
+@dataclass
+class Plan:
+    """A recipe's parts, checked, with no model loaded yet."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    reward: RewardFn
+    world: World | None
+    train: PromptSource
+    test: PromptSource | None
+    bad: list[BadRow]
+    """Rows that were left out."""
+    codec: Codec
+
+
+def make_plan(
+    recipe: Recipe,
+    algorithm: Algorithm | None = None,
+    reward: Callable[..., Any] | RewardFn | None = None,
+    train: Rows | None = None,
+    test: Rows | None = None,
+) -> Plan:
+    """Check everything; objects given in Python take the place of what the recipe names."""
+    world = _world(recipe)
+    algorithm = recipe.make_algorithm() if algorithm is None else algorithm
+    codec = _codec(recipe, world)
+    bad: list[BadRow] = []
+    made_reward = _reward(recipe, reward)
+    if world is not None and train is None:
+        train_source, test_source = _generated(recipe, world)
+    else:
+        train_source, test_source = _listed(recipe, codec, train, test, bad)
+    plan = Plan(recipe, algorithm, made_reward, world, train_source, test_source, bad, codec)
+    _check(plan)
+    return plan
+
+
+def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = None) -> State:
+    """Load the model and put everything together; ``policy`` is one that was saved on the way."""
+    recipe = plan.recipe
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    parallel = Parallel() if parallel is None else parallel
+    policy = _policy(plan) if policy is None else policy
+    device = _device(recipe.model.device, parallel)
+    policy.model.to(device)
+    if recipe.model.freeze_vision:
+        freeze_vision(policy.model)
+    engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
+    return State(
+        recipe=recipe,
+        algorithm=plan.algorithm,
+        policy=policy,
+        engine=engine,
+        reward=plan.reward,
+        train=plan.train,
+        test=plan.test,
+        world=plan.world,
+        parallel=parallel,
+    )
+
+
+def load_policy(recipe: Recipe, source: str | Path) -> Policy:
+    """A policy from a folder or hub id, as the recipe wants it loaded."""
+    settings = recipe.model
+    dtype = getattr(torch, settings.dtype)
+    return Policy.from_pretrained(source, dtype, settings.attention, settings.trust_remote_code)
+
+
+def _policy(plan: Plan) -> Policy:
+    settings = plan.recipe.model
+    if settings.path is not None:
+        return load_policy(plan.recipe, settings.path)
+    assert settings.tiny is not None and plan.world is not None
+    sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
+    seed = derive(plan.recipe.seed, "weights") % 2**31
+    return Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
+
+
+def _device(name: str, parallel: Parallel) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", parallel.rank % torch.cuda.device_count())
+
+
+def _world(recipe: Recipe) -> World | None:
+    if recipe.data.world is None:
+        return None
+    try:
+        return make_world(recipe.data.world, **recipe.data.settings)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"data: {error}") from None
+
+
+def _codec(recipe: Recipe, world: World | None) -> Codec:
+    """How the model will read prompts, known from small files alone."""
+    settings = recipe.model
+    if settings.path is None:
+        assert settings.tiny is not None and world is not None
+        tokenizer = world.tokenizer()
+        try:
+            config = tiny_config(
+                settings.tiny, tokenizer, settings.hidden, settings.layers, settings.heads
+            )
+        except ValueError as error:
+            raise RecipeError(f"model: {error}") from None
+        return Codec.for_tiny(tokenizer, config)
+    try:
+        config = AutoConfig.from_pretrained(
+            settings.path, trust_remote_code=settings.trust_remote_code
+        )
+        return Codec.from_pretrained(settings.path, is_vision(config), settings.trust_remote_code)
+    except (OSError, ValueError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            f"model.path: expected a Hugging Face folder or hub id; got {settings.path!r}, which "
+            f"does not load: {first}"
+        ) from None
+
+
+def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> RewardFn:
+    try:
+        if reward is None:
+            return make_reward(recipe.reward)
+        return reward if isinstance(reward, RewardFn) else make_reward(reward)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"reward: {error}") from None
+
+
+def _generated(recipe: Recipe, world: World) -> tuple[PromptSource, PromptSource]:
+    test = Listed(world.prompts("test", 0, recipe.evaluation.prompts), shuffle=False)
+    if recipe.data.size is None:
+        return Generated(world, "train"), test
+    prompts = world.prompts("train", 0, recipe.data.size)
+    return Listed(prompts, derive(recipe.seed, "data")), test
+
+
+def _listed(
+    recipe: Recipe, codec: Codec, train: Rows | None, test: Rows | None, bad: list[BadRow]
+) -> tuple[PromptSource, PromptSource | None]:
+    def load(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
+        settings = recipe.data
+        shared: dict[str, Any] = {
+            "skip_bad_rows": settings.skip_bad_rows,
+            "suffix": settings.suffix,
+            "max_prompt_tokens": settings.max_prompt_tokens,
+            "count_tokens": codec.count_tokens if settings.max_prompt_tokens else None,
+        }
+        if rows is not None:
+            rows = list(rows)
+            if rows and all(isinstance(x, Prompt) for x in rows):
+                return rows
+            loaded = prompts_from_rows(rows, **shared)
+        else:
+            loaded = load_prompts(list(files), **shared)
+        bad.extend(loaded.bad)
+        return loaded.prompts
+
+    training = load(train, recipe.data.train)
+    held_out = load(test, recipe.data.test) if test is not None or recipe.data.test else None
+    source = Listed(training, derive(recipe.seed, "data"))
+    return source, None if held_out is None else Listed(held_out, shuffle=False)
+
+
+def _check(plan: Plan) -> None:
+    """What only the data and the method together can tell."""
+    recipe, first = plan.recipe, plan.train.take(0, 1)[0]
+    problems = []
+    try:
+        plan.codec.encode(first)
+    except ValueError as error:
+        problems.append(f"data: {error}")
+    for number, stage in enumerate(recipe.stages):
+        if not isinstance(stage, WarmStart):
+            continue
+        if plan.world is not None and stage.phase not in plan.world.phases:
+            phases = ", ".join(plan.world.phases)
+            problems.append(
+                f"stages.{number}.phase: {plan.world.name} has the phases {phases}; "
+                f"got {stage.phase!r}"
+            )
+        if plan.world is None and "response" not in first.columns:
+            problems.append(
+                f"stages.{number}: a warm start imitates the rows' 'response'; the rows have none"
+            )
+    if "baseline" in plan.algorithm.needs:
+        if not isinstance(plan.train, Listed):
+            problems.append("this method tracks prompts, so they must come again: set data.size")
+        elif recipe.rollout.prompts > plan.train.size:
+            problems.append(
+                f"rollout.prompts is {recipe.rollout.prompts}, but there are only "
+                f"{plan.train.size} prompts, and this method takes each at most once a step"
+            )
+        if recipe.rollout.samples != 1:
+            problems.append("this method takes one response per prompt: set rollout.samples to 1")
+    if problems:
+        raise RecipeError(
+            "\n".join(["the recipe does not fit its data", *(f"  {x}" for x in problems)])
+        )

@@ -1,0 +1,243 @@
+"""Checkpoints that are whole or not there, whenever the process is killed or the disk is full."""
+
+import errno
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from segcredit.runlog.atomic import sync_folder
+from segcredit.runlog.folder import by_step, exists, resume_command
+from segcredit.runlog.manifest import CheckpointError, checked_size, seal, verify
+from segcredit.runlog.state import load_state, save_state
+
+__all__ = [
+    "CheckpointError",
+    "Found",
+    "clean_up",
+    "delete_after",
+    "find_latest",
+    "latest_whole",
+    "load_state",
+    "save_checkpoint",
+    "save_state",
+    "verify",
+]
+
+_NAME = re.compile(r"\w[\w.-]*")
+_UNFINISHED = re.compile(r"\.(tmp|old|was)-(.+)-(\d+)")
+"""tmp: being written; old: being deleted; was: to be replaced by a new one of its name."""
+_FULL = "disk full"
+_DISK_ERRORS = {
+    *(errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE),
+    *(errno.EACCES, errno.EPERM),
+}
+_CROWDED = 1 << 20  # bytes: with less left, the disk is what failed, whatever the library says
+_MIB = 2**20
+
+_busy: set[Path] = set()
+"""Folders this very process is at work on: a dead process may have had its number."""
+
+
+class Found(NamedTuple):
+    """The newest whole checkpoint, and why newer ones were refused."""
+
+    path: Path | None
+    refused: list[str]
+
+
+def save_checkpoint(
+    root: Path,
+    name: str,
+    write: Callable[[Path], None],
+    keep: int = 2,
+    protect: Collection[str] = (),
+) -> Path:
+    """Let ``write`` fill a folder and make it root/name, whole; then delete old ones.
+
+    Kept are the newest ``keep`` of the folders named after a step, the one just written, those
+    named in ``protect``, and whatever is not named after a step (such as "best").
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a checkpoint's name must be like step-000020; got {name!r}.")
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1 checkpoint; got {keep}.")
+    final = root / name
+    temporary = root / f".tmp-{name}-{os.getpid()}"
+    try:
+        _busy.add(temporary)
+        root.mkdir(parents=True, exist_ok=True)
+        clean_up(root)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        write(temporary)
+        seal(temporary)
+        _put_in_place(temporary, final)
+    except BaseException as error:
+        written, free = _size(temporary), _free(root)
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = _disk_error(error, free)
+        if reason is None:
+            raise
+        # free + written: whoever failed to write may still hold the deleted file open
+        raise CheckpointError(_cannot_write(root, name, reason, written, free + written)) from error
+    finally:
+        _busy.discard(temporary)
+    steps = [path for _, path in by_step(root) if path.is_dir()]
+    for path in steps[:-keep]:
+        if path != final and path.name not in protect:
+            _delete(path)
+    return final
+
+
+def find_latest(root: Path) -> Found:
+    """The newest step that is whole, and one message for each newer one that is not."""
+    clean_up(root)
+    return _find_latest(root, hashes=True)
+
+
+def latest_whole(root: Path) -> Path | None:
+    """The newest step that is whole, or None; each newer one that is not costs a warning."""
+    found = find_latest(root)
+    for message in found.refused:
+        warnings.warn(message, stacklevel=2)
+    return found.path
+
+
+def delete_after(root: Path, step: int) -> list[Path]:
+    """On resume from an earlier step: delete the later checkpoints; which they were."""
+    later = [path for number, path in by_step(root) if number > step and path.is_dir()]
+    for path in later:
+        _delete(path)
+    return later
+
+
+def clean_up(root: Path) -> None:
+    """Clear away what killed processes left; nothing that looks whole is touched.
+
+    A checkpoint that was about to be replaced by one of its own name gets its name back.
+    """
+    for path in sorted(root.glob(".*-*-*")):
+        match = _UNFINISHED.fullmatch(path.name)
+        if match is None or not path.is_dir() or path in _busy or _alive(int(match[3])):
+            continue
+        try:
+            if match[1] == "was" and not exists(root / match[2]):
+                path.rename(root / match[2])
+            else:
+                shutil.rmtree(path)
+        except OSError:  # someone else's, or a disk that may only be read: it does no harm
+            continue
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename; a folder of that name steps aside first and comes back if we are killed between."""
+    if not exists(final):
+        temporary.rename(final)
+        sync_folder(final.parent)
+        return
+    aside = final.with_name(f".was-{final.name}-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    _busy.add(aside)
+    try:
+        final.rename(aside)
+        try:
+            temporary.rename(final)
+        except BaseException:
+            aside.rename(final)
+            raise
+        sync_folder(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        _busy.discard(aside)
+
+
+def _delete(folder: Path) -> None:
+    """Under another name, so that half a folder never looks like a whole one."""
+    aside = folder.with_name(f".old-{folder.name}-{os.getpid()}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        sync_folder(folder.parent)
+        shutil.rmtree(aside)
+    except OSError as error:
+        warnings.warn(f"cannot delete the old checkpoint {folder}: {error}.", stacklevel=3)
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # what this process is at work on is in _busy
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _find_latest(root: Path, hashes: bool) -> Found:
+    refused = []
+    for _, path in reversed(list(by_step(root))):
+        try:
+            checked_size(path, hashes)
+        except CheckpointError as error:
+            refused.append(f"checkpoint {path.name} is refused: {error}")
+        else:
+            return Found(path, refused)
+    return Found(None, refused)
+
+
+def _disk_error(error: BaseException, free: int) -> str | None:
+    """What the disk said, or None if the disk is not to blame."""
+    number = _errno(error)
+    if number == errno.ENOSPC:
+        return _FULL
+    if number is None:
+        return _FULL if isinstance(error, Exception) and free < _CROWDED else None
+    if number == errno.EDQUOT:
+        return "disk full (quota)"
+    return os.strerror(number) if number in _DISK_ERRORS else None
+
+
+def _errno(error: BaseException) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    if type(error).__name__ == "SafetensorError":  # Rust's errors come as text
+        found = re.search(r"(?:os error|code:) (\d+)", str(error))
+        return int(found[1]) if found else None
+    return None
+
+
+def _cannot_write(root: Path, name: str, reason: str, written: int, free: int) -> str:
+    last = _find_latest(root, hashes=False).path
+    needed = max(written, 0 if last is None else checked_size(last, hashes=False))
+    if reason == _FULL:
+        needed = max(needed, free)  # or it would not have been too little
+    ends = (
+        "There is no whole checkpoint yet."
+        if last is None
+        else f"Nothing finished is lost: the last whole checkpoint is {last}."
+    )
+    return (
+        f"{reason} at {root}: checkpoint {name} needs at least {needed / _MIB:.1f} MiB, "
+        f"{free / _MIB:.1f} MiB are free. {ends} Mend that (make room, or keep fewer), then type: "
+        f"{resume_command(root.parent)}"
+    )
+
+
+def _size(folder: Path) -> int:
+    """What was written before it failed."""
+    files = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    return sum(file.lstat().st_size for file in files)
+
+
+def _free(root: Path) -> int:
+    """Bytes left on the disk, of which the root may not exist yet."""
+    try:
+        return shutil.disk_usage(root).free
+    except OSError:
+        return _free(root.parent) if root != root.parent else 0

@@ -1,0 +1,111 @@
+"""Sample, score, annotate: from prompts to rollouts with every column that somebody reads."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segcredit.train.metrics import Metrics
+from segcredit.train.micro import by_tokens
+from segcredit.train.seeds import generator
+from segcredit.train.state import State
+from segcredit.types import Prompt, Response, Reward, Rollouts, Sampling
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Rollouts, and the same responses as text with their grades."""
+
+    rollouts: Rollouts
+    responses: list[Response]
+    rewards: list[Reward]
+
+
+def collect(
+    state: State,
+    prompts: Sequence[Prompt],
+    needs: frozenset[str],
+    log: Metrics,
+    *purpose: object,
+    samples: int | None = None,
+) -> Collected:
+    """Responses of the present policy to these prompts, graded and annotated."""
+    settings = state.recipe.rollout
+    samples = settings.samples if samples is None else samples
+    sampling = Sampling(settings.max_tokens, settings.temperature)
+    with log.time("sample"):
+        encoded = [x for prompt in prompts for x in [state.policy.encode(prompt)] * samples]
+        drawn = generator(state.seed, "sample", *purpose, state.parallel.rank)
+        own = state.parallel.own(encoded)
+        rollouts = state.engine.sample(own, sampling, drawn) if own else None
+    with log.time("score"):
+        responses = [] if rollouts is None else as_responses(state, rollouts, settings.max_tokens)
+        rewards = state.reward(responses) if responses else []
+        responses, rewards = state.parallel.gather(responses), state.parallel.gather(rewards)
+        rollouts = state.parallel.gather_rollouts(rollouts, encoded)
+        values = torch.tensor([x.value for x in rewards], dtype=torch.float32)
+        group = torch.arange(len(prompts)).repeat_interleave(samples)
+        rollouts = rollouts.replace(
+            reward=values.to(rollouts.mask.device), group=group.to(rollouts.mask.device)
+        )
+    with log.time("annotate"):
+        rollouts = annotate(state, rollouts, needs)
+    return Collected(rollouts, responses, rewards)
+
+
+def as_responses(state: State, rollouts: Rollouts, max_tokens: int) -> list[Response]:
+    """The text of each response, for those who grade it."""
+    assert rollouts.prompts is not None
+    found = []
+    for encoded, tokens, mask, cut in zip(
+        rollouts.prompts, rollouts.tokens, rollouts.mask, rollouts.truncated.tolist(), strict=True
+    ):
+        written = tokens[mask].tolist()
+        text = state.policy.codec.decode(written)
+        found.append(Response(encoded.prompt, text, len(written), cut, max_tokens))
+    return found
+
+
+@torch.no_grad()
+def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollouts:
+    """Fill the columns that the algorithm reads, and no other."""
+    temperature = state.recipe.rollout.temperature
+    budget = state.recipe.update.tokens_per_micro
+    policy, critic, reference = state.policy, state.critic, state.reference
+    if state.recipe.rollout.old_logp == "recompute":
+        logp, entropy = _in_parts(
+            rollouts, budget, lambda part: policy.score(part, temperature, with_entropy=True)
+        )
+        rollouts = rollouts.replace(logp_old=logp, entropy=entropy)
+    if "value" in needs:
+        assert critic is not None
+        (value,) = _in_parts(rollouts, budget, lambda part: (critic(part),))
+        rollouts = rollouts.replace(value=value)
+    if "logp_ref" in needs:
+        assert reference is not None
+        (logp,) = _in_parts(rollouts, budget, lambda part: reference.score(part, temperature)[:1])
+        rollouts = rollouts.replace(logp_ref=logp)
+    if "pieces" in needs:
+        pieces = [policy.codec.pieces(row) for row in rollouts.tokens.tolist()]
+        rollouts = rollouts.replace(pieces=pieces)
+    if "baseline" in needs:
+        assert state.tracker is not None and rollouts.prompts is not None
+        names = [x.prompt.id for x in rollouts.prompts]
+        rollouts = rollouts.replace(baseline=state.tracker.value(names).to(rollouts.mask.device))
+    return rollouts
+
+
+def _in_parts(
+    rollouts: Rollouts, budget: int, work: Callable[[Rollouts], Sequence[Tensor | None]]
+) -> list[Tensor]:
+    """Results of forward passes over parts of the rows, put back in the rows' order."""
+    parts = by_tokens(rollouts, budget)
+    results = [work(rollouts.select(rows)) for rows in parts]
+    back = torch.cat(parts).argsort()
+    columns = []
+    for column in zip(*results, strict=True):
+        found = [x for x in column if x is not None]
+        assert len(found) == len(parts)
+        columns.append(torch.cat(found)[back])
+    return columns

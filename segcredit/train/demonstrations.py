@@ -1,0 +1,60 @@
+"""Supervised steps: demonstrations to imitate before reinforcement learning begins."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from segcredit.data.worlds import Demonstration
+from segcredit.train.metrics import Metrics
+from segcredit.train.micro import by_tokens
+from segcredit.train.state import State
+from segcredit.types import Rollouts
+
+
+def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict[str, float]:
+    """One gradient step on the token mean of −log π(demonstration)."""
+    log = Metrics()
+    with log.time("encode"):
+        rollouts = as_rollouts(state, shown)
+        count = rollouts.mask.sum()
+    optimizer = state.policy_optimizer
+    assert optimizer is not None
+    with log.time("update"):
+        total: Tensor = torch.zeros((), device=rollouts.mask.device)
+        right = torch.zeros((), device=rollouts.mask.device)
+        micros = by_tokens(rollouts, state.recipe.update.tokens_per_micro)
+        for rows in state.parallel.own(micros):
+            micro = rollouts.select(rows)
+            logp, _ = state.policy.score(micro, temperature=1.0)
+            loss = -logp.masked_fill(~micro.mask, 0.0).sum() / count
+            loss.backward()
+            total = total + loss.detach()
+            right = (
+                right + (logp.detach().exp() > 0.5).masked_fill(~micro.mask, False).sum() / count
+            )
+        log.add(state.parallel.add({"nll": total, "likely_tokens": right}))
+        state.parallel.add_gradients(optimizer.parameters)
+        log.add(optimizer.step(factor))
+    log.add({"tokens_per_second": float(count) / log.seconds})
+    return log.result()
+
+
+def as_rollouts(state: State, shown: Sequence[Demonstration]) -> Rollouts:
+    """Demonstrations in the form in which models score responses."""
+    codec = state.policy.codec
+    tokens = [codec.encode_response(x.response) for x in shown]
+    pad = torch.nn.utils.rnn.pad_sequence
+    device = state.policy.device
+    padded = pad(tokens, batch_first=True).to(device)
+    mask = pad([torch.ones(len(x), dtype=torch.bool) for x in tokens], batch_first=True).to(device)
+    zeros = torch.zeros(len(shown), device=device)
+    return Rollouts(
+        tokens=padded,
+        mask=mask,
+        logp_old=torch.zeros(padded.shape, device=device),
+        reward=zeros,
+        group=torch.arange(len(shown), device=device),
+        truncated=zeros.bool(),
+        prompts=[state.policy.encode(x.prompt) for x in shown],
+    )

@@ -1,0 +1,63 @@
+"""The numbers one watches: docs/metrics.md says what each of them means."""
+
+import torch
+from torch import Tensor
+
+from segcredit.train.collect import Collected
+from segcredit.types import Batch
+
+
+def describe_rewards(collected: Collected) -> dict[str, float]:
+    """Of the rewards and the responses."""
+    rollouts, rewards = collected.rollouts, collected.rewards
+    length = rollouts.mask.sum(dim=1).float()
+    values = rollouts.reward
+    found = {
+        "reward": float(values.mean()),
+        "reward_std": float(values.std(correction=0)),
+        "response_length": float(length.mean()),
+        "response_length_max": float(length.max()),
+        "truncated": float(rollouts.truncated.float().mean()),
+    }
+    graded = [x.correct for x in rewards if x.correct is not None]
+    if graded:
+        found["accuracy"] = sum(graded) / len(graded)
+    return found
+
+
+def describe(batch: Batch) -> dict[str, float]:
+    """Of the policy's distribution, its credit and its critic."""
+    rollouts, mask = batch.rollouts, batch.rollouts.mask
+    found: dict[str, float] = {}
+    if rollouts.entropy is not None:
+        found["entropy"] = float(rollouts.entropy[mask].mean())
+    if rollouts.logp_ref is not None:
+        found["kl"] = float((rollouts.logp_old - rollouts.logp_ref)[mask].mean())
+    if batch.credit is None:
+        return found
+    credit = batch.credit
+    advantage = credit.advantage[mask]
+    found["advantage_mean"] = float(advantage.mean())
+    found["advantage_std"] = float(advantage.std(correction=0))
+    found["advantage_max"] = float(advantage.abs().max())
+    segments = credit.segments
+    found["segments"] = float(segments.num.float().mean())
+    found["segment_length"] = float(segments.length[segments.mask].float().mean())
+    if credit.value_target is not None and rollouts.value is not None:
+        value = segments.read(rollouts.value, credit.value_at)[segments.mask]
+        target = segments.read(credit.value_target, credit.value_at)[segments.mask]
+        outcome = rollouts.reward[:, None].expand_as(segments.mask)[segments.mask]
+        found["value_mean"] = float(value.mean())
+        found["return_mean"] = float(target.mean())
+        found["return_std"] = float(target.std(correction=0))
+        found["explained_variance"] = explained_variance(value, outcome)
+    return found
+
+
+def explained_variance(value: Tensor, outcome: Tensor) -> float:
+    """1 − Var(R − V) / Var(R), R the response's reward; 0 where all rewards are equal."""
+    spread = outcome.double().var(correction=0)
+    if float(spread) == 0.0:
+        return 0.0
+    left = (outcome - value).double().var(correction=0)
+    return float(1.0 - left / torch.clamp(spread, min=1e-12))

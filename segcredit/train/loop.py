@@ -1,0 +1,164 @@
+"""The run: stages, steps, evaluations, checkpoints; stopped at any moment, it goes on from there."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from segcredit.config import Optimize
+from segcredit.evaluate import Evaluation, evaluate
+from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
+from segcredit.train.observe import Observer
+from segcredit.train.records import rollout_rows
+from segcredit.train.saving import save
+from segcredit.train.seeds import derive
+from segcredit.train.stages import AnyStage, enter, step_of
+from segcredit.train.state import State
+from segcredit.train.step import Stepped
+from segcredit.types import Sampling
+
+
+class Stopped(RuntimeError):
+    """The user asked to stop; the state is saved."""
+
+
+@dataclass
+class Loop:
+    """Runs a state through its recipe's stages."""
+
+    state: State
+    folder: RunFolder | None
+    metrics: MetricsWriter | None
+    watch: Observer
+    saved_step: int | None = None
+
+    def run(self) -> None:
+        """All stages, from where the state stands."""
+        state = self.state
+        stages = state.recipe.stages
+        with interrupts() as interrupted:
+            while state.stage < len(stages):
+                stage = stages[state.stage]
+                self.watch.stage(state.stage, stage.kind, stage.steps, state.stage_step)
+                if state.stage_step == 0:
+                    enter(state, stage)
+                    if isinstance(stage, Optimize) and "sampled_before" not in state.noted:
+                        self._evaluate("before")
+                while state.stage_step < stage.steps:
+                    self._step(stage)
+                    if interrupted():
+                        self._save()
+                        raise Stopped(self._how_to_go_on())
+                state.stage += 1
+                state.stage_step = 0
+                if state.stage == len(stages):
+                    self._evaluate("after")
+                self._save()
+
+    def _step(self, stage: AnyStage) -> None:
+        state = self.state
+        measured, stepped = step_of(state, stage)
+        state.stage_step += 1
+        state.step += 1
+        if self.metrics is not None:
+            self.metrics.write(state.step, stage.kind, measured)
+        self.watch.stepped(state.step, stage.kind, measured)
+        last = state.stage_step == stage.steps
+        if isinstance(stage, Optimize) and stepped is not None:
+            self._record(stepped)
+            every = state.recipe.evaluation.every
+            if every and state.stage_step % every == 0 and not last:
+                self._evaluate(None)
+        if state.step % state.recipe.save.every == 0 and not last:
+            self._save()
+
+    def _record(self, stepped: Stepped) -> None:
+        settings, state = self.state.recipe.save, self.state
+        if self.folder is None or not settings.rollouts_every or not state.parallel.first:
+            return
+        if (state.stage_step - 1) % settings.rollouts_every == 0:
+            rows = rollout_rows(stepped, state.policy.codec, settings.rollouts)
+            write_rollouts(self.folder.rollouts, state.step, rows)
+
+    def _evaluate(self, name: str | None) -> None:
+        found = evaluate_state(self.state)
+        if found is None:
+            return
+        state = self.state
+        if name is not None:
+            state.noted[f"sampled_{name}"] = found.sampled
+            if found.greedy is not None:
+                state.noted[f"greedy_{name}"] = found.greedy
+        if self.metrics is not None:
+            self.metrics.write(state.step, "evaluation", found.metrics())
+        if self.folder is not None and state.parallel.first:
+            write_rollouts(self.folder.evaluations, state.step, found.rows)
+        self.watch.evaluated(state.step, found)
+
+    def _save(self) -> None:
+        state = self.state
+        if self.folder is not None and self.metrics is not None and state.parallel.first:
+            save(state, self.folder, self.metrics)
+        self.saved_step = state.step
+        state.parallel.wait()
+
+    def _how_to_go_on(self) -> str:
+        if self.folder is None:
+            return f"stopped after step {self.state.step}; this run keeps no folder, so nothing is saved."
+        return (
+            f"stopped after step {self.state.step}, which is saved. "
+            f"To go on: {resume_command(self.folder.path)}"
+        )
+
+
+def evaluate_state(state: State) -> Evaluation | None:
+    """The policy on held-out prompts: always the same ones, drawn with the step's own seed."""
+    settings = state.recipe.evaluation
+    if state.test is None:
+        return None
+    count = settings.prompts if state.test.size is None else min(settings.prompts, state.test.size)
+    return evaluate(
+        state.test.take(0, count),
+        state.engine,
+        state.reward,
+        state.policy.encode,
+        state.policy.codec.decode,
+        Sampling(state.recipe.rollout.max_tokens, settings.temperature, settings.top_p),
+        settings.samples,
+        settings.greedy,
+        derive(state.seed, "evaluate", state.step) % 2**31,
+    )
+
+
+class Interrupted:
+    """Whether Ctrl-C was pressed: the first time the step is finished, the second time not."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __call__(self) -> bool:
+        return self.pressed
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        print("\nFinishing this step, then saving. Press Ctrl-C again to stop at once.", flush=True)
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupted]:
+    """Notice Ctrl-C and SIGTERM instead of dying of them; only a main thread can."""
+    noticed = Interrupted()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = [signal.signal(x, noticed.handle) for x in numbers]
+    except ValueError:  # not the main thread
+        yield noticed
+        return
+    try:
+        yield noticed
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

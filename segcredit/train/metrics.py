@@ -1,0 +1,52 @@
+"""What a step measured: sums, means and times, gathered where they arise."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Metrics:
+    """Numbers of one step. Values added under one name are averaged, times are summed."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+        self._counts: dict[str, int] = {}
+        self._times: dict[str, float] = {}
+        self._highest: dict[str, float] = {}
+
+    def highest(self, name: str, value: Tensor | float) -> None:
+        """A number of which the largest counts."""
+        self._highest[name] = max(float(value), self._highest.get(name, -float("inf")))
+
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
+        """Numbers to be averaged over the calls that name them."""
+        for name, value in values.items():
+            value = value.detach() if isinstance(value, Tensor) else value
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Wall time of a phase, the device's work included."""
+        begin = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - begin
+
+    @property
+    def seconds(self) -> float:
+        """All phases together."""
+        return sum(self._times.values())
+
+    def result(self) -> dict[str, float]:
+        """Plain numbers."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        return (
+            means
+            | self._highest
+            | {f"time/{phase}": seconds for phase, seconds in self._times.items()}
+        )

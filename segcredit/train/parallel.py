@@ -1,0 +1,109 @@
+"""Several processes on one batch. Credit is computed for the whole batch by everyone.
+
+The rollouts are gathered once, so segments, advantages and denominators come from all of them on
+every rank; then each rank does its share of every mini-batch and gradients are added. No
+denominator depends on the number of processes.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from segcredit.types import Encoded, Rollouts
+
+Item = TypeVar("Item")
+_PADDED = ("tokens", "mask", "logp_old", "entropy")
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """This process among its peers."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def start(cls) -> "Parallel":
+        """As torchrun says; alone without it."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        return cls(dist.get_rank(), size)
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def own(self, items: Sequence[Item]) -> Sequence[Item]:
+        """This rank's part of a list, in order."""
+        return items[self._slice(len(items))]
+
+    def _slice(self, count: int) -> slice:
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def gather(self, items: Sequence[Item]) -> list[Item]:
+        """Everyone's items, in rank order."""
+        if self.size == 1:
+            return list(items)
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, list(items))
+        return [item for part in found for item in part]
+
+    def gather_rollouts(self, rollouts: Rollouts | None, prompts: Sequence[Encoded]) -> Rollouts:
+        """Everyone's rollouts as one batch, on this rank's device."""
+        if self.size == 1:
+            assert rollouts is not None
+            return rollouts
+        own = None if rollouts is None else _columns(rollouts)
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, own)
+        parts = [x for x in found if x is not None]
+        width = max(x["tokens"].shape[1] for x in parts)
+        for part in parts:
+            for name in _PADDED:
+                missing = width - part[name].shape[1]
+                part[name] = torch.nn.functional.pad(part[name], (0, missing))
+        device = prompts[0].tokens.device if rollouts is None else rollouts.tokens.device
+        joined = {name: torch.cat([x[name] for x in parts]).to(device) for name in parts[0]}
+        joined["group"] = torch.arange(len(prompts), device=device)
+        return Rollouts(**joined, prompts=list(prompts))
+
+    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Sum over the ranks; a rank without rows adds zeros."""
+        if self.size == 1:
+            return
+        for x in parameters:
+            if x.grad is None:
+                x.grad = torch.zeros_like(x)
+            dist.all_reduce(x.grad)
+
+    def add(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Metrics that add up, over the ranks."""
+        if self.size == 1:
+            return values
+        names = sorted({name for part in self.gather([sorted(values)]) for name in part})
+        stacked = torch.tensor([float(values.get(name, 0.0)) for name in names])
+        dist.all_reduce(stacked)
+        return dict(zip(names, stacked, strict=True))
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+def _columns(rollouts: Rollouts) -> dict[str, Tensor]:
+    names = (*_PADDED, "reward", "truncated")
+    bare = replace(rollouts, prompts=None)
+    return {name: getattr(bare, name).cpu() for name in names}

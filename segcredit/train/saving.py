@@ -1,0 +1,86 @@
+"""What a checkpoint of a run holds, and how a run goes on from one."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segcredit.models import Critic, Policy
+from segcredit.runlog import MetricsWriter, RunFolder, delete_after
+from segcredit.runlog.folder import step_name
+from segcredit.train import checkpoint
+from segcredit.train.optimizer import Optimizer
+from segcredit.train.source import Listed
+from segcredit.train.stages import add_critic
+from segcredit.train.state import State, freeze
+from segcredit.train.tracker import Tracker
+
+POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
+
+
+def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
+    """Write a checkpoint of this step: whole, or not at all."""
+    keep = state.recipe.save.keep
+    if state.reference is not None and not (folder.path / REFERENCE).exists():
+        checkpoint.save_checkpoint(folder.path, REFERENCE, state.reference.save)
+    metrics.sync()
+    position = metrics.position()
+    name = step_name(state.step)
+    return checkpoint.save_checkpoint(
+        folder.checkpoints, name, lambda place: _write(state, place, position), keep
+    )
+
+
+def _write(state: State, place: Path, metrics_position: int) -> None:
+    state.policy.save(place / POLICY)
+    if state.critic is not None:
+        state.critic.save(place / CRITIC)
+    optimizers = {x.name: x.state() for x in state.optimizers()}
+    checkpoint.save_state(
+        place,
+        {
+            "stage": state.stage,
+            "stage_step": state.stage_step,
+            "step": state.step,
+            "position": state.position,
+            "noted": dict(state.noted),
+            "metrics_position": metrics_position,
+            "optimizers": optimizers,
+            "rates": {x.name: x.lr for x in state.optimizers()},
+            "tracker": None if state.tracker is None else state.tracker.state(),
+        },
+    )
+
+
+def restore(state: State, folder: RunFolder, place: Path) -> int:
+    """Put the state where the checkpoint was; where the metrics ended then."""
+    found: dict[str, Any] = checkpoint.load_state(place)
+    dtype = getattr(torch, state.recipe.model.dtype)
+    if (place / CRITIC).exists():
+        add_critic(state, Critic.from_saved(place / CRITIC, dtype).to(state.policy.device))
+    state.stage, state.stage_step = found["stage"], found["stage_step"]
+    state.step, state.position = found["step"], found["position"]
+    state.noted = dict(found["noted"])
+    settings = state.recipe.optimizer
+    for name, kept in found["optimizers"].items():
+        if name == "policy":
+            lr = found["rates"][name]
+            state.policy_optimizer = Optimizer(name, state.policy.model, lr, settings)
+            state.policy_optimizer.load(kept)
+        else:
+            assert state.critic_optimizer is not None
+            state.critic_optimizer.lr = found["rates"][name]
+            state.critic_optimizer.load(kept)
+    if found["tracker"] is not None:
+        assert isinstance(state.train, Listed)
+        state.tracker = Tracker(state.train.prompts)
+        state.tracker.load(found["tracker"])
+    if (folder.path / REFERENCE).exists() and "logp_ref" in state.algorithm.needs:
+        checkpoint.verify(folder.path / REFERENCE)
+        reference = Policy.from_pretrained(folder.path / REFERENCE, dtype)
+        freeze(reference.model.to(state.policy.device))
+        state.reference = reference
+    delete_after(folder.rollouts, state.step)
+    delete_after(folder.evaluations, state.step)
+    checkpoint.delete_after(folder.checkpoints, state.step)
+    return int(found["metrics_position"])

@@ -1,0 +1,175 @@
+"""The kinds of stage a run is made of: what each prepares, and what one step of it does."""
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from segcredit.algorithms.credit import GAE
+from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.config import Optimize, PretrainCritic, WarmStart
+from segcredit.data.worlds import Demonstration
+from segcredit.models import Critic, Policy
+from segcredit.train.collect import collect
+from segcredit.train.demonstrations import imitate
+from segcredit.train.describe import describe, describe_rewards
+from segcredit.train.metrics import Metrics
+from segcredit.train.optimizer import Optimizer, rate
+from segcredit.train.seeds import generator
+from segcredit.train.source import Listed
+from segcredit.train.state import State, freeze
+from segcredit.train.step import Stepped, train_step
+from segcredit.train.tracker import OFFLINE_SAMPLES, Tracker
+from segcredit.train.update import update
+from segcredit.types import Algorithm, Prompt
+
+AnyStage = WarmStart | PretrainCritic | Optimize
+
+
+def enter(state: State, stage: AnyStage) -> None:
+    """What a stage needs before its first step: optimizers, critic, reference, tracker."""
+    optimizer = state.recipe.optimizer
+    if isinstance(stage, WarmStart):
+        quicker = optimizer.model_copy(update={"beta2": stage.beta2})
+        state.policy_optimizer = Optimizer("policy", state.policy.model, stage.lr, quicker)
+        return
+    if "value" in state.algorithm.needs and state.critic is None:
+        add_critic(state, Critic.from_policy(state.policy))
+    if isinstance(stage, PretrainCritic):
+        assert state.critic_optimizer is not None
+        state.critic_optimizer.lr = stage.lr or optimizer.critic_lr
+        return
+    if state.critic_optimizer is not None:
+        state.critic_optimizer.lr = optimizer.critic_lr
+    state.policy_optimizer = Optimizer("policy", state.policy.model, optimizer.lr, optimizer)
+    if "logp_ref" in state.algorithm.needs and state.reference is None:
+        state.reference = copy_of(state.policy)
+    if "baseline" in state.algorithm.needs:
+        begin_tracker(state)
+
+
+def add_critic(state: State, critic: Critic) -> None:
+    """Take a critic in, with its optimizer."""
+    settings = state.recipe.optimizer
+    if state.recipe.model.freeze_vision:
+        freeze_vision(critic.trunk)
+    state.critic = critic
+    state.critic_optimizer = Optimizer("critic", critic, settings.critic_lr, settings)
+
+
+def copy_of(policy: Policy) -> Policy:
+    """π_ref: the policy as it is now, without gradients."""
+    model = copy.deepcopy(policy.model).eval()
+    freeze(model)
+    return Policy(model, policy.codec)
+
+
+def freeze_vision(model: torch.nn.Module) -> None:
+    """No gradients for the vision tower, wherever the architecture keeps it."""
+    for name, part in model.named_modules():
+        if name.split(".")[-1] == "visual":
+            freeze(part)
+
+
+def step_of(state: State, stage: AnyStage) -> tuple[dict[str, float], Stepped | None]:
+    """One step of the present stage."""
+    if isinstance(stage, WarmStart):
+        return _imitate(state, stage), None
+    if isinstance(stage, PretrainCritic):
+        return _pretrain_critic(state, stage), None
+    settings = state.recipe.optimizer
+    factor = rate(
+        state.stage_step,
+        stage.steps,
+        settings.schedule,
+        settings.warmup_steps,
+        settings.min_lr_ratio,
+    )
+    stepped = train_step(state, next_prompts(state), factor)
+    return stepped.metrics, stepped
+
+
+def next_prompts(state: State) -> list[Prompt]:
+    """The prompts of this step: the next of the source, or those the tracker finds worth it."""
+    count = state.recipe.rollout.prompts
+    if state.tracker is not None:
+        assert isinstance(state.train, Listed)
+        drawn = state.tracker.draw(count, generator(state.seed, "tracked prompts", state.step))
+        return [state.train.prompts[i] for i in drawn]
+    prompts = state.train.take(state.position, count)
+    state.position += count
+    return prompts
+
+
+def _imitate(state: State, stage: WarmStart) -> dict[str, float]:
+    first = state.stage_step * stage.batch
+    shown = [demonstration(state, stage, first + i) for i in range(stage.batch)]
+    factor = rate(
+        state.stage_step, stage.steps, stage.schedule, stage.warmup_steps, stage.min_lr_ratio
+    )
+    return imitate(state, shown, factor)
+
+
+def demonstration(state: State, stage: WarmStart, index: int) -> Demonstration:
+    """The index-th thing to imitate."""
+    if state.world is not None:
+        return state.world.demonstration(index, stage.phase)
+    prompt = state.train.take(index, 1)[0]
+    return Demonstration(prompt, str(prompt.columns["response"]))
+
+
+def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
+    """The frozen policy's responses, and V regressed on their returns (λ = 1)."""
+    log = Metrics()
+    algorithm = returns_only(state.algorithm)
+    collected = collect(
+        state, next_prompts(state), algorithm.needs, log, "pretrain critic", state.step
+    )
+    log.add(describe_rewards(collected))
+    with log.time("credit"):
+        batch = algorithm.prepare(collected.rollouts)
+    log.add(describe(batch))
+    with log.time("update"):
+        update(
+            state,
+            algorithm,
+            batch,
+            log,
+            "pretrain critic",
+            state.step,
+            epochs=stage.epochs,
+            critic_only=True,
+        )
+    log.add({"tokens_per_second": float(batch.rollouts.mask.sum()) / log.seconds})
+    return log.result()
+
+
+def returns_only(algorithm: Algorithm) -> Algorithm:
+    """The same units and value loss with Monte-Carlo targets, and nothing else to compute."""
+    if not isinstance(algorithm, PolicyGradient) or algorithm.critic is None:
+        raise ValueError(f"this method has no critic to pretrain: {algorithm!r}")
+    credit = algorithm.credit
+    returns = GAE(
+        over=credit.over,
+        lam=1.0,
+        gamma=getattr(credit, "gamma", 1.0),
+        value_at=getattr(credit, "value_at", "start"),
+    )
+    return replace(algorithm, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())
+
+
+def begin_tracker(state: State) -> None:
+    """First values of all prompts, from responses of the policy as it is (single-stream SPO)."""
+    assert isinstance(state.train, Listed)
+    prompts = state.train.prompts
+    state.tracker = Tracker(prompts)
+    names, rewards = [], []
+    at_once = state.recipe.rollout.prompts
+    for first in range(0, len(prompts), at_once):
+        some = prompts[first : first + at_once]
+        found = collect(
+            state, some, frozenset(), Metrics(), "tracker", first, samples=OFFLINE_SAMPLES
+        )
+        names += [x.prompt.id for x in found.responses]
+        rewards.append(found.rollouts.reward.cpu())
+    state.tracker.begin(names, torch.cat(rewards))

@@ -1,0 +1,61 @@
+"""What a run holds while it trains."""
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from segcredit.config import Recipe
+from segcredit.data.worlds import World
+from segcredit.models import Critic, Policy
+from segcredit.train.optimizer import Optimizer
+from segcredit.train.parallel import Parallel
+from segcredit.train.source import PromptSource
+from segcredit.train.tracker import Tracker
+from segcredit.types import Algorithm, RewardFn, RolloutEngine
+
+
+@dataclass
+class State:
+    """Models, their optimizers, and where in the recipe the run stands."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    policy: Policy
+    engine: RolloutEngine
+    reward: RewardFn
+    train: PromptSource
+    test: PromptSource | None
+    world: World | None = None
+    """Where demonstrations come from, if the data is generated."""
+    parallel: Parallel = Parallel()
+    critic: Critic | None = None
+    reference: Policy | None = None
+    """π_ref, only if something reads it."""
+    tracker: Tracker | None = None
+    """Values of prompts, only if something reads them (single-stream SPO)."""
+    policy_optimizer: Optimizer | None = None
+    critic_optimizer: Optimizer | None = None
+
+    stage: int = 0
+    """Number of the present stage."""
+    stage_step: int = 0
+    """Steps done in it."""
+    step: int = 0
+    """Steps done in all."""
+    position: int = 0
+    """Prompts taken from the training source."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """Results kept for the end: the evaluations before and after."""
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seed
+
+    def optimizers(self) -> list[Optimizer]:
+        return [x for x in (self.policy_optimizer, self.critic_optimizer) if x is not None]
+
+
+def freeze(model: nn.Module) -> None:
+    """No gradients."""
+    for x in model.parameters():
+        x.requires_grad_(False)

@@ -1,0 +1,47 @@
+"""One step of reinforcement learning, as a story."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from segcredit.train.collect import Collected, collect
+from segcredit.train.describe import describe, describe_rewards
+from segcredit.train.metrics import Metrics
+from segcredit.train.state import State
+from segcredit.train.update import update
+from segcredit.types import Batch, Prompt
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step's batch and what it measured, for whoever records it."""
+
+    collected: Collected
+    batch: Batch
+    logp_new: Tensor
+    """log π of each token when it last entered a gradient."""
+    metrics: dict[str, float]
+
+
+def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Stepped:
+    """One outer iteration of Algorithm 1: sample, score, annotate, credit, update, sync."""
+    log, algorithm = Metrics(), state.algorithm
+    collected = collect(state, prompts, algorithm.needs, log, "optimize", state.step)
+    log.add(describe_rewards(collected))
+    with log.time("credit"):
+        batch = algorithm.prepare(collected.rollouts)  # z_m, Â_m, R̂_m
+    log.add(describe(batch))
+    with log.time("update"):
+        epochs = state.recipe.update.epochs
+        updated = update(
+            state, algorithm, batch, log, "optimize", state.step, epochs=epochs, factor=factor
+        )
+    with log.time("sync"):
+        state.engine.load_weights(state.policy.model)
+        if state.tracker is not None:
+            log.add(
+                state.tracker.update(state.policy, batch.rollouts, state.recipe.rollout.temperature)
+            )
+    tokens = float(batch.rollouts.mask.sum())
+    log.add({"tokens_per_second": tokens / log.seconds})
+    return Stepped(collected, batch, updated.logp_new, log.result())

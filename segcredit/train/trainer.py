@@ -1,0 +1,189 @@
+"""The Python way in: a model, a method, a reward, prompts; then train."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from segcredit.config import Recipe, RecipeError, parse_recipe
+from segcredit.runlog import (
+    MetricsWriter,
+    RunFolder,
+    describe_environment,
+    new_run_path,
+    open_trackers,
+)
+from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+from segcredit.train import checkpoint
+from segcredit.train.build import Plan, build, load_policy, make_plan
+from segcredit.train.loop import Loop
+from segcredit.train.observe import Observer, Silent
+from segcredit.train.parallel import Parallel
+from segcredit.train.saving import POLICY, restore
+from segcredit.train.state import State
+from segcredit.types import Algorithm, RewardFn
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run left."""
+
+    folder: Path | None
+    """The run folder."""
+    model: Path | None
+    """The trained policy, a plain Hugging Face folder."""
+    before: dict[str, float]
+    """Held-out accuracy, greedy and sampled, before reinforcement learning."""
+    after: dict[str, float]
+
+
+class Trainer:
+    """Trains one model by one method.
+
+    ``settings`` are those of a recipe, nested as there: ``rollout={"prompts": 64}``. Everything is
+    checked when the trainer is made, before any model loads.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | dict[str, Any],
+        data: str | Path | Iterable[Any] | dict[str, Any],
+        algorithm: str | dict[str, Any] | Algorithm = "sapo",
+        reward: str | dict[str, Any] | Callable[..., Any] | RewardFn = "math",
+        test: str | Path | Iterable[Any] | None = None,
+        steps: int = 100,
+        **settings: Any,
+    ) -> None:
+        found: dict[str, Any] = {"stages": [{"kind": "optimize", "steps": steps}], **settings}
+        objects: dict[str, Any] = {}
+        found["model"] = model if isinstance(model, dict) else {"path": str(model)}
+        found["data"] = _data(data, test, objects)
+        if isinstance(algorithm, str | dict):
+            found["algorithm"] = algorithm
+        else:
+            objects["algorithm"] = algorithm
+        if isinstance(reward, str | dict):
+            found["reward"] = reward
+        else:
+            objects["reward"] = reward
+        self._objects = objects
+        self.plan = make_plan(parse_recipe(found, "Trainer"), **objects)
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> "Trainer":
+        """From a recipe alone, as the command line makes it."""
+        trainer = cls.__new__(cls)
+        trainer._objects = {}
+        trainer.plan = make_plan(recipe)
+        return trainer
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.plan.recipe
+
+    def train(
+        self,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        watch: Observer | None = None,
+    ) -> Result:
+        """Run all stages in a new folder under runs/, in ``folder``, or on from what is there."""
+        watch = Silent() if watch is None else watch
+        parallel = Parallel.start()
+        try:
+            return self._train(folder, resume, watch, parallel)
+        finally:
+            watch.end()
+            self.plan.reward.close()
+            parallel.close()
+
+    def _train(
+        self, folder: str | Path | None, resume: bool, watch: Observer, parallel: Parallel
+    ) -> Result:
+        if not parallel.first:
+            return self._loop(None, None, build(self.plan, parallel=parallel), Silent())
+        if resume and folder is None:
+            raise ValueError("resume needs the run's folder: train(folder=…, resume=True)")
+        path = Path(folder) if folder is not None else new_run_path(self.recipe.name)
+        with RunFolder.open(path) if resume else RunFolder.create(path) as run:
+            found = checkpoint.find_latest(run.checkpoints) if resume else None
+            for message in [] if found is None else found.refused:
+                watch.note(message)
+            start = None if found is None else found.path
+            if not resume:
+                write_json_atomically(run.environment, describe_environment())
+                write_yaml_atomically(run.config, self._record())
+            policy = None if start is None else load_policy(self.recipe, start / POLICY)
+            state = build(self.plan, policy, parallel)
+            position = 0 if start is None else restore(state, run, start)
+            names = ["tensorboard", *self.recipe.save.trackers]
+            first = state.step + 1 if resume else None
+            trackers = open_trackers(names, run, self.recipe.as_dict(), first)
+            with MetricsWriter(run.metrics, trackers) as metrics:
+                if resume:
+                    metrics.truncate(position)
+                watch.begin(self.recipe, state.step, _facts(self.plan, run, state))
+                return self._loop(run, metrics, state, watch)
+
+    def _loop(
+        self, run: RunFolder | None, metrics: MetricsWriter | None, state: State, watch: Observer
+    ) -> Result:
+        Loop(state, run, metrics, watch).run()
+        kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
+        return Result(
+            folder=None if run is None else run.path,
+            model=None if kept is None else kept / POLICY,
+            before=_noted(state, "before"),
+            after=_noted(state, "after"),
+        )
+
+    def _record(self) -> dict[str, Any]:
+        """The recipe, and what was given in Python instead of by name."""
+        record = self.recipe.as_dict()
+        if self._objects:
+            record["given_in_python"] = {
+                name: repr(x)[:500]
+                for name, x in self._objects.items()
+                if name not in {"train", "test"}
+            } | {name: "rows" for name in ("train", "test") if name in self._objects}
+        return record
+
+
+def _data(
+    data: str | Path | Iterable[Any] | dict[str, Any],
+    test: str | Path | Iterable[Any] | None,
+    objects: dict[str, Any],
+) -> dict[str, Any]:
+    if isinstance(data, dict):
+        if test is not None:
+            raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
+        return data
+    found: dict[str, Any] = {}
+    for name, source in (("train", data), ("test", test)):
+        if source is None:
+            continue
+        if isinstance(source, str | Path):
+            found[name] = [str(source)]
+        else:
+            objects[name] = source
+            found[name] = [f"{name}: rows given in Python"]
+    return found
+
+
+def _noted(state: State, when: str) -> dict[str, float]:
+    ends = f"_{when}"
+    return {k.removesuffix(ends): x for k, x in state.noted.items() if k.endswith(ends)}
+
+
+def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
+    """What a person wants to know first."""
+    count = sum(x.numel() for x in state.policy.model.parameters())
+    size = plan.train.size
+    return {
+        "run": str(run.path),
+        "model": f"{type(state.policy.model).__name__}, {count:,} parameters, {state.policy.device}",
+        "data": f"{size:,} prompts"
+        if size
+        else f"{plan.world.name if plan.world else 'data'}, generated",
+        "method": str(plan.recipe.algorithm),
+    }

@@ -1,0 +1,351 @@
+"""Files and datasets: every ending, pictures beside the file, what is told of a wrong name."""
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from segcredit.data import BadRows, load_prompts
+from segcredit.images import open_image
+
+GOOD = {"problem": "2 + 2?", "answer": "4"}
+IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+"""As the datasets library writes pictures."""
+
+
+def png(colour: str = "red") -> bytes:
+    written = BytesIO()
+    Image.new("RGB", (5, 4), colour).save(written, "PNG")
+    return written.getvalue()
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def table(**columns: pa.Array) -> pa.Table:
+    return pa.table(columns)
+
+
+def verl_table(num: int) -> pa.Table:
+    message = pa.struct({"role": pa.string(), "content": pa.string()})
+    texts = [[{"role": "user", "content": f"<image>Find {n}."}] for n in range(num)]
+    images = [[{"bytes": png(), "path": "gone.png"}] for _ in range(num)]
+    return table(
+        data_source=pa.array(["geo"] * num),
+        prompt=pa.array(texts, pa.list_(message)),
+        images=pa.array(images, pa.list_(IMAGE)),
+        reward_model=pa.array([{"style": "rule", "ground_truth": str(n)} for n in range(num)]),
+        extra_info=pa.array([{"index": n, "split": "train"} for n in range(num)]),
+    )
+
+
+class TestJson:
+    def test_lines_with_a_byte_order_mark_blank_lines_and_crlf(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.JSONL"
+        row = json.dumps(GOOD).encode()
+        path.write_bytes(b"\xef\xbb\xbf" + row + b"\r\n\r\n  \n" + row)
+        loaded = load_prompts(str(path))
+        assert [prompt.id for prompt in loaded.prompts] == ["train:1", "train:4"]
+        assert loaded.prompts[0].answer == "4"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            json.dumps([GOOD, GOOD], indent=2),
+            "\ufeff \n" + json.dumps([GOOD, GOOD]),
+            json.dumps(GOOD) + "\n" + json.dumps(GOOD) + "\n",
+        ],
+        ids=["list", "byte order mark", "lines"],
+    )
+    def test_a_list_or_lines(self, text: str, tmp_path: Path) -> None:
+        path = tmp_path / "train.json"
+        path.write_text(text, encoding="utf-8")
+        loaded = load_prompts(path)
+        assert [prompt.id for prompt in loaded.prompts] == ["train:1", "train:2"]
+
+    def test_a_single_object_over_several_lines(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.json"
+        path.write_text(json.dumps(GOOD, indent=2))
+        assert load_prompts(path).prompts[0].answer == "4"
+        path.write_text(json.dumps({"data": [GOOD]}, indent=2))
+        with pytest.raises(BadRows, match=r"row 1: expected a question .* got the keys 'data'"):
+            load_prompts(path)
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b'[{"problem": "a"},\n {"problem"]', ":2: expected a JSON object"),
+            (b'[{"problem": "a"},\n\n "\xff"]', ":3: expected UTF-8; got byte 0xff"),
+        ],
+    )
+    def test_a_broken_list_names_the_line(self, content: bytes, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "train.json"
+        path.write_bytes(content)
+        with pytest.raises(BadRows) as caught:
+            load_prompts(path)
+        assert f"{path}{said}" in str(caught.value)
+
+    @pytest.mark.parametrize("given", ["folder/images/a.png", "uri"])
+    def test_pictures_beside_the_file(
+        self, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "data" / "folder" / "images").mkdir(parents=True)
+        (tmp_path / "data" / "folder" / "images" / "a.png").write_bytes(png())
+        if given == "uri":
+            given = "data:image/png;base64," + base64.b64encode(png()).decode()
+        rows = [GOOD | {"images": [given]}, GOOD | {"image": {"bytes": None, "path": given}}]
+        rows = rows if "folder" in given else rows[:1]
+        monkeypatch.chdir(tmp_path)
+        lines(Path("data/train.jsonl"), *rows)
+        for prompt in load_prompts("data/train.jsonl").prompts:
+            (image,) = prompt.images
+            assert isinstance(image, bytes) or image.is_absolute()
+            assert open_image(image).getpixel((0, 0)) == (255, 0, 0)
+
+
+class TestParquet:
+    def test_verl_round_trip(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.parquet"
+        pq.write_table(verl_table(150), path)
+        prompts = load_prompts(path).prompts
+        assert [prompt.id for prompt in prompts] == [str(n) for n in range(150)]
+        assert [prompt.answer for prompt in prompts] == [str(n) for n in range(150)]
+        assert {prompt.images for prompt in prompts} == {(png(),)}
+        assert prompts[149].messages == ({"role": "user", "content": "<image>Find 149."},)
+        assert prompts[1].columns["split"] == "train"
+
+    def test_single_images_paths_and_nulls(self, tmp_path: Path) -> None:
+        (tmp_path / "a.png").write_bytes(png())
+        images = [{"bytes": png(), "path": None}, {"bytes": None, "path": "a.png"}, None]
+        pq.write_table(
+            table(
+                problem=pa.array(["a", "b", "c"]),
+                answer=pa.array([1, 2, 3]),
+                image=pa.array(images, IMAGE),
+            ),
+            tmp_path / "train.parquet",
+        )
+        prompts = load_prompts(tmp_path / "train.parquet").prompts
+        assert [prompt.images for prompt in prompts] == [(png(),), (tmp_path / "a.png",), ()]
+        assert [prompt.id for prompt in prompts] == ["train:1", "train:2", "train:3"]
+        assert [prompt.answer for prompt in prompts] == ["1", "2", "3"]
+
+    def test_bad_rows_by_number(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.parquet"
+        texts = ["ok"] * 100
+        texts[70] = ""
+        pq.write_table(table(problem=pa.array(texts), answer=pa.array(["1"] * 100)), path)
+        with pytest.raises(BadRows) as caught:
+            load_prompts(path)
+        assert [bad.where for bad in caught.value.bad] == [f"{path} row 71"]
+
+    def test_text_that_is_not_utf8_spoils_its_row_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.parquet"
+        raw = pa.array([b"a", b"caf\xe9", b"c"]).view(pa.string())
+        pq.write_table(table(problem=raw, answer=pa.array(["1", "2", "3"])), path)
+        loaded = load_prompts(path, skip_bad_rows=True)
+        assert [prompt.answer for prompt in loaded.prompts] == ["1", "3"]
+        assert [bad.where for bad in loaded.bad] == [f"{path} row 2"]
+        assert "expected text in UTF-8" in loaded.bad[0].problem
+
+    @pytest.mark.parametrize(
+        ("column", "said"),
+        [
+            ("problem", "expected a column with the answer, 'reward_model.ground_truth' or"),
+            ("answer", "expected a column with the question, 'prompt' or 'problem' or 'question'"),
+        ],
+    )
+    def test_missing_columns_are_told_once(self, column: str, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "train.parquet"
+        pq.write_table(table(**{column: pa.array(["a"] * 9)}), path)
+        with pytest.raises(BadRows) as caught:
+            load_prompts(path)
+        (bad,) = caught.value.bad
+        assert bad.where == str(path)
+        assert said in bad.problem
+        assert bad.problem.endswith(f"; got '{column}'")
+        good = lines(tmp_path / "good.jsonl", GOOD)
+        assert len(load_prompts([path, good], skip_bad_rows=True).prompts) == 1
+
+    @pytest.mark.parametrize("damage", ["text", "cut", "middle"])
+    def test_a_damaged_file_is_one_message(self, damage: str, tmp_path: Path) -> None:
+        path = tmp_path / "train.parquet"
+        pq.write_table(verl_table(20), path)
+        content = bytearray(path.read_bytes())
+        if damage == "text":
+            content = bytearray(b"version https://git-lfs.github.com/spec/v1\n")
+        elif damage == "cut":
+            content = content[:-20]
+        else:
+            content[4:400] = b"\xff" * 396
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"expected a parquet file; .*train.parquet' cannot be"
+        ):
+            load_prompts(path)
+
+    def test_without_pyarrow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "train.parquet"
+        pq.write_table(verl_table(1), path)
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(ValueError, match="pip install pyarrow"):
+            load_prompts(path)
+
+
+class TestNames:
+    def test_a_missing_file_suggests_its_neighbour(self, tmp_path: Path) -> None:
+        lines(tmp_path / "train.jsonl", GOOD)
+        (tmp_path / "notes.txt").write_text("")
+        with pytest.raises(ValueError, match=r"there is no .*\. Did you mean 'train.jsonl'\?"):
+            load_prompts(tmp_path / "trian.jsonl")
+        with pytest.raises(ValueError, match=r"The folder holds 'train.jsonl'\.$"):
+            load_prompts(tmp_path / "zzz.parquet")
+        with pytest.raises(ValueError, match=r"There is no folder .*nowhere' either"):
+            load_prompts(tmp_path / "nowhere" / "train.jsonl")
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"got the folder .* The folder holds no data file"):
+            load_prompts(tmp_path)
+        lines(tmp_path / "a.jsonl", GOOD)
+        with pytest.raises(ValueError, match=r"The folder holds 'a.jsonl'"):
+            load_prompts(tmp_path)
+
+    def test_an_unknown_ending(self, tmp_path: Path) -> None:
+        lines(tmp_path / "train.csv", GOOD)
+        lines(tmp_path / "train.jsonl", GOOD)
+        with pytest.raises(ValueError, match=r"ends in .jsonl, .json, .parquet; .*'train.jsonl'\?"):
+            load_prompts(tmp_path / "train.csv")
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("a.jsonl", ""),
+            ("a.jsonl", " \n\n"),
+            ("a.json", ""),
+            ("a.json", "[]"),
+            ("a.parquet", ""),
+        ],
+    )
+    def test_an_empty_file(self, name: str, content: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=f"expected at least one row; .*{name}' is empty"):
+            load_prompts(tmp_path / name, skip_bad_rows=True)
+
+    def test_an_empty_table(self, tmp_path: Path) -> None:
+        pq.write_table(verl_table(1).slice(0, 0), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match="is empty"):
+            load_prompts(tmp_path / "a.parquet")
+
+    @pytest.mark.parametrize("name", ["a\0b.jsonl", "x" * 5000 + ".jsonl", "x" * 5000, ""])
+    def test_names_no_system_takes(self, name: str) -> None:
+        with pytest.raises(ValueError, match="expected a data file") as caught:
+            load_prompts(name)
+        assert str(caught.value).isprintable()
+
+    def test_no_file_and_one_file_twice(self, tmp_path: Path) -> None:
+        path = lines(tmp_path / "a.jsonl", GOOD)
+        with pytest.raises(ValueError, match="expected at least one data file; got none"):
+            load_prompts([])
+        with pytest.raises(ValueError, match=r"expected each file once; got .*a.jsonl' twice"):
+            load_prompts([path, str(path)])
+
+    def test_files_of_one_name_in_two_folders(self, tmp_path: Path) -> None:
+        for folder in ("gsm8k", "math"):
+            (tmp_path / folder).mkdir()
+            lines(tmp_path / folder / "train.jsonl", GOOD)
+        other = lines(tmp_path / "other.jsonl", GOOD)
+        names = [tmp_path / "gsm8k" / "train.jsonl", tmp_path / "math" / "train.jsonl", other]
+        ids = [prompt.id for prompt in load_prompts(names).prompts]
+        assert ids == [f"{names[0]}:1", f"{names[1]}:1", "other:1"]
+
+    def test_a_limit_over_several_files_still_checks_that_they_are_there(
+        self, tmp_path: Path
+    ) -> None:
+        first = lines(tmp_path / "a.jsonl", GOOD, GOOD)
+        second = lines(tmp_path / "b.jsonl", GOOD, "bad")
+        ids = [prompt.id for prompt in load_prompts([first, second], limit=3).prompts]
+        assert ids == ["a:1", "a:2", "b:1"]
+        with pytest.raises(ValueError, match="there is no"):
+            load_prompts([first, tmp_path / "gone.jsonl"], limit=1)
+
+
+class FakeDataset:
+    """The few methods of datasets.Dataset that are called."""
+
+    def __init__(self, content: pa.Table) -> None:
+        self.content = content
+        self.column_names = content.column_names
+        self.kind = "python"
+
+    def with_format(self, kind: str) -> "FakeDataset":
+        self.kind = kind
+        return self
+
+    def iter(self, batch_size: int) -> Iterator[pa.Table]:
+        assert self.kind == "arrow"
+        for first in range(0, len(self.content), batch_size):
+            yield self.content.slice(first, batch_size)
+
+
+class TestHub:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, ...]]:
+        calls: list[tuple[object, ...]] = []
+
+        def load_dataset(name: str, config: str | None, *, split: str) -> FakeDataset:
+            calls.append((name, config, split))
+            if split == "nope":
+                raise RuntimeError("unknown split\n'nope'")
+            return FakeDataset(verl_table(100))
+
+        module = ModuleType("datasets")
+        module.load_dataset = load_dataset
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        monkeypatch.chdir(tmp_path)
+        return calls
+
+    @pytest.mark.parametrize(
+        ("name", "call"),
+        [
+            ("hiyouga/geometry3k", ("hiyouga/geometry3k", None, "train")),
+            ("hiyouga/geometry3k:test", ("hiyouga/geometry3k", None, "test")),
+            ("openai/gsm8k/main:train[:10%]", ("openai/gsm8k", "main", "train[:10%]")),
+            ("Qwen/set-2.5", ("Qwen/set-2.5", None, "train")),
+        ],
+    )
+    def test_a_dataset(
+        self, name: str, call: tuple[object, ...], asked: list[tuple[object, ...]]
+    ) -> None:
+        loaded = load_prompts(name)
+        assert asked == [call]
+        assert [prompt.id for prompt in loaded.prompts] == [str(n) for n in range(100)]
+        assert loaded.prompts[99].images == (png(),)
+
+    def test_what_the_library_says_is_passed_on(self, asked: list[tuple[object, ...]]) -> None:
+        with pytest.raises(ValueError, match="'a/b:nope' cannot be loaded: unknown split↵'nope'"):
+            load_prompts("a/b:nope")
+
+    @pytest.mark.parametrize("name", ["data/train.jsonl", "here/train.csv", "train", "/a/b"])
+    def test_names_of_files_are_not_asked_for(
+        self, name: str, asked: list[tuple[object, ...]]
+    ) -> None:
+        Path("here").mkdir()
+        with pytest.raises(ValueError, match="expected a data file; there is no"):
+            load_prompts(name)
+        assert not asked
+
+    def test_without_the_library(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match="pip install datasets, or pass a local file"):
+            load_prompts("hiyouga/geometry3k")

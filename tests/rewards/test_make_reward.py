@@ -1,0 +1,62 @@
+import pytest
+from grading import boxed
+
+from segcredit.rewards import (
+    REWARDS,
+    CustomReward,
+    ExactReward,
+    MathReward,
+    geo3k,
+    gsm8k,
+    make_reward,
+)
+from segcredit.types import RewardFn
+
+
+@pytest.mark.parametrize(
+    ("spec", "made"),
+    [
+        ("math", MathReward()),
+        ("geo3k", geo3k()),
+        ("gsm8k", gsm8k()),
+        ("exact", ExactReward()),
+        ({"name": "exact", "extract": "hash"}, gsm8k()),
+        ({"name": "math", "deadline": 2.0}, MathReward(deadline=2.0)),
+        (
+            {"name": "geo3k", "length_penalty": "authors"},
+            MathReward(accuracy=0.9, format=0.1, length_penalty="authors"),
+        ),
+    ],
+)
+def test_by_name(spec: object, made: RewardFn) -> None:
+    assert make_reward(spec) == made
+    assert isinstance(made, RewardFn)
+
+
+def test_every_name_makes_a_reward() -> None:
+    for name in REWARDS:
+        assert make_reward(name)([boxed("12")])[0].correct is (name != "gsm8k")
+
+
+def test_objects_are_taken_as_they_are() -> None:
+    reward = ExactReward()
+    assert make_reward(reward) is reward
+    assert isinstance(make_reward(lambda completions: [1.0]), CustomReward)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("maths", "no reward 'maths'. Did you mean 'math'"),
+        ("xyz", "no reward 'xyz'; there are math, geo3k, gsm8k, exact"),
+        ({"name": "math", "dedline": 2}, "no setting 'dedline'. Did you mean 'deadline'"),
+        ({"name": "gsm8k", "workers": 2}, "no setting 'workers'; there are none"),
+        ({"name": "f.py:score", "workers": 2}, "no setting 'workers'; there are deadline, conv"),
+        ({"deadline": 2}, "needs a name"),
+        (MathReward, r"not a class; pass MathReward\(\)"),
+    ],
+)
+def test_mistakes_are_answered_with_the_nearest(spec: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_reward(spec)
