@@ -13,7 +13,10 @@ if importlib.util.find_spec("beartype"):
     package = Path(__file__).parent.parent / "segcredit"
     modules = [f"segcredit.core.{file.stem}" for file in (package / "core").glob("*.py")]
     modules.remove("segcredit.core.kernels")  # Triton compiles the functions it finds there
-    rest = ["algorithms", "partition", "types", "viewer"]
+    rest = [
+        *("algorithms", "config", "data", "evaluate", "inputs", "models", "partition", "report"),
+        *("rewards", "rollout", "runlog", "train", "types", "viewer"),
+    ]
     install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")
 
 torch.set_num_threads(1)

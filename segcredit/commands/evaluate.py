@@ -1,18 +1,23 @@
 """``segcredit evaluate``: a checkpoint on held-out prompts."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from segcredit.evaluate import Evaluation
 
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit evaluate runs/demo-20261115-101500  [dim]# a run: its last checkpoint, its own test data[/dim]
+segcredit evaluate runs/demo-20261115-101500  [dim]# a run: its last checkpoint, its test data[/dim]
 
 segcredit evaluate runs/demo-20261115-101500 --samples 8 --temperature 0.6 --top-p 0.95
 
-segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data geo3k-test.parquet --reward geo3k -o samples.jsonl
+segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data test.parquet --reward geo3k -o said.jsonl
 """
 
 
@@ -70,7 +75,7 @@ def evaluate(
         console.print(f"responses  {output}", highlight=False, soft_wrap=True)
 
 
-def _table(found: "Evaluation") -> "Table":  # type: ignore[name-defined]
+def _table(found: "Evaluation") -> "Table":
     from rich.table import Table
 
     title = f"{found.prompts} prompts × {found.samples} samples"
@@ -78,10 +83,9 @@ def _table(found: "Evaluation") -> "Table":  # type: ignore[name-defined]
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
-    interval = lambda ends: f"{ends[0]:.1%} – {ends[1]:.1%}"  # noqa: E731
     if found.greedy is not None and found.greedy_interval is not None:
-        table.add_row("greedy accuracy", f"{found.greedy:.1%}", interval(found.greedy_interval))
-    table.add_row(f"avg@{found.samples}", f"{found.sampled:.1%}", interval(found.sampled_interval))
+        table.add_row("greedy accuracy", f"{found.greedy:.1%}", _range(found.greedy_interval))
+    table.add_row(f"avg@{found.samples}", f"{found.sampled:.1%}", _range(found.sampled_interval))
     for k, x in found.pass_at.items():
         if k > 1:
             table.add_row(f"pass@{k}", f"{x:.1%}", "")
@@ -90,3 +94,7 @@ def _table(found: "Evaluation") -> "Table":  # type: ignore[name-defined]
     table.add_row("truncated", f"{found.truncated:.1%}", "")
     table.add_row("response length", f"{found.response_length:.0f} tokens", "")
     return table
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.1%} – {ends[1]:.1%}"

@@ -89,10 +89,11 @@ class Terminal:
             self.note("a gradient was not finite: that update was left out")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        asked = f"[dim]({evaluation.prompts} prompts)[/dim]"
         greedy = "" if evaluation.greedy is None else f", greedy {evaluation.greedy:.1%}"
         self.console.print(
-            f"[dim]step {step}:[/dim] held-out accuracy sampled [bold]{evaluation.sampled:.1%}[/bold]"
-            f"{greedy} [dim]({evaluation.prompts} prompts)[/dim]"
+            f"[dim]step {step}:[/dim] held-out accuracy sampled "
+            f"[bold]{evaluation.sampled:.1%}[/bold]{greedy} {asked}"
         )
 
     def note(self, text: str) -> None:

@@ -1,9 +1,14 @@
 """``segcredit train`` and ``segcredit demo``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from segcredit.train.trainer import Trainer
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -119,7 +124,7 @@ def _run(
     console.print(f"model   {result.model}", highlight=False, soft_wrap=True)
 
 
-def _print_plan(console: "Console", trainer: "Trainer") -> None:  # type: ignore[name-defined]
+def _print_plan(console: "Console", trainer: "Trainer") -> None:
     """What would run."""
     import yaml
 

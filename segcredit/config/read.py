@@ -1,6 +1,7 @@
 """Reading recipes: YAML files, overrides as ``key.path=value``, and errors that name the key."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -72,10 +73,8 @@ def _override(found: dict[str, Any], override: str) -> None:
     except yaml.YAMLError:
         raise RecipeError(f"{key}: the value {text!r} is not YAML.") from None
     if isinstance(value, str):  # YAML reads 1e-5 as text, since it lacks a dot
-        try:
+        with suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     place: Any = found
     *path, last = key.split(".")
     for depth, name in enumerate(path):

@@ -99,7 +99,7 @@ class UpdateSettings(Settings):
     epochs: int = Field(1, ge=1)
     """Passes over a batch."""
     tokens_per_micro: int = Field(16_384, ge=1)
-    """Prompt and response tokens, padding included, in one forward pass. Changes memory, nothing else."""
+    """Prompt and response tokens, padding included, in one forward pass: changes memory alone."""
 
 
 class OptimizerSettings(Settings):

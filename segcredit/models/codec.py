@@ -86,8 +86,8 @@ class Codec:
         """The prompt as one string, by the tokenizer's chat template if it has one."""
         if prompt.images and self.image_processor is None:
             raise ValueError(
-                f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but this model reads text "
-                f"alone. Choose a vision-language model, or rows without images."
+                f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but this model reads "
+                f"text alone. Choose a vision-language model, or rows without images."
             )
         messages = [self._message(message) for message in prompt.messages]
         if self.tokenizer.chat_template is None:

@@ -54,7 +54,7 @@ class Critic(nn.Module):
             if found.get(name):
                 raise ValueError(
                     f"{folder} is no saved critic: {name.replace('_', ' ')} "
-                    f"{sorted(map(str, found[name]))[:3]}. Make one with Critic.from_policy(policy)."
+                    f"{sorted(map(str, found[name]))[:3]}. Use Critic.from_policy(policy)."
                 )
         critic = cls(trunk.eval())
         critic.head.load_state_dict(load_file(folder / HEAD_FILE))

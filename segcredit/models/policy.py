@@ -92,14 +92,14 @@ class Policy:
             configured = self.codec.tokenizer.eos_token_id
         if configured is None:
             raise ValueError(
-                "the model names no end-of-sequence token, neither in generation_config.json nor in "
-                "its tokenizer, so no response could ever end. Set eos_token_id in one of them."
+                "the model names no end-of-sequence token, neither in generation_config.json nor "
+                "in its tokenizer, so no response could ever end. Set eos_token_id in one of them."
             )
         return tuple(configured) if isinstance(configured, list | tuple) else (int(configured),)
 
     @cached_property
     def banned(self) -> Bool[Tensor, " V"] | None:
-        """Tokens with probability zero: a prompt's alone (see codec), and unused rows of the head."""
+        """Tokens of probability zero: those only prompts hold, and unused rows of the head."""
         width = self.model.get_output_embeddings().weight.shape[0]
         ids = [*self.codec.banned, *range(len(self.codec.tokenizer), width)]
         if not ids:

@@ -157,7 +157,8 @@ def tiny_config(
         raise ValueError(f"no tiny model {name!r}.{hint} There are: {', '.join(TINY)}.")
     if hidden % heads or (hidden // heads) % 8:
         raise ValueError(
-            f"hidden must be heads × a multiple of 8 (rotary positions halve each head and share it "
-            f"among time, height and width); got hidden={hidden}, heads={heads}. Try hidden={32 * heads}."
+            f"hidden must be heads × a multiple of 8 (rotary positions halve each head and share "
+            f"it among time, height and width); got hidden={hidden}, heads={heads}. "
+            f"Try hidden={32 * heads}."
         )
     return TINY[name](tokenizer, hidden, layers, heads)

@@ -32,10 +32,10 @@ class ExactReward:
         if self.extract == "hash":
             gold = hash_answer(f"#### {gold}") or gold  # 1,234 and $1234 are spelt 1234
         if answer is None:
-            return Reward(0.0, no_answer(response, self.extract), False, {"accuracy": 0.0})
+            return Reward(0.0, no_answer(response, self.extract), False, False, {"accuracy": 0.0})
         verdict = right(answer) if answer == gold else wrong(gold, answer)
         value = float(answer == gold)
-        return Reward(value, verdict.reason, verdict.right, {"accuracy": value})
+        return Reward(value, verdict.reason, verdict.right, True, {"accuracy": value})
 
 
 def gold_answer(response: Response) -> str:

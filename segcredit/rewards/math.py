@@ -61,7 +61,10 @@ class MathReward:
             Verdict(False, no_answer(response, self.extract)) if a is None else next(graded)
             for response, a in zip(responses, answers, strict=True)
         ]
-        return [self._reward(r, v) for r, v in zip(responses, verdicts, strict=True)]
+        return [
+            self._reward(response, verdict, answer is not None)
+            for response, verdict, answer in zip(responses, verdicts, answers, strict=True)
+        ]
 
     def close(self) -> None:
         """Stop the processes."""
@@ -73,7 +76,7 @@ class MathReward:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _reward(self, response: Response, verdict: Verdict) -> Reward:
+    def _reward(self, response: Response, verdict: Verdict, answered: bool) -> Reward:
         penalty = 0.0
         if self.length_penalty == "authors":
             penalty = authors_length_penalty(response.num_tokens, response.max_tokens)
@@ -82,7 +85,7 @@ class MathReward:
             "format": self.format if self.format and format_ok(response.text) else 0.0,
             "length": 0.0 - penalty,
         }
-        return Reward(sum(parts.values()), verdict.reason, verdict.right, parts)
+        return Reward(sum(parts.values()), verdict.reason, verdict.right, answered, parts)
 
 
 def math(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 _MARK = ".tmp-"
 
@@ -73,7 +73,7 @@ def remove_leftovers(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+class _Dumper(yaml.SafeDumper):
     """Writes a value that occurs twice out twice: people read these files."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.lines import read_lines, revived

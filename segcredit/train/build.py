@@ -54,11 +54,12 @@ def make_plan(
     codec = _codec(recipe, world)
     bad: list[BadRow] = []
     made_reward = _reward(recipe, reward)
-    if world is not None and train is None:
-        train_source, test_source = _generated(recipe, world)
-    else:
-        train_source, test_source = _listed(recipe, codec, train, test, bad)
-    plan = Plan(recipe, algorithm, made_reward, world, train_source, test_source, bad, codec)
+    sources = (
+        _generated(recipe, world)
+        if world is not None and train is None
+        else _listed(recipe, codec, train, test, bad)
+    )
+    plan = Plan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
     return plan
 
@@ -99,7 +100,8 @@ def _policy(plan: Plan) -> Policy:
     settings = plan.recipe.model
     if settings.path is not None:
         return load_policy(plan.recipe, settings.path)
-    assert settings.tiny is not None and plan.world is not None
+    assert settings.tiny is not None
+    assert plan.world is not None
     sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
     return Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
@@ -126,7 +128,8 @@ def _codec(recipe: Recipe, world: World | None) -> Codec:
     """How the model will read prompts, known from small files alone."""
     settings = recipe.model
     if settings.path is None:
-        assert settings.tiny is not None and world is not None
+        assert settings.tiny is not None
+        assert world is not None
         tokenizer = world.tokenizer()
         try:
             config = tiny_config(

@@ -90,7 +90,8 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
         pieces = [policy.codec.pieces(row) for row in rollouts.tokens.tolist()]
         rollouts = rollouts.replace(pieces=pieces)
     if "baseline" in needs:
-        assert state.tracker is not None and rollouts.prompts is not None
+        assert state.tracker is not None
+        assert rollouts.prompts is not None
         names = [x.prompt.id for x in rollouts.prompts]
         rollouts = rollouts.replace(baseline=state.tracker.value(names).to(rollouts.mask.device))
     return rollouts

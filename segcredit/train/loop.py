@@ -1,4 +1,4 @@
-"""The run: stages, steps, evaluations, checkpoints; stopped at any moment, it goes on from there."""
+"""The run: stages, steps, evaluations, checkpoints; stopped anywhere, it goes on from there."""
 
 import signal
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from segcredit.train.step import Stepped
 from segcredit.types import Sampling
 
 
-class Stopped(RuntimeError):
+class Stopped(RuntimeError):  # noqa: N818
     """The user asked to stop; the state is saved."""
 
 
@@ -105,7 +105,7 @@ class Loop:
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:
-            return f"stopped after step {self.state.step}; this run keeps no folder, so nothing is saved."
+            return f"stopped after step {self.state.step}; another process saves it."
         return (
             f"stopped after step {self.state.step}, which is saved. "
             f"To go on: {resume_command(self.folder.path)}"

@@ -12,7 +12,7 @@ PATIENCE = 5
 """Refused steps in a row after which the run stops."""
 
 
-class NotFinite(RuntimeError):
+class NotFinite(RuntimeError):  # noqa: N818
     """Gradients stayed NaN or infinite."""
 
 

@@ -78,7 +78,7 @@ class Parallel:
         device = prompts[0].tokens.device if rollouts is None else rollouts.tokens.device
         joined = {name: torch.cat([x[name] for x in parts]).to(device) for name in parts[0]}
         joined["group"] = torch.arange(len(prompts), device=device)
-        return Rollouts(**joined, prompts=list(prompts))
+        return Rollouts(**joined, prompts=list(prompts))  # type: ignore[arg-type]
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Sum over the ranks; a rank without rows adds zeros."""

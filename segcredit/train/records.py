@@ -1,4 +1,4 @@
-"""What a run keeps of a step's responses: text, tokens, segments, credit, reward with its reason."""
+"""What a run keeps of a step's responses: text, tokens, segments, credit, reward and reason."""
 
 from collections.abc import Iterator
 from typing import Any

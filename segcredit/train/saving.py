@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from segcredit.config import OptimizerSettings, WarmStart
 from segcredit.models import Critic, Policy
 from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
@@ -52,6 +53,15 @@ def _write(state: State, place: Path, metrics_position: int) -> None:
     )
 
 
+def _settings(state: State) -> OptimizerSettings:
+    """Of the present stage's optimizer."""
+    settings = state.recipe.optimizer
+    stage = state.recipe.stages[min(state.stage, len(state.recipe.stages) - 1)]
+    if isinstance(stage, WarmStart):
+        return settings.model_copy(update={"beta2": stage.beta2})
+    return settings
+
+
 def restore(state: State, folder: RunFolder, place: Path) -> int:
     """Put the state where the checkpoint was; where the metrics ended then."""
     found: dict[str, Any] = checkpoint.load_state(place)
@@ -61,7 +71,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
-    settings = state.recipe.optimizer
+    settings = _settings(state)
     for name, kept in found["optimizers"].items():
         if name == "policy":
             lr = found["rates"][name]

@@ -30,6 +30,10 @@ def enter(state: State, stage: AnyStage) -> None:
     """What a stage needs before its first step: optimizers, critic, reference, tracker."""
     optimizer = state.recipe.optimizer
     if isinstance(stage, WarmStart):
+        earlier = state.recipe.stages[state.stage - 1] if state.stage else None
+        if isinstance(earlier, WarmStart) and state.policy_optimizer is not None:
+            state.policy_optimizer.lr = stage.lr  # imitation goes on: its moments still hold
+            return
         quicker = optimizer.model_copy(update={"beta2": stage.beta2})
         state.policy_optimizer = Optimizer("policy", state.policy.model, stage.lr, quicker)
         return

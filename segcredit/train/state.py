@@ -27,7 +27,7 @@ class State:
     test: PromptSource | None
     world: World | None = None
     """Where demonstrations come from, if the data is generated."""
-    parallel: Parallel = Parallel()
+    parallel: Parallel = field(default_factory=Parallel)
     critic: Critic | None = None
     reference: Policy | None = None
     """π_ref, only if something reads it."""

@@ -46,7 +46,7 @@ class Tracker:
 
     @torch.no_grad()
     def update(self, policy: Policy, rollouts: Rollouts, temperature: float) -> dict[str, float]:
-        """After the policy's step: forget as much as the policy has moved, then count the reward."""
+        """After the policy's step: forget as far as the policy has moved, then count the reward."""
         assert rollouts.prompts is not None
         names = [x.prompt.id for x in rollouts.prompts]
         where = self._where(names)
@@ -101,6 +101,8 @@ class Tracker:
 
     def load(self, state: dict[str, object]) -> None:
         alpha, beta, last = state["alpha"], state["beta"], state["last"]
-        assert isinstance(alpha, Tensor) and isinstance(beta, Tensor) and isinstance(last, dict)
+        assert isinstance(alpha, Tensor)
+        assert isinstance(beta, Tensor)
+        assert isinstance(last, dict)
         self.alpha, self.beta = alpha, beta
         self.last = {int(place): (pair[0], pair[1]) for place, pair in last.items()}

@@ -177,11 +177,12 @@ def _noted(state: State, when: str) -> dict[str, float]:
 
 def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
     """What a person wants to know first."""
-    count = sum(x.numel() for x in state.policy.model.parameters())
+    model = state.policy.model
+    count = sum(x.numel() for x in model.parameters())
     size = plan.train.size
     return {
         "run": str(run.path),
-        "model": f"{type(state.policy.model).__name__}, {count:,} parameters, {state.policy.device}",
+        "model": f"{type(model).__name__}, {count:,} parameters, {state.policy.device}",
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",

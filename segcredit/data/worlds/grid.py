@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import isqrt
 from operator import mul
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -69,14 +70,14 @@ class ShapeGrid(World):
     A response treats one term per line, in one of two styles, and reads from left to right::
 
         glance twice red circle = 4
-        check blue square 0 0 1 1 1 2 3 3 3 = 3
+        check blue square 1 0 2 = 3
         total = 7
         \boxed{7}
 
-    "glance" is short, and wrong by one in a share of the demonstrations; "check" goes through the
-    cells in reading order with the count so far (in steps of two where twice is asked) and is
-    right. So imitation alone stays mediocre, and a policy that learns from rewards can unlearn the
-    glance. Held out are pictures: none of the test split is ever shown in training.
+    "glance" is short, and wrong by one in a share of the demonstrations; "check" counts row by row
+    (in steps of two where twice is asked) and is right. So imitation alone stays mediocre, and a
+    policy that learns from rewards can unlearn the glance. Held out are pictures: none of the test
+    split is ever shown in training.
     """
 
     name: ClassVar[str] = "shape_grid"
@@ -96,7 +97,7 @@ class ShapeGrid(World):
     glance_error: float = 0.5
     """Share of the demonstrations' glances that are wrong."""
     careful: float = 0.5
-    """Share of the demonstrations' terms that are checked cell by cell."""
+    """Share of the demonstrations' terms that are checked row by row."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -268,9 +269,13 @@ def glance_line(term: Term, count: int) -> str:
 
 
 def check_line(term: Term, cells: Sequence[Item | None]) -> str:
-    """The count after each cell, then the result."""
-    so_far = [term.factor * cells[: n + 1].count(term.item) for n in range(len(cells))]
-    return f"check {_phrase(term)} {' '.join(map(str, so_far))} = {so_far[-1]}"
+    """The count in each row of the picture, then the result."""
+    side = isqrt(len(cells))
+    rows = [
+        term.factor * cells[first : first + side].count(term.item)
+        for first in range(0, len(cells), side)
+    ]
+    return f"check {_phrase(term)} {' '.join(map(str, rows))} = {sum(rows)}"
 
 
 def response(lines: Sequence[str], total: int) -> str:
