@@ -34,11 +34,12 @@ imports: $(STAMP)  ## which package may import which
 unit: $(STAMP)  ## the tests
 	$(BIN)/python -m pytest
 
-demo: $(STAMP)  ## the main job: a response, its segments and their credit
-	$(BIN)/segcredit segment --example
+demo: $(STAMP)  ## the main job: a tiny vision-language model learns by SAPO, a few minutes
+	$(BIN)/segcredit demo
 
-bench: $(STAMP)  ## how fast is credit, beside plain loops
+bench: $(STAMP)  ## how fast are credit and a training step
 	$(BIN)/python benchmarks/credit.py
+	$(BIN)/python benchmarks/step.py
 
 figures: $(STAMP)  ## draw the picture of the idea again
 	$(BIN)/python docs/make_idea.py

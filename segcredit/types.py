@@ -306,6 +306,7 @@ MonteCarlo = Callable[[Rollouts, Segments, Tensor, int], Tensor]
 from the prefix before each segment, (B, M)."""
 
 
+@runtime_checkable
 class RolloutEngine(Protocol):
     """Draws responses from the current policy."""
 

@@ -14,7 +14,7 @@ if importlib.util.find_spec("beartype"):
     modules = [f"segcredit.core.{file.stem}" for file in (package / "core").glob("*.py")]
     modules.remove("segcredit.core.kernels")  # Triton compiles the functions it finds there
     rest = [
-        *("algorithms", "config", "data", "evaluate", "inputs", "models", "partition", "report"),
+        *("algorithms", "data", "evaluate", "inputs", "models", "partition", "report"),
         *("rewards", "rollout", "runlog", "train", "types", "viewer"),
     ]
     install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")

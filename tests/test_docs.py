@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from segcredit import Trainer
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
+from segcredit.data.worlds import make_world
+from segcredit.models import Policy
+from segcredit.runlog import read_run
 from segcredit.types import Rollouts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,9 +66,55 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return module.__dict__
 
 
+@pytest.fixture
+def a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the documents' code runs: a model under the name they use, and rows with pictures."""
+    world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
+    policy = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2)
+    policy.save(tmp_path / "Qwen" / "Qwen2.5-VL-3B-Instruct")
+    rows = []
+    for number, prompt in enumerate(world.prompts("train", 0, 16)):
+        (tmp_path / f"{number}.png").write_bytes(prompt.images[0])
+        question = prompt.messages[0]["content"]
+        rows.append({"problem": question, "answer": prompt.answer, "images": [f"{number}.png"]})
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+
+
 @each_document
-def test_code_runs_and_prints_what_it_says(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_code_runs_and_prints_what_it_says(
+    path: Path, monkeypatch: pytest.MonkeyPatch, a_users_folder: None
+):
     run(path, monkeypatch)
+
+
+def test_every_metric_of_a_run_is_documented(tmp_path: Path):
+    """docs/metrics.md names each number that a step writes."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"`([^`\n]+)`", text))
+    settings = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
+    for algorithm, samples in [({"name": "sapo", "kl": 0.001}, 1), ("grpo", 2), ("vapo", 2)]:
+        needs_critic = algorithm != "grpo"
+        Trainer(
+            model={"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
+            data={"world": "shape_grid", "settings": settings},
+            algorithm=algorithm,
+            reward="exact",
+            stages=[
+                {"kind": "warm_start", "steps": 1, "batch": 4},
+                *([{"kind": "pretrain_critic", "steps": 1}] if needs_critic else []),
+                {"kind": "optimize", "steps": 1},
+            ],
+            rollout={"prompts": 4, "samples": samples, "max_tokens": 8},
+            evaluation={"prompts": 2, "samples": 2},
+            save={"rollouts_every": 1},
+        ).train(tmp_path / str(samples) / str(needs_critic))
+        for line in read_run(tmp_path / str(samples) / str(needs_critic)).metrics:
+            for name in line.keys() - {"step", "stage"}:
+                shown = re.sub(r"^memory/.*", "memory/sample", name)
+                shown = re.sub(r"^time/encode", "time/update", shown)
+                shown = re.sub(r"^pass@\d+", "pass@k", shown)
+                assert shown in documented, f"docs/metrics.md does not say what {name!r} is"
 
 
 def anchors(path: Path) -> set[str]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from segcredit.commands.complain import complain
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -49,6 +51,7 @@ def evaluate(
 
     from segcredit.commands.quiet import quiet_libraries
     from segcredit.evaluate.checkpoint import evaluate_checkpoint
+    from segcredit.runlog.manifest import CheckpointError
 
     quiet_libraries()
     console = Console()
@@ -67,12 +70,14 @@ def evaluate(
                 seed=seed,
                 output=output,
             )
-    except (ValueError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+    except (ValueError, CheckpointError, OSError) as error:
+        complain(error)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
     console.print(_table(found))
     if output is not None:
-        console.print(f"responses  {output}", highlight=False, soft_wrap=True)
+        console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: "Evaluation") -> "Table":

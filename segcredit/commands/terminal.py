@@ -1,8 +1,10 @@
 """A run as a person at a terminal sees it: progress, time left, and the few numbers one watches."""
 
 import time
+from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -46,6 +48,8 @@ class Terminal:
         self._total = 0
         self._done = 0
         self._bar: TaskID | None = None
+        self.run: Path | None = None
+        """Its folder, once it has begun."""
         self.progress = Progress(
             TextColumn("{task.description:<13}"),
             BarColumn(bar_width=24),
@@ -57,10 +61,9 @@ class Terminal:
         )
 
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
-        table = Table.grid(padding=(0, 2))
+        self.run = Path(facts["run"])
         for name, fact in facts.items():
-            table.add_row(f"[dim]{name}", fact)
-        self.console.print(table)
+            self.console.print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
         if step:
             self.console.print(f"Going on after step {step} of {recipe.total_steps}.")
         if self.live:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from segcredit.commands.complain import complain
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -65,6 +67,8 @@ def train(
         raise typer.BadParameter("give a recipe or --resume RUN, not both")
     if resume is None and recipe is None:
         raise typer.BadParameter("which recipe? Try: segcredit train demo")
+    if resume is not None and folder is not None:
+        raise typer.BadParameter("--resume names the run's folder already: leave --folder out")
     given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]
     _run(recipe or "", given, folder, resume, check, skip_bad_rows)
 
@@ -77,20 +81,35 @@ def _run(
     check: bool,
     skip_bad_rows: bool,
 ) -> None:
+    try:
+        _train(recipe, overrides, folder, resume, check, skip_bad_rows)
+    except KeyboardInterrupt:  # before training began, or while its results were shown
+        typer.echo("Stopped.")
+        raise typer.Exit(130) from None
+
+
+def _train(
+    recipe: str,
+    overrides: list[str],
+    folder: Path | None,
+    resume: Path | None,
+    check: bool,
+    skip_bad_rows: bool,
+) -> None:
     from rich.console import Console
 
     from segcredit.commands.quiet import quiet_libraries
     from segcredit.commands.terminal import Terminal, result_table
     from segcredit.config import load_recipe
-    from segcredit.report import draw_curves
-    from segcredit.runlog import RunFolder, read_run
+    from segcredit.runlog import RunFolder, resume_command
     from segcredit.runlog.folder import require_run
     from segcredit.train.checkpoint import CheckpointError
     from segcredit.train.loop import Stopped
     from segcredit.train.optimizer import NotFinite
     from segcredit.train.trainer import Trainer
 
-    console = Console()
+    console = Console(soft_wrap=True)
+    terminal = Terminal(console)
     quiet_libraries()
     if skip_bad_rows:
         overrides = [*overrides, "data.skip_bad_rows=true"]
@@ -104,24 +123,42 @@ def _run(
         if check:
             _print_plan(console, trainer)
             return
-        result = trainer.train(folder, resume=resume is not None, watch=Terminal(console))
+        result = trainer.train(folder, resume=resume is not None, watch=terminal)
     except Stopped as stopped:
         console.print(str(stopped), markup=False, highlight=False)
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
-        console.print("Stopped at once; the last checkpoint is whole.")
+        if terminal.run is None:
+            raise
+        console.print(
+            f"Stopped at once, without saving; the last checkpoint is whole. To go on from there: "
+            f"{resume_command(terminal.run)}",
+            markup=False,
+            highlight=False,
+        )
         raise typer.Exit(130) from None
     except (ValueError, CheckpointError, NotFinite, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        complain(error)
         raise typer.Exit(2) from None
-    assert result.folder is not None
-    plot = draw_curves(read_run(result.folder), result.folder / "plots" / "curves.png")
     if (table := result_table(result)) is not None:
         console.print(table)
-    console.print(f"run     {result.folder}", highlight=False, soft_wrap=True)
-    if plot is not None:
-        console.print(f"curves  {plot}", highlight=False, soft_wrap=True)
-    console.print(f"model   {result.model}", highlight=False, soft_wrap=True)
+    if result.folder is not None:  # None: another process writes
+        console.print(f"run     {result.folder}", markup=False, highlight=False)
+        if (plot := _draw(result.folder)) is not None:
+            console.print(f"curves  {plot}", markup=False, highlight=False)
+        console.print(f"model   {result.model}", markup=False, highlight=False)
+
+
+def _draw(folder: Path) -> Path | None:
+    """The run's curves; a picture that cannot be drawn does not spoil a finished run."""
+    from segcredit.report import draw_curves
+    from segcredit.runlog import RunFolder, read_run
+
+    try:
+        return draw_curves(read_run(folder), RunFolder(folder).plots / "curves.png")
+    except (OSError, ValueError) as error:
+        complain(f"the curves could not be drawn: {error}")
+        return None
 
 
 def _print_plan(console: "Console", trainer: "Trainer") -> None:
@@ -131,7 +168,8 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
     recipe, plan = trainer.recipe, trainer.plan
     rows = recipe.rollout.prompts * recipe.rollout.samples
     size = plan.train.size
-    console.print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), markup=False, highlight=False)
+    plain = yaml.safe_dump(recipe.as_dict(), sort_keys=False, allow_unicode=True)
+    console.print(plain, markup=False, highlight=False)
     lines = [
         f"method: {plan.algorithm!r}",
         f"needs: {', '.join(sorted(plan.algorithm.needs)) or 'nothing beside the rewards'}",
@@ -141,4 +179,4 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
         "everything fits: no model was loaded",
     ]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False)

@@ -1,6 +1,12 @@
 """Recipes: everything a run is, in one validated object, before any model loads."""
 
-from segcredit.config.read import RecipeError, load_recipe, parse_recipe, recipe_path
+from segcredit.config.read import (
+    GIVEN_IN_PYTHON,
+    RecipeError,
+    load_recipe,
+    parse_recipe,
+    recipe_path,
+)
 from segcredit.config.recipe import (
     DataSettings,
     EvaluationSettings,
@@ -17,6 +23,7 @@ from segcredit.config.recipe import (
 )
 
 __all__ = [
+    "GIVEN_IN_PYTHON",
     "DataSettings",
     "EvaluationSettings",
     "ModelSettings",

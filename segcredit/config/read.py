@@ -1,7 +1,7 @@
 """Reading recipes: YAML files, overrides as ``key.path=value``, and errors that name the key."""
 
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -11,11 +11,37 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from segcredit.config.recipe import Recipe
+from segcredit.config.recipe import KINDS, Recipe
+from segcredit.printable import shown
+
+GIVEN_IN_PYTHON = "given_in_python"
+"""Where config.yaml says what was an object and not a setting."""
 
 
 class RecipeError(ValueError):
     """A recipe that cannot run, with every reason at once."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-5 is a number, and a key that stands twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if key != "<<" and keys.count(key) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{shown(twice)} stands twice, line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    [*"-+.0123456789"],
+)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # a safe loader: plain data only
 
 
 def recipe_path(name: str) -> Path:
@@ -27,6 +53,8 @@ def recipe_path(name: str) -> Path:
         return shipped[name]
     near = get_close_matches(name, shipped, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    if (Path(name) / "config.yaml").is_file():
+        hint = f" It is a run; to go on with it: --resume {name}"
     raise RecipeError(
         f"no recipe {name!r}: neither a YAML file nor one of {', '.join(sorted(shipped))}.{hint}"
     )
@@ -41,11 +69,13 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by file or name, with ``key.path=value`` applied, validated whole."""
     path = recipe_path(name)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = _parse(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of settings; got {type(found).__name__}.")
+    if given := found.get(GIVEN_IN_PYTHON):
+        raise RecipeError(_only_in_python(path, given))
     for override in overrides:
         _override(found, override)
     return parse_recipe(found, str(path))
@@ -56,9 +86,20 @@ def parse_recipe(found: dict[str, Any], source: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(found)
     except ValidationError as error:
-        lines = [f"  {_explain(problem)}" for problem in error.errors()]
+        found_out = [line for problem in error.errors() for line in _explain(problem).splitlines()]
+        lines = [f"  {line}" for line in found_out]
         count = "one mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
         raise RecipeError(f"{source}: {count}\n" + "\n".join(lines)) from None
+
+
+def _only_in_python(path: Path, given: Any) -> str:
+    """What to do with a run whose parts no file can hold."""
+    names = ", ".join(given) if isinstance(given, dict) else str(given)
+    return (
+        f"{path}: {names} came from Python as objects, which no file can hold, so only Python can "
+        f"go on with this run, with the same objects: "
+        f"Trainer(…).train(folder={str(path.parent)!r}, resume=True)"
+    )
 
 
 def _override(found: dict[str, Any], override: str) -> None:
@@ -69,12 +110,9 @@ def _override(found: dict[str, Any], override: str) -> None:
             f"an override is key.path=value, such as optimizer.lr=1e-5; got {override!r}."
         )
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise RecipeError(f"{key}: the value {text!r} is not YAML.") from None
-    if isinstance(value, str):  # YAML reads 1e-5 as text, since it lacks a dot
-        with suppress(ValueError):
-            value = float(value)
+        value = _parse(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise RecipeError(f"{key}: the value {shown(text)} is not YAML.") from None
     place: Any = found
     *path, last = key.split(".")
     for depth, name in enumerate(path):
@@ -108,11 +146,7 @@ def _index(place: list[Any], name: str, path: str) -> int:
 
 def _explain(problem: Any) -> str:
     """One line: which key, what was expected, what came."""
-    location = [
-        str(part)
-        for part in problem["loc"]
-        if part not in {"warm_start", "optimize", "pretrain_critic"}
-    ]
+    location = [str(part) for part in problem["loc"] if part not in KINDS]
     where = ".".join(location) or "recipe"
     if problem["type"] == "extra_forbidden":
         known = _known_keys(problem["loc"][:-1])
@@ -121,10 +155,17 @@ def _explain(problem: Any) -> str:
         return f"{where}: unknown key.{hint}"
     if problem["type"] == "missing":
         return f"{where}: missing"
+    if problem["type"] == "union_tag_not_found":
+        return f"{where}: a stage needs its kind: {', '.join(KINDS)}"
+    if problem["type"] == "union_tag_invalid":
+        kind = str(problem["ctx"]["tag"])
+        near = get_close_matches(kind, KINDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{where}.kind: expected {', '.join(KINDS)}; got {shown(kind)}.{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message if where == "recipe" else f"{where}: {message}"
-    return f"{where}: {message}; got {problem['input']!r}"
+    return f"{where}: {message}; got {shown(problem['input'])}"
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:

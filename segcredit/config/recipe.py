@@ -1,17 +1,41 @@
 """The settings of a run. Every field has its meaning beside it; unknown keys are refused."""
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from segcredit.algorithms import make_algorithm
+from segcredit.data.worlds import make_world
+from segcredit.rewards import make_reward
+from segcredit.runlog.trackers import TRACKERS
 from segcredit.types import Algorithm
+
+
+def _no_yes(x: Any) -> Any:
+    if isinstance(x, bool):
+        raise ValueError(f"expected a number; got {str(x).lower()}")
+    return x
+
+
+Whole = Annotated[int, BeforeValidator(_no_yes)]
+Number = Annotated[float, BeforeValidator(_no_yes)]
 
 
 class Settings(BaseModel):
     """Frozen, and strict about names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ModelSettings(Settings):
@@ -21,11 +45,11 @@ class ModelSettings(Settings):
     """A Hugging Face folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
     tiny: str | None = None
     """qwen2, llama, qwen2_5_vl or qwen3_vl with random weights; needs a world's tokenizer."""
-    hidden: int = Field(96, ge=8)
+    hidden: Whole = Field(96, ge=8)
     """Width of a tiny model."""
-    layers: int = Field(2, ge=1)
+    layers: Whole = Field(2, ge=1)
     """Depth of a tiny model."""
-    heads: int = Field(4, ge=1)
+    heads: Whole = Field(4, ge=1)
     """Attention heads of a tiny model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
@@ -55,7 +79,7 @@ class DataSettings(Settings):
     """Held-out prompts, for evaluation."""
     suffix: str | None = None
     """Joined to the last user message by a space."""
-    max_prompt_tokens: int | None = Field(None, ge=1)
+    max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Longer prompts are bad rows."""
     skip_bad_rows: bool = False
     """Leave bad rows out instead of stopping before training."""
@@ -63,7 +87,7 @@ class DataSettings(Settings):
     """shape_grid or derived_variables."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Of the world: its difficulty."""
-    size: int | None = Field(None, ge=1)
+    size: Whole | None = Field(None, ge=1)
     """How many distinct training prompts of a world; None: never the same twice."""
 
     @model_validator(mode="after")
@@ -72,20 +96,27 @@ class DataSettings(Settings):
             raise ValueError("give exactly one of train (files of prompts) and world (generated)")
         if self.settings and self.world is None:
             raise ValueError("settings belong to a world; got none")
+        if self.world is not None:
+            try:
+                make_world(self.world, **self.settings)
+            except TypeError as error:
+                raise ValueError(
+                    f"a setting of {self.world} is of the wrong kind: {error}"
+                ) from None
         return self
 
 
 class RolloutSettings(Settings):
     """How responses are drawn in a step."""
 
-    prompts: int = Field(128, ge=1)
+    prompts: Whole = Field(128, ge=1)
     """Distinct prompts per step."""
-    samples: int = Field(1, ge=1)
+    samples: Whole = Field(1, ge=1)
     """Responses per prompt; group methods (grpo, gspo, rloo) need at least 2."""
-    max_tokens: int = Field(2048, ge=1)
+    max_tokens: Whole = Field(2048, ge=1)
     """Length limit of a response."""
-    temperature: float = Field(1.0, gt=0)
-    rows: int = Field(256, ge=1)
+    temperature: Number = Field(1.0, gt=0)
+    rows: Whole = Field(256, ge=1)
     """Responses drawn at once."""
     old_logp: Literal["sampler", "recompute"] = "sampler"
     """Where log π_old and H come from: as drawn, or from a forward pass of the trained model."""
@@ -94,30 +125,30 @@ class RolloutSettings(Settings):
 class UpdateSettings(Settings):
     """How a batch of rollouts becomes gradient steps."""
 
-    minibatches: int = Field(4, ge=1)
+    minibatches: Whole = Field(4, ge=1)
     """Gradient steps per epoch over a batch."""
-    epochs: int = Field(1, ge=1)
+    epochs: Whole = Field(1, ge=1)
     """Passes over a batch."""
-    tokens_per_micro: int = Field(16_384, ge=1)
+    tokens_per_micro: Whole = Field(16_384, ge=1)
     """Prompt and response tokens, padding included, in one forward pass: changes memory alone."""
 
 
 class OptimizerSettings(Settings):
     """AdamW, its schedule, and when a step is refused."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: Number = Field(1e-6, gt=0)
     """Of the policy."""
-    critic_lr: float = Field(2e-6, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    critic_lr: Number = Field(2e-6, gt=0)
+    beta1: Number = Field(0.9, ge=0, lt=1)
+    beta2: Number = Field(0.999, ge=0, lt=1)
+    eps: Number = Field(1e-8, gt=0)
+    weight_decay: Number = Field(0.0, ge=0)
     """Of matrices; vectors (norms, biases) are never decayed."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: Number = Field(1.0, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Whole = Field(0, ge=0)
     """Rollout batches over which the rate rises from 0."""
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    min_lr_ratio: Number = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
 
 
@@ -125,18 +156,18 @@ class WarmStart(Settings):
     """Supervised training on demonstrations: of a world, or rows with a response."""
 
     kind: Literal["warm_start"] = "warm_start"
-    steps: int = Field(ge=1)
-    batch: int = Field(32, ge=1)
+    steps: Whole = Field(ge=1)
+    batch: Whole = Field(32, ge=1)
     """Demonstrations per step."""
-    lr: float = Field(2e-3, gt=0)
+    lr: Number = Field(2e-3, gt=0)
     phase: str = "solve"
     """Which of the world's kinds of demonstration."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    warmup_steps: int = Field(20, ge=0)
+    warmup_steps: Whole = Field(20, ge=0)
     """Steps over which the rate rises from 0."""
-    min_lr_ratio: float = Field(0.05, ge=0, le=1)
+    min_lr_ratio: Number = Field(0.05, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
-    beta2: float = Field(0.95, ge=0, lt=1)
+    beta2: Number = Field(0.95, ge=0, lt=1)
     """AdamW's, in this stage."""
 
 
@@ -144,50 +175,62 @@ class PretrainCritic(Settings):
     """The critic alone, on the frozen policy's rollouts and their full returns (VC-PPO)."""
 
     kind: Literal["pretrain_critic"] = "pretrain_critic"
-    steps: int = Field(ge=1)
+    steps: Whole = Field(ge=1)
     """Rollout batches."""
-    lr: float | None = Field(None, gt=0)
+    lr: Number | None = Field(None, gt=0)
     """None: optimizer.critic_lr."""
-    epochs: int = Field(1, ge=1)
+    epochs: Whole = Field(1, ge=1)
 
 
 class Optimize(Settings):
     """Reinforcement learning by the recipe's algorithm."""
 
     kind: Literal["optimize"] = "optimize"
-    steps: int = Field(ge=1)
+    steps: Whole = Field(ge=1)
 
 
 Stage = Annotated[WarmStart | PretrainCritic | Optimize, Field(discriminator="kind")]
+KINDS = tuple(str(x.model_fields["kind"].default) for x in (WarmStart, PretrainCritic, Optimize))
 
 
 class EvaluationSettings(Settings):
     """Held-out accuracy while training."""
 
-    every: int = Field(10, ge=0)
+    every: Whole = Field(10, ge=0)
     """Optimisation steps between two evaluations; 0: only before and after."""
-    prompts: int = Field(256, ge=1)
+    prompts: Whole = Field(256, ge=1)
     """Held-out prompts asked each time."""
-    samples: int = Field(1, ge=1)
+    samples: Whole = Field(1, ge=1)
     """Sampled responses per prompt, beside the greedy one."""
     greedy: bool = True
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: Number = Field(1.0, gt=0)
+    top_p: Number = Field(1.0, gt=0, le=1)
 
 
 class SaveSettings(Settings):
     """What a run leaves behind."""
 
-    every: int = Field(20, ge=1)
+    every: Whole = Field(20, ge=1)
     """Steps between two checkpoints."""
-    keep: int = Field(2, ge=1)
+    keep: Whole = Field(2, ge=1)
     """Checkpoints kept; the last one of the run always is."""
-    rollouts_every: int = Field(10, ge=0)
+    rollouts_every: Whole = Field(10, ge=0)
     """Steps between two files of rollouts; 0: none."""
-    rollouts: int = Field(16, ge=1)
+    rollouts: Whole = Field(16, ge=1)
     """Responses in each of them."""
     trackers: list[str] = Field(default_factory=list)
     """Beside TensorBoard: wandb, trackio, mlflow."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        others = [name for name in TRACKERS if name != "tensorboard"]
+        for name in names:
+            if name not in others:
+                near = get_close_matches(name, others, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"expected names of {', '.join(others)}; got {name!r}.{hint}")
+        return names
 
 
 class Recipe(Settings):
@@ -195,8 +238,8 @@ class Recipe(Settings):
 
     name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     """Of the run's folder."""
-    seed: int = Field(0, ge=0)
-    threads: int | None = Field(None, ge=1)
+    seed: Whole = Field(0, ge=0)
+    threads: Whole | None = Field(None, ge=1)
     """CPU threads of torch; None: its own choice."""
     model: ModelSettings
     data: DataSettings
@@ -218,16 +261,36 @@ class Recipe(Settings):
 
     def make_algorithm(self) -> Algorithm:
         """The method as an object."""
-        if isinstance(self.algorithm, str):
-            return make_algorithm(self.algorithm)
-        settings = dict(self.algorithm)
-        if "name" not in settings:
-            raise ValueError("algorithm needs a name, as in {name: sapo, lam: 0.95}")
-        name = str(settings.pop("name"))
-        for key, value in settings.items():
-            if isinstance(value, list):
-                settings[key] = tuple(value)
-        return make_algorithm(name, **settings)
+        return algorithm_of(self.algorithm)
+
+    @field_validator("algorithm", "reward", mode="before")
+    @classmethod
+    def _a_name(cls, spec: Any, info: ValidationInfo) -> Any:
+        if isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str)):
+            return spec
+        example = "{name: sapo, lam: 0.95}" if info.field_name == "algorithm" else "{name: math}"
+        raise ValueError(f"expected a name, or settings with a name, as in {example}; got {spec!r}")
+
+    @field_validator("algorithm")
+    @classmethod
+    def _known_algorithm(cls, spec: str | dict[str, Any]) -> str | dict[str, Any]:
+        try:
+            algorithm_of(spec)
+        except TypeError as error:
+            raise ValueError(f"a setting of {spec!r} is of the wrong kind: {error}") from None
+        return spec
+
+    @field_validator("reward")
+    @classmethod
+    def _known_reward(cls, spec: str | dict[str, Any]) -> str | dict[str, Any]:
+        name = spec if isinstance(spec, str) else spec["name"]
+        if ":" in name or name.endswith(".py"):
+            return spec  # a file may come later; it is looked for before a model loads
+        try:
+            make_reward(spec)
+        except TypeError as error:
+            raise ValueError(f"a setting of {spec!r} is of the wrong kind: {error}") from None
+        return spec
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Recipe":
@@ -237,6 +300,14 @@ class Recipe(Settings):
     def as_dict(self) -> dict[str, Any]:
         """Complete, for config.yaml."""
         return self.model_dump(mode="json")
+
+
+def algorithm_of(spec: str | dict[str, Any]) -> Algorithm:
+    """The method of a name, or of a name with settings; lists serve as tuples."""
+    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = str(settings.pop("name"))
+    made = {key: tuple(x) if isinstance(x, list) else x for key, x in settings.items()}
+    return make_algorithm(name, **made)
 
 
 GROUP_METHODS = ("grpo", "gspo", "rloo", "rloo_reinforce")
@@ -251,11 +322,7 @@ def check_arithmetic(recipe: Recipe) -> None:
             f"update.minibatches is {recipe.update.minibatches}, but a step has only {rows} "
             f"responses (rollout.prompts × rollout.samples)"
         )
-    try:
-        algorithm = recipe.make_algorithm()
-    except (TypeError, ValueError) as error:
-        problems.append(f"algorithm: {error}")
-        raise ValueError("; ".join(problems)) from None
+    algorithm = recipe.make_algorithm()
     name = recipe.algorithm if isinstance(recipe.algorithm, str) else recipe.algorithm["name"]
     if name in GROUP_METHODS and recipe.rollout.samples < 2:
         problems.append(
@@ -272,5 +339,7 @@ def check_arithmetic(recipe: Recipe) -> None:
         )
     if not any(isinstance(stage, WarmStart) for stage in recipe.stages) and recipe.model.tiny:
         problems.append("a tiny model starts from random weights: begin with a warm_start stage")
+    if recipe.model.tiny and recipe.model.dtype != "float32":
+        problems.append(f"model.dtype: a tiny model is made in float32; got {recipe.model.dtype}")
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError("\n".join(problems))

@@ -1,20 +1,24 @@
 """Evaluate what is on disk: a run's last checkpoint, a Hugging Face folder, or a hub id."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from segcredit.config import Recipe, parse_recipe
+from segcredit.config import GIVEN_IN_PYTHON, Recipe, parse_recipe
 from segcredit.data import load_prompts
 from segcredit.data.worlds import make_world
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.models import Policy
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
-from segcredit.runlog import read_run
+from segcredit.runlog import Run, read_run
 from segcredit.runlog.lines import to_line
+from segcredit.runlog.manifest import MANIFEST, CheckpointError, verify
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
@@ -34,19 +38,17 @@ def evaluate_checkpoint(
     output: Path | None = None,
 ) -> Evaluation:
     """A run brings its own test data, reward and length limit; anything given goes before them."""
-    source, recipe = _find(checkpoint)
-    if recipe is None and (data is None or reward is None):
-        raise ValueError(
-            f"{checkpoint} is a model, not a run folder, so it has no test data of its own: pass "
-            f"--data FILE and --reward NAME."
-        )
+    found = _find(checkpoint)
+    recipe = found.recipe
+    _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
+    _require(checkpoint, "reward", "reward NAME", reward, recipe is None or found.lacks("reward"))
     asked = _prompts(recipe, data, prompts, suffix)
-    grade = make_reward(reward if reward is not None or recipe is None else recipe.reward)  # type: ignore[arg-type]
+    grade = make_reward(recipe.reward if reward is None and recipe is not None else reward or "")
     limit = max_tokens or (recipe.rollout.max_tokens if recipe is not None else MAX_TOKENS)
-    policy = _policy(source, recipe)
+    policy = _policy(found.source, recipe)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned)
     try:
-        found = evaluate(
+        measured = evaluate(
             asked,
             engine,
             grade,
@@ -60,21 +62,52 @@ def evaluate_checkpoint(
         grade.close()
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_bytes(b"".join(to_line(row) for row in found.rows))
-    return found
+        output.write_bytes(b"".join(to_line(row) for row in measured.rows))
+    return measured
 
 
-def _find(checkpoint: str) -> tuple[str, Recipe | None]:
-    """Where the policy lies, and the recipe that made it if it is a run's."""
-    path = Path(checkpoint)
-    if not (path / "config.yaml").is_file():
-        return checkpoint, None
-    run = read_run(path)
-    if not run.checkpoints:
-        raise ValueError(f"{path} has no whole checkpoint yet. Train on, or pass a model.")
+@dataclass(frozen=True)
+class Found:
+    """Where a policy lies, and, if a run made it, the run's recipe."""
+
+    source: str
+    recipe: Recipe | None = None
+    objects: Collection[str] = ()
+    """What the run had as objects in Python, so that no file has it."""
+
+    def lacks(self, part: str) -> bool:
+        return part in self.objects
+
+
+def _find(checkpoint: str) -> Found:
+    """A run's last whole checkpoint, one checkpoint of it, or a model."""
+    path = Path(checkpoint).absolute()
+    one_of_a_run = (path / MANIFEST).is_file() and (path.parents[1] / "config.yaml").is_file()
+    if not one_of_a_run and not (path / "config.yaml").is_file():
+        return Found(checkpoint)
+    run = read_run(path.parents[1] if one_of_a_run else path)
+    if one_of_a_run:
+        verify(path)
     config: dict[str, Any] = dict(run.config)
-    config.pop("given_in_python", None)
-    return str(run.checkpoints[-1] / "policy"), parse_recipe(config, str(path / "config.yaml"))
+    objects = config.pop(GIVEN_IN_PYTHON, None) or ()
+    recipe = parse_recipe(config, str(run.folder.config))
+    return Found(str((path if one_of_a_run else _last_whole(run)) / "policy"), recipe, objects)
+
+
+def _last_whole(run: Run) -> Path:
+    for path in reversed(run.checkpoints):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            warnings.warn(f"checkpoint {path.name} is refused: {error}", stacklevel=2)
+        else:
+            return path
+    raise ValueError(f"{run.path} has no whole checkpoint yet. Train on, or pass a model.")
+
+
+def _require(checkpoint: str, what: str, option: str, given: object, needed: bool) -> None:
+    if needed and given is None:
+        raise ValueError(f"{checkpoint} has no {what} on file: pass --{option}")
 
 
 def _prompts(
@@ -86,7 +119,7 @@ def _prompts(
     if settings.world is not None:
         return make_world(settings.world, **settings.settings).prompts("test", 0, count)
     if not settings.test:
-        raise ValueError("the run has no test data; pass --data FILE")
+        raise ValueError("the run has no test data: pass --data FILE")
     suffix = settings.suffix if suffix is None else suffix
     return load_prompts(settings.test, limit=count, suffix=suffix).prompts
 
@@ -97,7 +130,16 @@ def _policy(source: str, recipe: Recipe | None) -> Policy:
         dtype = getattr(torch, recipe.model.dtype)
     elif torch.cuda.is_available():
         dtype = torch.bfloat16
-    policy = Policy.from_pretrained(source, dtype)
+    attention = "sdpa" if recipe is None else recipe.model.attention
+    trusted = recipe is not None and recipe.model.trust_remote_code
+    try:
+        policy = Policy.from_pretrained(source, dtype, attention, trusted)
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"expected a run folder, a Hugging Face folder or a hub id; got {source!r}, which does "
+            f"not load: {first}"
+        ) from error
     if torch.cuda.is_available():
         policy.model.to("cuda")
     return policy

@@ -91,7 +91,9 @@ class Codec:
             )
         messages = [self._message(message) for message in prompt.messages]
         if self.tokenizer.chat_template is None:
-            return "\n".join(message["content"] for message in prompt.messages)
+            text = "\n".join(message["content"] for message in prompt.messages)
+            picture = f"<|vision_start|>{self.image_token}<|vision_end|>"
+            return text if self.image_processor is None else text.replace(MARK, picture)
         return str(
             self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         )
@@ -113,18 +115,21 @@ class Codec:
         text = self.render(prompt)
         vision: dict[str, Tensor] = {}
         if self.image_processor is not None:
-            marks = text.count(self.image_token)
-            if marks != len(prompt.images):
+            marks = sum(message["content"].count(MARK) for message in prompt.messages)
+            found = text.count(self.image_token)
+            if not marks == found == len(prompt.images):
                 raise ValueError(
-                    f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but {marks} image "
-                    f"token(s) once rendered. Write {MARK} once per image, and never "
-                    f"{self.image_token} itself."
+                    f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but {marks} {MARK} "
+                    f"mark(s), and {found} image token(s) once rendered. Write {MARK} once per "
+                    f"image, and never {self.image_token} itself."
                 )
             if prompt.images:
                 vision = self._pixels(prompt.images)
                 text = self._with_room(text, vision["image_grid_thw"])
         special = self.tokenizer.chat_template is None  # a template writes its own
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        if not ids:
+            raise ValueError(f"prompt {prompt.id!r} is empty: the model needs a token to begin on.")
         return torch.tensor(ids, dtype=torch.long), vision
 
     def _pixels(self, images: Sequence[bytes | Path]) -> dict[str, Tensor]:
@@ -181,6 +186,6 @@ def load_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTr
     a Qwen2, without a word; so a tokenizer that says it is complete in tokenizer.json is taken so.
     """
     stated = get_tokenizer_config(source).get("tokenizer_class")
-    if stated == "TokenizersBackend":
+    if stated in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # the second: its older name
         return PreTrainedTokenizerFast.from_pretrained(source)
     return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)

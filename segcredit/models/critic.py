@@ -69,20 +69,18 @@ class Critic(nn.Module):
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """V before each response token."""
-        hidden, _, spare = response_outputs(self.trunk, rollouts, head=False)
+        hidden, spare = response_outputs(self.trunk, rollouts, head=False)
         return _widen(self.head(hidden.float()).squeeze(-1), spare)
 
 
 def verify_equal(original: nn.Module, copied: nn.Module) -> None:
     """Refuse a trunk of which any parameter or buffer differs from the policy's."""
-    theirs = dict(original.state_dict())
-    ours = dict(copied.state_dict())
+    theirs, ours = _tensors(original), _tensors(copied)
     if names := sorted(theirs.keys() ^ ours.keys()):
         raise ValueError(
             f"the critic's trunk is not the policy's: only one of them has {names[:3]}."
         )
-    shared = {x.data_ptr() for x in theirs.values()} & {x.data_ptr() for x in ours.values()}
-    if shared - {0}:
+    if (_memory(theirs) & _memory(ours)) - {0}:
         raise ValueError("the critic's trunk shares memory with the policy's; it must be a copy.")
     different = [name for name, x in theirs.items() if not torch.equal(x, ours[name])]
     if different:
@@ -90,3 +88,13 @@ def verify_equal(original: nn.Module, copied: nn.Module) -> None:
             f"the critic's trunk is not the policy's: {len(different)} of {len(theirs)} tensors "
             f"differ, first {different[0]!r}."
         )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and all buffers, those too that are never saved (rotary frequencies)."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _memory(tensors: dict[str, Tensor]) -> set[int]:
+    """Where their storages lie: two views of one storage begin at different places."""
+    return {x.untyped_storage().data_ptr() for x in tensors.values()}

@@ -101,12 +101,10 @@ class Policy:
     def banned(self) -> Bool[Tensor, " V"] | None:
         """Tokens of probability zero: those only prompts hold, and unused rows of the head."""
         width = self.model.get_output_embeddings().weight.shape[0]
-        ids = [*self.codec.banned, *range(len(self.codec.tokenizer), width)]
-        if not ids:
-            return None
-        banned = torch.zeros(width, dtype=torch.bool)
-        banned[ids] = True
-        return banned.to(self.device)
+        # by id, since a vocabulary may have gaps: its size says nothing about its largest id
+        known = set(self.codec.tokenizer.get_vocab().values()) - set(self.codec.banned)
+        banned = torch.tensor([token not in known for token in range(width)])
+        return banned.to(self.device) if bool(banned.any()) else None
 
     def encode(self, prompt: Prompt) -> Encoded:
         """The prompt with its rotary positions."""
@@ -133,7 +131,11 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
-        logits, tokens, spare = response_outputs(self.model, rollouts, head=True)
+        logits, spare = response_outputs(self.model, rollouts, head=True)
+        width = logits.shape[1]
+        # off the mask stands anything, a banned token too: −∞ there would spoil gradients
+        harmless = 0 if self.banned is None else int(self.banned.int().argmin())
+        tokens = rollouts.tokens[:, :width].masked_fill(~rollouts.mask[:, :width], harmless)
         if with_entropy:
             logp, h = token_logp_and_entropy(logits, tokens, temperature, self.banned)
             return _widen(logp, spare), _widen(h, spare)
@@ -141,27 +143,21 @@ class Policy:
         return _widen(logp, spare), None
 
 
-def response_outputs(
-    model: nn.Module, rollouts: Rollouts, head: bool
-) -> tuple[Tensor, Tensor, int]:
+def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> tuple[Tensor, int]:
     """What the model says before each response token, (B, T', ·), T' the longest response here.
 
-    Also the tokens so cut, with those off the mask replaced by one that is never banned, and how
-    many columns of padding were left out.
+    Also how many columns of padding were left out.
     """
     prompts = rollouts.prompts
     if prompts is None:
         raise ValueError("scoring needs the rollouts' 'prompts'; got none. Pass Encoded prompts.")
     width = int(rollouts.mask.any(dim=0).nonzero().max()) + 1
-    tokens, mask = rollouts.tokens[:, :width], rollouts.mask[:, :width]
-    inputs = full_inputs(prompts, tokens, mask)
+    inputs = full_inputs(prompts, rollouts.tokens[:, :width], rollouts.mask[:, :width])
     # the state before response token t is one place to its left: of the last T'+1, all but one
     extra = {"logits_to_keep": width + 1} if head else {}
     outputs = model(**inputs.arguments(), use_cache=False, **extra)
     found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
-    most_likely = found[:, :-1].detach().argmax(-1) if head else tokens
-    chosen = torch.where(mask, tokens, most_likely)
-    return found[:, :-1], chosen, rollouts.tokens.shape[1] - width
+    return found[:, :-1], rollouts.tokens.shape[1] - width
 
 
 def _widen(x: Tensor, spare: int) -> Tensor:

@@ -84,7 +84,7 @@ def _panel(axis: Any, run: Run, title: str, lines: list[tuple[str, str, str]]) -
 
 def _interval(axis: Any, run: Run, key: str, colour: str) -> None:
     """The 95 % interval over prompts, where it was measured."""
-    if f"{key}_low" not in run.keys("evaluation"):
+    if not {f"{key}_low", f"{key}_high"} <= set(run.keys("evaluation")):
         return
     steps, low = run.series(f"{key}_low", "evaluation")
     _, high = run.series(f"{key}_high", "evaluation")

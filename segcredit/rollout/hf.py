@@ -43,19 +43,19 @@ class HFEngine:
     def continue_from(
         self,
         prompts: Sequence[Encoded],
-        prefixes: Sequence[Int[Tensor, " L"]],
+        prefixes: Sequence[Int[Tensor, "_"]],
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:
         """One continuation of each begun response; ``max_tokens`` counts the prefix too."""
-        budget = torch.tensor([sampling.max_tokens - len(x) for x in prefixes])
+        budget = torch.tensor([sampling.max_tokens - len(x) for x in prefixes], dtype=torch.long)
         if bool((budget < 1).any()):
             row = int((budget < 1).nonzero()[0])
             raise ValueError(
                 f"prefix {row} has {len(prefixes[row])} tokens, so nothing is left of "
                 f"max_tokens={sampling.max_tokens}. Leave it out, or raise max_tokens."
             )
-        begun = [p.extended(x) for p, x in zip(prompts, prefixes, strict=True)]
+        begun = [p.extended(x.to(p.tokens.device)) for p, x in zip(prompts, prefixes, strict=True)]
         return self._sample(begun, prompts, budget, sampling, generator)
 
     @torch.no_grad()

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig
 
-from segcredit.config import Recipe, RecipeError, WarmStart
-from segcredit.data import BadRow, load_prompts, prompts_from_rows
+from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
+from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, Policy
 from segcredit.models.policy import is_vision
@@ -24,6 +27,7 @@ from segcredit.train.state import State
 from segcredit.types import Algorithm, Prompt, RewardFn
 
 Rows = Iterable[Any]
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -49,16 +53,31 @@ def make_plan(
     test: Rows | None = None,
 ) -> Plan:
     """Check everything; objects given in Python take the place of what the recipe names."""
+    problems: list[ValueError] = []
+
+    def tried(make: Callable[[], Made]) -> Made | None:
+        try:
+            return make()
+        except ValueError as error:
+            problems.append(error)
+            return None
+
     world = _world(recipe)
     algorithm = recipe.make_algorithm() if algorithm is None else algorithm
-    codec = _codec(recipe, world)
     bad: list[BadRow] = []
-    made_reward = _reward(recipe, reward)
-    sources = (
-        _generated(recipe, world)
-        if world is not None and train is None
-        else _listed(recipe, codec, train, test, bad)
+    made_reward = tried(lambda: _reward(recipe, reward))
+    codec = tried(lambda: _codec(recipe, world))
+    sources = tried(
+        lambda: (
+            _generated(recipe, world)
+            if world is not None and train is None
+            else _listed(recipe, codec, train, test, bad)
+        )
     )
+    if made_reward is None or codec is None or sources is None:
+        if len(problems) == 1:
+            raise problems[0]
+        raise RecipeError("\n".join(str(problem) for problem in problems))
     plan = Plan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
     return plan
@@ -93,7 +112,25 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
     """A policy from a folder or hub id, as the recipe wants it loaded."""
     settings = recipe.model
     dtype = getattr(torch, settings.dtype)
-    return Policy.from_pretrained(source, dtype, settings.attention, settings.trust_remote_code)
+    try:
+        policy = Policy.from_pretrained(
+            source, dtype, settings.attention, settings.trust_remote_code
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise RecipeError(f"model: {str(source)!r} does not load: {first}") from error
+    own_memory(policy.model)
+    return policy
+
+
+def own_memory(model: nn.Module) -> None:
+    """Copy loaded weights out of their file, to where new ones would lie.
+
+    A file that is mapped into memory may be deleted or replaced. And it begins anywhere, while
+    matrix products may round differently for another alignment: a resumed run must not.
+    """
+    for x in [*model.parameters(), *model.buffers()]:
+        x.data = x.data.clone()
 
 
 def _policy(plan: Plan) -> Policy:
@@ -104,7 +141,9 @@ def _policy(plan: Plan) -> Policy:
     assert plan.world is not None
     sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
-    return Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
+    policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
+    policy.model.set_attn_implementation(settings.attention)
+    return policy
 
 
 def _device(name: str, parallel: Parallel) -> torch.device:
@@ -169,15 +208,25 @@ def _generated(recipe: Recipe, world: World) -> tuple[PromptSource, PromptSource
 
 
 def _listed(
-    recipe: Recipe, codec: Codec, train: Rows | None, test: Rows | None, bad: list[BadRow]
+    recipe: Recipe, codec: Codec | None, train: Rows | None, test: Rows | None, bad: list[BadRow]
 ) -> tuple[PromptSource, PromptSource | None]:
+    found_bad: list[BadRows] = []
+
     def load(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
+        try:
+            return load_all(rows, files)
+        except BadRows as error:
+            found_bad.append(error)
+            return []
+
+    def load_all(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
         settings = recipe.data
+        counted = settings.max_prompt_tokens is not None and codec is not None
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
-            "max_prompt_tokens": settings.max_prompt_tokens,
-            "count_tokens": codec.count_tokens if settings.max_prompt_tokens else None,
+            "max_prompt_tokens": settings.max_prompt_tokens if counted else None,
+            "count_tokens": codec.count_tokens if counted and codec is not None else None,
         }
         if rows is not None:
             rows = list(rows)
@@ -191,8 +240,27 @@ def _listed(
 
     training = load(train, recipe.data.train)
     held_out = load(test, recipe.data.test) if test is not None or recipe.data.test else None
+    if len(found_bad) == 1:
+        raise found_bad[0]
+    if found_bad:
+        raise BadRows([row for error in found_bad for row in error.bad])
     source = Listed(training, derive(recipe.seed, "data"))
     return source, None if held_out is None else Listed(held_out, shuffle=False)
+
+
+def _device_problems(name: str) -> list[str]:
+    """Why nothing can be computed there."""
+    if name == "auto":
+        return []
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return [f"model.device: expected auto, cpu, cuda or cuda:0 …; got {name!r}"]
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return [
+            f"model.device: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"
+        ]
+    return []
 
 
 def _check(plan: Plan) -> None:
@@ -203,7 +271,13 @@ def _check(plan: Plan) -> None:
         plan.codec.encode(first)
     except ValueError as error:
         problems.append(f"data: {error}")
+    problems += _device_problems(recipe.model.device)
+    for name in recipe.save.trackers:
+        if find_spec(name) is None:
+            problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")
     for number, stage in enumerate(recipe.stages):
+        if isinstance(stage, PretrainCritic) and "value" not in plan.algorithm.needs:
+            problems.append(f"stages.{number}: the method has no critic to pretrain")
         if not isinstance(stage, WarmStart):
             continue
         if plan.world is not None and stage.phase not in plan.world.phases:

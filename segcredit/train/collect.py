@@ -36,8 +36,9 @@ def collect(
     sampling = Sampling(settings.max_tokens, settings.temperature)
     with log.time("sample"):
         encoded = [x for prompt in prompts for x in [state.policy.encode(prompt)] * samples]
-        drawn = generator(state.seed, "sample", *purpose, state.parallel.rank)
-        own = state.parallel.own(encoded)
+        drawn = generator(state.seed, "sample", *purpose)
+        before, own = state.parallel.before(encoded), state.parallel.own(encoded)
+        torch.rand(before, settings.max_tokens, generator=drawn)  # other ranks' share of chance
         rollouts = state.engine.sample(own, sampling, drawn) if own else None
     with log.time("score"):
         responses = [] if rollouts is None else as_responses(state, rollouts, settings.max_tokens)

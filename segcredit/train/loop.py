@@ -2,8 +2,9 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from segcredit.config import Optimize
@@ -47,7 +48,7 @@ class Loop:
                         self._evaluate("before")
                 while state.stage_step < stage.steps:
                     self._step(stage)
-                    if interrupted():
+                    if any(state.parallel.gather([interrupted()])):
                         self._save()
                         raise Stopped(self._how_to_go_on())
                 state.stage += 1
@@ -79,7 +80,8 @@ class Loop:
             return
         if (state.stage_step - 1) % settings.rollouts_every == 0:
             rows = rollout_rows(stepped, state.policy.codec, settings.rollouts)
-            write_rollouts(self.folder.rollouts, state.step, rows)
+            with saying_how_to_go_on(self.folder.rollouts):
+                write_rollouts(self.folder.rollouts, state.step, rows)
 
     def _evaluate(self, name: str | None) -> None:
         found = evaluate_state(self.state)
@@ -93,7 +95,8 @@ class Loop:
         if self.metrics is not None:
             self.metrics.write(state.step, "evaluation", found.metrics())
         if self.folder is not None and state.parallel.first:
-            write_rollouts(self.folder.evaluations, state.step, found.rows)
+            with saying_how_to_go_on(self.folder.evaluations):
+                write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
 
     def _save(self) -> None:
@@ -110,6 +113,19 @@ class Loop:
             f"stopped after step {self.state.step}, which is saved. "
             f"To go on: {resume_command(self.folder.path)}"
         )
+
+
+@contextmanager
+def saying_how_to_go_on(place: Path) -> Iterator[None]:
+    """What the disk says of a file in a run's folder, and what to type then."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror} at {place}. Mend that (make room), then type: "
+            f"{resume_command(place.parent)}",
+        ) from error
 
 
 def evaluate_state(state: State) -> Evaluation | None:
@@ -144,7 +160,11 @@ class Interrupted:
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
-        print("\nFinishing this step, then saving. Press Ctrl-C again to stop at once.", flush=True)
+        with suppress(RuntimeError, OSError):  # it may come in the middle of another print
+            print(
+                "\nFinishing this step, then saving. Press Ctrl-C again to stop at once.",
+                flush=True,
+            )
 
 
 @contextmanager

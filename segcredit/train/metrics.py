@@ -1,8 +1,10 @@
 """What a step measured: sums, means and times, gathered where they arise."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,12 +32,18 @@ class Metrics:
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
-        """Wall time of a phase, the device's work included."""
+        """Wall time of a phase, the device's work included, and the memory it took."""
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         yield
-        if torch.cuda.is_available():
+        if on_gpu:
             torch.cuda.synchronize()
         self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - begin
+        used = torch.cuda.max_memory_allocated() if on_gpu else resident_bytes()
+        if used is not None:
+            self.highest(f"memory/{phase}", used / 2**30)
 
     @property
     def seconds(self) -> float:
@@ -50,3 +58,12 @@ class Metrics:
             | self._highest
             | {f"time/{phase}": seconds for phase, seconds in self._times.items()}
         )
+
+
+def resident_bytes() -> int | None:
+    """Memory this process holds now; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -7,7 +7,7 @@ from torch import Tensor
 from segcredit.types import Batch, Rollouts
 
 
-def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Int[Tensor, " R"]]:
+def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
     """Row numbers of each micro-batch, at most ``budget`` prompt and response tokens with padding.
 
     Rows of similar length go together, so little is padding. One row (or ``item`` neighbours that
@@ -35,7 +35,7 @@ def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Int[Tensor
     return [(torch.tensor(part)[:, None] * item + within).flatten().to(device) for part in parts]
 
 
-def numbered(parts: list[Int[Tensor, " R"]], rows: int) -> Int[Tensor, " B"]:
+def numbered(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
     """Each row's micro-batch."""
     number = torch.empty(rows, dtype=torch.long, device=parts[0].device)
     for i, part in enumerate(parts):
@@ -43,6 +43,6 @@ def numbered(parts: list[Int[Tensor, " R"]], rows: int) -> Int[Tensor, " B"]:
     return number
 
 
-def rows_of(batch: Batch, budget: int) -> list[Int[Tensor, " R"]]:
+def rows_of(batch: Batch, budget: int) -> list[Tensor]:
     """Micro-batches of a mini-batch."""
     return by_tokens(batch.rollouts, budget, batch.rows_per_item)

@@ -1,11 +1,12 @@
 """Who watches a run: nobody, or a person at a terminal."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Told of everything worth showing."""
 

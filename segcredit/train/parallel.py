@@ -50,6 +50,10 @@ class Parallel:
         """This rank's part of a list, in order."""
         return items[self._slice(len(items))]
 
+    def before(self, items: Sequence[Item]) -> int:
+        """How many items the ranks before this one have."""
+        return self._slice(len(items)).start
+
     def _slice(self, count: int) -> slice:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 

@@ -1,15 +1,18 @@
 """What a checkpoint of a run holds, and how a run goes on from one."""
 
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from segcredit.config import OptimizerSettings, WarmStart
+from segcredit.config import Optimize, OptimizerSettings, WarmStart
 from segcredit.models import Critic, Policy
 from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
 from segcredit.train import checkpoint
+from segcredit.train.build import load_policy, own_memory
 from segcredit.train.optimizer import Optimizer
 from segcredit.train.source import Listed
 from segcredit.train.stages import add_critic
@@ -22,8 +25,8 @@ POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     """Write a checkpoint of this step: whole, or not at all."""
     keep = state.recipe.save.keep
-    if state.reference is not None and not (folder.path / REFERENCE).exists():
-        checkpoint.save_checkpoint(folder.path, REFERENCE, state.reference.save)
+    if state.reference is not None and not (folder.checkpoints / REFERENCE).exists():
+        checkpoint.save_checkpoint(folder.checkpoints, REFERENCE, state.reference.save, keep)
     metrics.sync()
     position = metrics.position()
     name = step_name(state.step)
@@ -65,9 +68,12 @@ def _settings(state: State) -> OptimizerSettings:
 def restore(state: State, folder: RunFolder, place: Path) -> int:
     """Put the state where the checkpoint was; where the metrics ended then."""
     found: dict[str, Any] = checkpoint.load_state(place)
-    dtype = getattr(torch, state.recipe.model.dtype)
+    model = state.recipe.model
     if (place / CRITIC).exists():
-        add_critic(state, Critic.from_saved(place / CRITIC, dtype).to(state.policy.device))
+        critic = Critic.from_saved(place / CRITIC, getattr(torch, model.dtype))
+        critic.trunk.set_attn_implementation(model.attention)
+        own_memory(critic)
+        add_critic(state, critic.to(state.policy.device))
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
@@ -85,12 +91,35 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
         assert isinstance(state.train, Listed)
         state.tracker = Tracker(state.train.prompts)
         state.tracker.load(found["tracker"])
-    if (folder.path / REFERENCE).exists() and "logp_ref" in state.algorithm.needs:
-        checkpoint.verify(folder.path / REFERENCE)
-        reference = Policy.from_pretrained(folder.path / REFERENCE, dtype)
-        freeze(reference.model.to(state.policy.device))
-        state.reference = reference
+    if "logp_ref" in state.algorithm.needs and _reference_is_made(state):
+        state.reference = _load_reference(state, folder)
+    return int(found["metrics_position"])
+
+
+def forget_after(state: State, folder: RunFolder) -> None:
+    """Delete what an earlier process wrote after the step from which the run goes on."""
     delete_after(folder.rollouts, state.step)
     delete_after(folder.evaluations, state.step)
     checkpoint.delete_after(folder.checkpoints, state.step)
-    return int(found["metrics_position"])
+    if not _reference_is_made(state):
+        shutil.rmtree(folder.checkpoints / REFERENCE, ignore_errors=True)
+
+
+def _reference_is_made(state: State) -> bool:
+    """Whether reinforcement learning has begun: that is when π_ref is taken."""
+    begun = state.stage + (state.stage_step > 0)
+    return any(isinstance(stage, Optimize) for stage in state.recipe.stages[:begun])
+
+
+def _load_reference(state: State, folder: RunFolder) -> Policy:
+    kept = folder.checkpoints / REFERENCE
+    try:
+        checkpoint.verify(kept)
+    except checkpoint.CheckpointError as error:
+        raise checkpoint.CheckpointError(
+            f"the reference model, of which there is one copy, cannot be used: {error} So this run "
+            f"cannot go on; begin again: segcredit train {shlex.quote(str(folder.config))}"
+        ) from None
+    reference = load_policy(state.recipe, kept)
+    freeze(reference.model.to(state.policy.device))
+    return reference

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -11,6 +11,7 @@ from segcredit.train.seeds import generator
 from segcredit.types import Prompt
 
 
+@runtime_checkable
 class PromptSource(Protocol):
     """An endless sequence of prompts."""
 

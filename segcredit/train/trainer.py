@@ -1,17 +1,18 @@
 """The Python way in: a model, a method, a reward, prompts; then train."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segcredit.config import Recipe, RecipeError, parse_recipe
+from segcredit.config import GIVEN_IN_PYTHON, Recipe, RecipeError, parse_recipe
 from segcredit.runlog import (
     MetricsWriter,
     RunFolder,
     describe_environment,
     new_run_path,
     open_trackers,
+    read_run,
 )
 from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
 from segcredit.train import checkpoint
@@ -19,7 +20,7 @@ from segcredit.train.build import Plan, build, load_policy, make_plan
 from segcredit.train.loop import Loop
 from segcredit.train.observe import Observer, Silent
 from segcredit.train.parallel import Parallel
-from segcredit.train.saving import POLICY, restore
+from segcredit.train.saving import POLICY, forget_after, restore
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
 
@@ -100,22 +101,17 @@ class Trainer:
     def _train(
         self, folder: str | Path | None, resume: bool, watch: Observer, parallel: Parallel
     ) -> Result:
-        if not parallel.first:
-            return self._loop(None, None, build(self.plan, parallel=parallel), Silent())
         if resume and folder is None:
             raise ValueError("resume needs the run's folder: train(folder=…, resume=True)")
+        if not parallel.first:
+            earlier = RunFolder(folder) if resume and folder is not None else None
+            return self._loop(None, None, self._state(earlier, parallel, Silent())[0], Silent())
         path = Path(folder) if folder is not None else new_run_path(self.recipe.name)
         with RunFolder.open(path) if resume else RunFolder.create(path) as run:
-            found = checkpoint.find_latest(run.checkpoints) if resume else None
-            for message in [] if found is None else found.refused:
-                watch.note(message)
-            start = None if found is None else found.path
-            if not resume:
-                write_json_atomically(run.environment, describe_environment())
-                write_yaml_atomically(run.config, self._record())
-            policy = None if start is None else load_policy(self.recipe, start / POLICY)
-            state = build(self.plan, policy, parallel)
-            position = 0 if start is None else restore(state, run, start)
+            self._write_record(run, resume, watch)
+            state, position = self._state(run if resume else None, parallel, watch)
+            if resume:
+                forget_after(state, run)
             names = ["tensorboard", *self.recipe.save.trackers]
             first = state.step + 1 if resume else None
             trackers = open_trackers(names, run, self.recipe.as_dict(), first)
@@ -124,6 +120,20 @@ class Trainer:
                     metrics.truncate(position)
                 watch.begin(self.recipe, state.step, _facts(self.plan, run, state))
                 return self._loop(run, metrics, state, watch)
+
+    def _state(
+        self, run: RunFolder | None, parallel: Parallel, watch: Observer
+    ) -> tuple[State, int]:
+        """New, or as the run's last whole checkpoint has it; and where its metrics ended then."""
+        if run is None:
+            return build(self.plan, parallel=parallel), 0
+        found = checkpoint.find_latest(run.checkpoints)
+        for message in found.refused:
+            watch.note(message)
+        if found.path is None:
+            return build(self.plan, parallel=parallel), 0
+        state = build(self.plan, load_policy(self.recipe, found.path / POLICY), parallel)
+        return state, restore(state, run, found.path)
 
     def _loop(
         self, run: RunFolder | None, metrics: MetricsWriter | None, state: State, watch: Observer
@@ -137,16 +147,26 @@ class Trainer:
             after=_noted(state, "after"),
         )
 
-    def _record(self) -> dict[str, Any]:
-        """The recipe, and what was given in Python instead of by name."""
+    def _write_record(self, run: RunFolder, resume: bool, watch: Observer) -> None:
+        """config.yaml, first of all: with it a run can be resumed, without it not."""
         record = self.recipe.as_dict()
-        if self._objects:
-            record["given_in_python"] = {
-                name: repr(x)[:500]
-                for name, x in self._objects.items()
-                if name not in {"train", "test"}
-            } | {name: "rows" for name in ("train", "test") if name in self._objects}
-        return record
+        if resume:
+            before = {k: x for k, x in read_run(run.path).config.items() if k != GIVEN_IN_PYTHON}
+            changed = sorted(_different(before, record))
+            if changed:
+                watch.note(f"From here on with other settings than before: {', '.join(changed)}")
+        if not resume or changed:
+            write_yaml_atomically(run.config, record | self._given())
+        if not run.environment.exists():
+            write_json_atomically(run.environment, describe_environment())
+
+    def _given(self) -> dict[str, Any]:
+        """What came as an object instead of by name."""
+        shown = {
+            name: "rows" if name in {"train", "test"} else getattr(x, "__qualname__", repr(x)[:500])
+            for name, x in self._objects.items()
+        }
+        return {GIVEN_IN_PYTHON: shown} if shown else {}
 
 
 def _data(
@@ -168,6 +188,15 @@ def _data(
             objects[name] = source
             found[name] = [f"{name}: rows given in Python"]
     return found
+
+
+def _different(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """The settings in which two recipes differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _different(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path
 
 
 def _noted(state: State, when: str) -> dict[str, float]:

@@ -1,0 +1,377 @@
+"""How long is a training step? Its phases on the demo's model, and GRPO beside TRL's GRPOTrainer.
+
+    python benchmarks/step.py --setup      # once: .venv-trl with TRL beside this package's .venv
+    python benchmarks/step.py              # both tables; about four minutes on two CPU cores
+    python benchmarks/step.py --no-trl     # only this package
+
+The first table is the demo recipe's reinforcement learning: a tiny Qwen2.5-VL with its critic,
+SAPO, on generated pictures. "other" is what no phase holds: making the prompts and the metrics.
+
+The second table is GRPO on a tiny Llama (text), a step of ours and a step of TRL's in turn, so that
+a slow moment of the machine meets both. Each is warmed up first. Ratios are medians of the ratios
+of neighbours. CPU seconds are those of the process, whatever else the machine does: where they are
+well below threads × wall seconds, somebody else was using the cores.
+
+The same on both sides: the weights (one saved folder, float32, SDPA attention), transformers and
+torch, the CPU threads, prompts (derived variables, by the same chat template), prompts per step,
+responses per prompt, the limit of tokens, sampling at temperature 1 from the whole vocabulary, the
+reward (a count of characters), group z-scores, clip 0.2, no KL and no reference model, a mean over
+each response's tokens, one gradient step per batch in a single forward and backward pass, AdamW
+with gradients clipped at norm 1, a learning rate so small that the lengths do not change, no
+checkpoints, no log files. TRL's gradient checkpointing and bfloat16, on by default, are off.
+
+"full" responses all have the most tokens: the end token lies outside the vocabulary, so both draw
+equally many, and only this row compares equal work. "ended" ones end by chance, as a random model's
+do; there the tokens drawn differ a little, hence the time per token.
+
+What differs is what each does of its own: TRL samples by generate(), keeps finished rows in the
+batch, shapes AdamW by its default (fused) and computes entropies in the update. Ours samples by its
+own loop, which keeps log-probabilities and entropies and lets finished rows go. Neither computes
+old log-probabilities again. The prompts come in different orders; all have the same length.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from step_trl import VERSION, worth
+
+from segcredit.config import load_recipe
+from segcredit.data.worlds import make_world
+from segcredit.models import Policy
+from segcredit.train.build import build, make_plan
+from segcredit.train.stages import enter, step_of
+from segcredit.train.state import State
+from segcredit.train.trainer import Trainer
+from segcredit.types import Response, Reward
+
+HERE = Path(__file__).resolve().parent
+VENV = HERE.parent / ".venv-trl"
+PACKAGES = ["torch==2.13.0", f"trl=={VERSION}", "accelerate==1.15.0", "datasets==5.2.0"]
+"""TRL takes any transformers from 4.56 on; constraints.txt gives it the one this package has."""
+PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
+LR = 1e-9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step."""
+
+    seconds: float
+    cpu: float
+    tokens: int
+    """Drawn, in all responses."""
+    responses: int
+    prompt_tokens: int
+    phases: dict[str, float]
+
+    @property
+    def collect(self) -> float:
+        """From prompts to graded responses."""
+        return sum(self.phases.get(x, 0.0) for x in ("collect", "sample", "score", "annotate"))
+
+
+class Worth:
+    """The reward that step_trl.py gives, as this package calls it."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        return [Reward(worth(x.text), "a share") for x in responses]
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def our_step(state: State) -> Measured:
+    """One step of reinforcement learning, as the training loop makes it."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    metrics, stepped = step_of(state, state.recipe.stages[state.stage])
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    state.step += 1
+    state.stage_step += 1
+    assert stepped is not None
+    rollouts = stepped.batch.rollouts
+    assert rollouts.prompts is not None
+    return Measured(
+        seconds,
+        cpu,
+        int(rollouts.mask.sum()),
+        len(rollouts),
+        sum(len(x.tokens) for x in rollouts.prompts),
+        {name: metrics[f"time/{name}"] for name in PHASES},
+    )
+
+
+def demo_state(threads: int) -> State:
+    """The demo recipe where its reinforcement learning begins, but with random weights."""
+    state = build(make_plan(load_recipe("demo", [f"threads={threads}"])))
+    state.stage = len(state.recipe.stages) - 1
+    enter(state, state.recipe.stages[state.stage])
+    return state
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both sides are asked to do."""
+
+    folder: Path
+    ends: bool
+    threads: int
+    prompts: int
+    samples: int
+    max_tokens: int
+    steps: int
+
+    def save_model(self) -> None:
+        """A tiny Llama; for full responses its end token is one that it cannot write."""
+        tokenizer = make_world("derived_variables").tokenizer()
+        policy = Policy.tiny("llama", tokenizer)
+        if not self.ends:
+            tokenizer.add_special_tokens({"eos_token": "<|never|>"})
+            policy.model.generation_config.eos_token_id = tokenizer.eos_token_id
+        policy.save(self.folder)
+
+    def state(self) -> State:
+        """This package's side."""
+        rows = make_world("derived_variables").prompts("train", 0, self.prompts * self.steps)
+        trainer = Trainer(
+            self.folder,
+            rows,
+            {"name": "grpo", "kl": 0.0},
+            Worth(),
+            steps=self.steps,
+            threads=self.threads,
+            rollout={
+                "prompts": self.prompts,
+                "samples": self.samples,
+                "max_tokens": self.max_tokens,
+            },
+            update={"minibatches": 1, "tokens_per_micro": 10**9},
+            optimizer={"lr": LR},
+        )
+        state = build(trainer.plan)
+        enter(state, state.recipe.stages[0])
+        return state
+
+    def job(self) -> str:
+        """TRL's side."""
+        rows = make_world("derived_variables").prompts("train", 0, self.prompts * self.steps)
+        return json.dumps(
+            {
+                "model": str(self.folder),
+                "output": str(self.folder / "trl"),
+                "prompts": [[dict(x) for x in row.messages] for row in rows],
+                "prompts_per_step": self.prompts,
+                "samples": self.samples,
+                "max_tokens": self.max_tokens,
+                "threads": self.threads,
+                "steps": self.steps,
+                "lr": LR,
+            }
+        )
+
+
+class Trl:
+    """step_trl.py in a process of its own, which waits between its steps."""
+
+    def __init__(self, case: Case) -> None:
+        command = [str(VENV / "bin" / "python"), str(HERE / "step_trl.py")]
+        self.errors = (case.folder / "trl.log").open("w+", encoding="utf-8")
+        self.process = subprocess.Popen(
+            [*command, case.job()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(case.threads)},
+        )
+        self.versions: dict[str, str] = self._read()["versions"]
+
+    def step(self) -> Measured:
+        assert self.process.stdin is not None
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        found = self._read()
+        collect = {"collect": found.pop("collect")}
+        return Measured(**found, phases=collect)
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            sys.exit(f"TRL's side stopped:\n{self.errors.read()[-3000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.communicate()
+        self.errors.close()
+
+
+def print_row(*cells: object, widths: Sequence[int]) -> None:
+    print("".join(str(cell).rjust(w) for cell, w in zip(cells, widths, strict=True)))
+
+
+def middle(found: Sequence[Measured], what: Callable[[Measured], float]) -> float:
+    return statistics.median(what(x) for x in found)
+
+
+def print_phases(threads: int, warmup: int, repeat: int) -> None:
+    """The first table."""
+    state = demo_state(threads)
+    found = [our_step(state) for _ in range(warmup + repeat)][warmup:]
+    wall = middle(found, lambda x: x.seconds)
+    settings = state.recipe.rollout
+    print(
+        f"\nSAPO on the demo's model, {threads} thread(s): {settings.prompts} responses of at most "
+        f"{settings.max_tokens} tokens, {state.recipe.update.minibatches} gradient steps"
+    )
+    widths = (12, 12, 12, 10)
+    print_row("phase", "median ms", "least ms", "share", widths=widths)
+    parts = {name: [x.phases[name] for x in found] for name in PHASES}
+    parts["other"] = [x.seconds - sum(x.phases.values()) for x in found]
+    parts["step"] = [x.seconds for x in found]
+    for name, times in parts.items():
+        median = statistics.median(times)
+        cells = (f"{1e3 * median:.1f}", f"{1e3 * min(times):.1f}", f"{median / wall:.0%}")
+        print_row(name, *cells, widths=widths)
+    print(
+        f"{middle(found, lambda x: x.tokens / x.seconds):,.0f} tokens/s, "
+        f"{middle(found, lambda x: x.tokens / x.responses):.1f} tokens per response after "
+        f"{middle(found, lambda x: x.prompt_tokens / x.responses):.1f} of the prompt; "
+        f"{middle(found, lambda x: x.cpu):.2f} CPU s per step"
+    )
+
+
+WIDTHS = (10, 9, 8, 11, 10, 10, 10, 10, 10, 11)
+COLUMNS = ("responses", "threads", "side", "median s", "least s", "CPU s")
+COLUMNS += ("collect s", "update s", "tokens", "µs/token")
+
+
+def compare(case: Case, warmup: int, with_trl: bool) -> None:
+    """Rows of the second table: ours and TRL's in turn."""
+    case.folder.mkdir()
+    case.save_model()
+    state = case.state()
+    theirs = Trl(case) if with_trl else None
+    rounds = []
+    for _ in range(case.steps):
+        ours = our_step(state)
+        rounds.append((ours,) if theirs is None else (ours, theirs.step()))
+    if theirs is not None:
+        check_same(rounds[0], theirs.versions)
+        theirs.close()
+    rounds = rounds[warmup:]
+    sides = list(zip(*rounds, strict=True))
+    for name, found in zip(("ours", "TRL"), sides, strict=False):
+        print_row(
+            "ended" if case.ends else "full",
+            case.threads,
+            name,
+            f"{middle(found, lambda x: x.seconds):.3f}",
+            f"{min(x.seconds for x in found):.3f}",
+            f"{middle(found, lambda x: x.cpu):.3f}",
+            f"{middle(found, lambda x: x.collect):.3f}",
+            f"{middle(found, lambda x: x.seconds - x.collect):.3f}",
+            f"{statistics.mean(x.tokens / x.responses for x in found):.1f}",
+            f"{middle(found, lambda x: 1e6 * x.seconds / x.tokens):.1f}",
+            widths=WIDTHS,
+        )
+    if len(sides) < 2:
+        return
+
+    def ratio(what: Callable[[Measured], float]) -> str:
+        return f"{statistics.median(what(a) / what(b) for a, b in rounds):.2f}"
+
+    least = min(x.seconds for x in sides[0]) / min(x.seconds for x in sides[1])
+    print_row(
+        *("", "", "ratio", ratio(lambda x: x.seconds), f"{least:.2f}", ratio(lambda x: x.cpu)),
+        *(ratio(lambda x: x.collect), ratio(lambda x: x.seconds - x.collect)),
+        *(ratio(lambda x: x.tokens), ratio(lambda x: x.seconds / x.tokens)),
+        widths=WIDTHS,
+    )
+
+
+def check_same(sides: tuple[Measured, ...], versions: dict[str, str]) -> None:
+    """Refuse to compare what is not the same."""
+    ours, theirs = sides
+    for name in ("responses", "prompt_tokens"):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        if a != b:
+            sys.exit(f"the two sides differ in {name}: ours {a}, TRL's {b}.")
+    here = {"trl": VERSION, "transformers": transformers.__version__, "torch": torch.__version__}
+    if versions != here:
+        sys.exit(f"versions differ: expected {here}, .venv-trl has {versions}. Type: {SETUP}")
+
+
+SETUP = f"{sys.executable} benchmarks/step.py --setup"
+
+
+def set_up() -> None:
+    """A virtual environment with TRL, which git does not see."""
+    subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    (VENV / ".gitignore").write_text("*\n", encoding="utf-8")
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    pip += ["--disable-pip-version-check", "-c", str(HERE.parent / "constraints.txt")]
+    subprocess.run(
+        [*pip, PACKAGES[0]], check=True
+    )  # alone first: the CPU build, where there is one
+    subprocess.run([*pip, *PACKAGES], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--setup", action="store_true", help="install TRL into .venv-trl, and stop")
+    parser.add_argument("--no-trl", action="store_true", help="only this package")
+    parser.add_argument("--no-demo", action="store_true", help="only the second table")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads")
+    parser.add_argument("--repeat", type=int, default=11, help="steps per median (default 11)")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before them (default 3)")
+    parser.add_argument("--prompts", type=int, default=16, help="per step, second table")
+    parser.add_argument("--samples", type=int, default=4, help="responses per prompt, second table")
+    parser.add_argument("--max-tokens", type=int, default=64, help="per response, second table")
+    given = parser.parse_args()
+    if given.setup:
+        set_up()
+        return
+    transformers.utils.logging.disable_progress_bar()
+    with_trl = not given.no_trl
+    if with_trl and not (VENV / "bin" / "python").exists():
+        print(f"TRL is not there, so only this package is measured. To have both, type: {SETUP}")
+        with_trl = False
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, float32, "
+        f"{os.cpu_count()} CPU cores, median of {given.repeat}; "
+        f"others' load on the machine at the start: {os.getloadavg()[0]:.1f}"
+    )
+    for threads in [] if given.no_demo else given.threads:
+        print_phases(threads, given.warmup, given.repeat)
+    print(
+        f"\nGRPO on a tiny Llama{f' beside TRL {VERSION}' if with_trl else ''}: {given.prompts} "
+        f"prompts × {given.samples} responses of at most {given.max_tokens} tokens, 1 gradient step"
+    )
+    print_row(*COLUMNS, widths=WIDTHS)
+    steps = given.warmup + given.repeat
+    with tempfile.TemporaryDirectory() as folder:
+        for ends in (False, True):
+            for threads in given.threads:
+                place = Path(folder) / f"{threads}{ends}"
+                sizes = (given.prompts, given.samples, given.max_tokens, steps)
+                compare(Case(place, ends, threads, *sizes), given.warmup, with_trl)
+
+
+if __name__ == "__main__":
+    main()

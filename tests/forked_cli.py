@@ -1,0 +1,161 @@
+"""The command line in real processes without its seconds of imports: a server imports once, then
+forks a process per call. Each has its own id, can be killed, and ends as an interpreter ends."""
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_SERVER = """
+import json, os, subprocess, sys, threading
+import torch
+torch.set_num_threads(1)
+from segcredit.cli import main
+import segcredit.commands.terminal, segcredit.evaluate.checkpoint, segcredit.report
+import segcredit.train.trainer
+import matplotlib.backends.backend_agg, matplotlib.figure, torch.utils.tensorboard
+from transformers.models.qwen2 import modeling_qwen2
+assert threading.active_count() == 1, threading.enumerate()
+
+def serve():
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            answer = os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])
+        elif "shell" in order:
+            answer = subprocess.run(["sh", "-c", order["shell"]]).returncode
+        else:
+            answer = os.fork()
+            if answer == 0:
+                return order
+        print(json.dumps(answer), flush=True)
+
+order = serve()
+if order is not None:
+    os.setsid()
+    os.chdir(order["folder"])
+    files = [os.open(order[name], os.O_WRONLY | os.O_APPEND) for name in ("out", "err")]
+    for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
+        os.dup2(file, number)
+    if not order["curves"]:  # they take longer than the run
+        segcredit.report.draw_curves = lambda run, path: None
+    sys.argv = ["segcredit", *order["arguments"]]
+    main()
+"""
+
+
+@dataclass
+class Call:
+    """One process that runs the command line."""
+
+    pid: int
+    out: Path
+    err: Path
+    server: "Server"
+    code: int | None = None
+
+    @property
+    def said(self) -> str:
+        return self.out.read_text()
+
+    @property
+    def complained(self) -> str:
+        return self.err.read_text()
+
+    def alive(self) -> bool:
+        """Whether it has not ended yet, waited for or not."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        return state != "Z"
+
+    def signal(self, number: signal.Signals) -> None:
+        """To its process group, as a terminal's Ctrl-C goes."""
+        os.killpg(self.pid, number)
+
+    def wait_until(self, happened: Callable[[], bool], seconds: float = 60.0) -> bool:
+        """True once it has happened, False if the process ended first."""
+        until = time.monotonic() + seconds
+        while not happened():
+            if not self.alive():
+                return False
+            assert time.monotonic() < until, f"waited in vain: {self.said} {self.complained}"
+            time.sleep(0.001)
+        return True
+
+    def wait(self) -> int:
+        """How it ended; negative: by that signal."""
+        if self.code is None:
+            self.code = self.server.ask({"wait": self.pid})
+        return self.code
+
+
+class Server:
+    """Forks calls; ``within`` is a command that the server itself runs under."""
+
+    def __init__(self, within: Sequence[str] = ()) -> None:
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            [*within, sys.executable, "-c", _SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **one_thread, "COLUMNS": "80", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        self._calls = 0
+        atexit.register(self.stop)
+
+    def ask(self, order: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return int(json.loads(self._process.stdout.readline()))
+
+    def start(self, folder: Path, *arguments: object, curves: bool = False) -> Call:
+        """``segcredit`` with these arguments, begun in that folder."""
+        self._calls += 1
+        out, err = (folder / f"call-{os.getpid()}-{self._calls}.{x}" for x in ("out", "err"))
+        for file in (out, err):
+            file.touch()
+        order = {"folder": str(folder), "out": str(out), "err": str(err), "curves": curves}
+        return Call(self.ask({**order, "arguments": [*map(str, arguments)]}), out, err, self)
+
+    def run(self, folder: Path, *arguments: object, curves: bool = False) -> Call:
+        """The same, to its end."""
+        call = self.start(folder, *arguments, curves=curves)
+        call.wait()
+        return call
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+        atexit.unregister(self.stop)
+
+
+@cache
+def shared_server() -> Server:
+    """One for all tests: it stops with the interpreter."""
+    return Server()
+
+
+def start(folder: Path, *arguments: object) -> Call:
+    """``segcredit`` with these arguments, begun in that folder."""
+    return shared_server().start(folder, *arguments)
+
+
+def run(folder: Path, *arguments: object, curves: bool = False) -> Call:
+    """The same, to its end."""
+    return shared_server().run(folder, *arguments, curves=curves)

@@ -1,0 +1,265 @@
+"""Text and pictures to tokens and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_policies import (
+    ARCHITECTURES,
+    TEXT,
+    VISION,
+    ask,
+    fresh_policy,
+    picture,
+    policy,
+    text_prompts,
+    vision_prompts,
+    world,
+)
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from segcredit.models.codec import Codec, load_tokenizer
+from segcredit.types import Prompt
+
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}<|im_end|>\n{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Qwen2.5-VL's own, without video and numbered pictures: it knows parts, not marks."""
+
+
+def prompts_for(name: str) -> list[Prompt]:
+    return vision_prompts() if name in VISION else text_prompts()
+
+
+def codec_with(name: str, template: str | None) -> Codec:
+    made = fresh_policy(name).codec
+    made.tokenizer.chat_template = template
+    return made
+
+
+# ── Prompts ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_a_mark_becomes_as_many_tokens_as_the_picture_has_merged_patches(name: str) -> None:
+    codec = policy(name).codec
+    side = 28 if name == "qwen2_5_vl" else 32
+    sizes = [(2, 3), (1, 1), (4, 2)]
+    images = [picture(w * side, h * side, seed=n) for n, (w, h) in enumerate(sizes)]
+    tokens, vision = codec.encode(ask("red <image>blue <image><image>?", *images))
+    image = codec.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    runs = "".join("x" if token == image else " " for token in tokens.tolist()).split()
+    assert [len(run) for run in runs] == [6, 1, 8]
+    assert vision["image_grid_thw"].tolist() == [[1, 6, 4], [1, 2, 2], [1, 4, 8]]
+    assert len(vision["pixel_values"]) == 24 + 4 + 32
+    assert codec.decode(tokens).count("red ") == 1
+
+
+def test_pictures_keep_their_order() -> None:
+    codec = policy("qwen2_5_vl").codec
+    red, blue = picture(56, 56, seed=1), picture(56, 56, seed=2)
+    one, other = (
+        codec.encode(ask("<image><image>", *pair))[1]["pixel_values"]
+        for pair in ((red, blue), (blue, red))
+    )
+    assert torch.equal(one, other.roll(16, 0))
+    assert not torch.equal(one, other)
+
+
+def test_pictures_from_files(tmp_path: Path) -> None:
+    codec = policy("qwen3_vl").codec
+    (tmp_path / "a.png").write_bytes(picture(70, 90))
+    asked = Prompt(
+        id="file",
+        messages=({"role": "user", "content": "<image>"},),
+        images=(tmp_path / "a.png",),
+    )
+    by_path, by_bytes = codec.encode(asked)[1], codec.encode(ask("<image>", picture(70, 90)))[1]
+    assert torch.equal(by_path["pixel_values"], by_bytes["pixel_values"])
+
+
+@pytest.mark.parametrize("template", ["own", QWEN_TEMPLATE, None])
+def test_marks_work_with_every_template(template: str | None) -> None:
+    """Templates know parts or marks; a tokenizer without one gets Qwen's tokens all the same."""
+    codec = fresh_policy("qwen2_5_vl").codec
+    if template != "own":
+        codec.tokenizer.chat_template = template
+    text = codec.render(ask("red <image>blue <image>", picture(28, 28), picture(28, 56)))
+    seen = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"red {seen}blue {seen}" in text
+    assert text.endswith("<|im_start|>assistant\n") == (template is not None)
+    tokens, vision = codec.encode(ask("red <image>blue <image>", picture(28, 28), picture(28, 56)))
+    assert (tokens == codec.tokenizer.convert_tokens_to_ids("<|image_pad|>")).sum() == 3
+    assert len(vision["image_grid_thw"]) == 2
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_a_vision_model_reads_text_alone(name: str) -> None:
+    owner = policy(name)
+    made = owner.encode(ask("list ?"))
+    assert made.vision == {}
+    assert owner.codec.decode(made.tokens) == "user\nlist ?\nassistant\n"
+    assert owner.codec.count_tokens(ask("list ?")) == len(made.tokens)
+
+
+def test_several_messages() -> None:
+    asked = Prompt(
+        id="talk",
+        messages=(
+            {"role": "system", "content": "list "},
+            {"role": "user", "content": "<image>red "},
+            {"role": "assistant", "content": "blue "},
+            {"role": "user", "content": "green <image>"},
+        ),
+        images=(picture(28, 28), picture(28, 28)),
+    )
+    codec = policy("qwen2_5_vl").codec
+    tokens, _ = codec.encode(asked)
+    assert codec.decode(tokens) == (
+        "system\nlist \nuser\nred \nassistant\nblue \nuser\ngreen \nassistant\n"
+    )
+
+
+IMAGE = picture(28, 28)
+
+
+@pytest.mark.parametrize(
+    ("text", "images"),
+    [
+        ("list ?", 1),
+        ("<image>list ?", 0),
+        ("<image><image>list ?", 1),
+        ("<image>list ?", 2),
+        ("list <|image_pad|> ?", 0),  # what a careless or hostile row may say
+        ("<image>list <|image_pad|> ?", 1),
+        ("list <|image_pad|> ?", 1),
+        ("<|vision_start|><|image_pad|><|vision_end|>list ?", 1),
+        ("<image>list <|image_pad|> ?", 2),
+    ],
+)
+@pytest.mark.parametrize("template", ["own", None])
+def test_marks_and_images_must_agree(text: str, images: int, template: str | None) -> None:
+    codec = policy("qwen2_5_vl").codec
+    if template is None:
+        codec = codec_with("qwen2_5_vl", None)
+    with pytest.raises(ValueError, match=r"prompt 'row 7' has .* Write <image> once per image"):
+        codec.encode(ask(text, *[IMAGE] * images, id="row 7"))
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_a_text_model_refuses_pictures(name: str) -> None:
+    with pytest.raises(ValueError, match=r"prompt 'row 8' has 1 image.*reads text alone"):
+        policy(name).encode(ask("<image>?", IMAGE, id="row 8"))
+
+
+def test_without_a_chat_template() -> None:
+    """The text as it stands, with the tokenizer's own special tokens, which no template writes."""
+    codec = codec_with("llama", None)
+    asked = Prompt(
+        id="two",
+        messages=({"role": "user", "content": "a = 5 ;"}, {"role": "user", "content": "a ?"}),
+    )
+    assert codec.render(asked) == "a = 5 ;\na ?"
+    plain = codec.encode(asked)[0].tolist()
+    start = codec.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    codec.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
+    )
+    assert codec.encode(asked)[0].tolist() == [start, *plain]
+    codec.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    assert codec.encode(asked)[0].tolist() == plain[: plain.index(8)]  # up to the newline
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    codec = codec_with("llama", None)
+    with pytest.raises(ValueError, match="prompt 'row 9' is empty"):
+        codec.encode(ask("", id="row 9"))
+
+
+# ── Responses ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_demonstrations_there_and_back(name: str) -> None:
+    codec, shown = policy(name).codec, world(name).demonstration(3)
+    tokens = codec.encode_response(shown.response)
+    assert tokens[-1] == codec.tokenizer.eos_token_id
+    assert codec.decode(tokens) == shown.response
+    assert codec.decode(tokens.tolist()) == shown.response
+    pieces = codec.pieces(tokens.tolist())
+    assert len(pieces) == len(tokens)
+    assert "".join(pieces) == shown.response
+    assert pieces[-1] == ""
+    assert all(pieces[:-1])
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_special_tokens_have_no_text(name: str) -> None:
+    codec = policy(name).codec
+    special = codec.tokenizer.all_special_ids
+    assert len(special) > 6
+    assert codec.pieces(special) == [""] * len(special)
+    word = codec.tokenizer.convert_tokens_to_ids("red ")
+    assert codec.pieces([special[0], word, special[1], word]) == ["", "red ", "", "red "]
+    assert codec.pieces([]) == []
+
+
+def test_what_must_not_be_written() -> None:
+    vocabulary = policy("qwen2_5_vl").codec.tokenizer.get_vocab()
+    names = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    for name in VISION:
+        assert policy(name).codec.banned == tuple(sorted(vocabulary[x] for x in names))
+    for name in TEXT:
+        assert policy(name).codec.banned == ()
+
+
+# ── Saved and loaded ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    owner = fresh_policy(name)
+    owner.save(tmp_path)
+    loaded = Codec.from_pretrained(tmp_path, vision=name in VISION)
+    assert loaded.tokenizer.get_vocab() == owner.codec.tokenizer.get_vocab()
+    assert loaded.tokenizer.eos_token_id == owner.codec.tokenizer.eos_token_id
+    for prompt in prompts_for(name):
+        tokens, vision = owner.codec.encode(prompt)
+        again, seen = loaded.encode(prompt)
+        assert torch.equal(tokens, again)
+        assert vision.keys() == seen.keys()
+        if vision:
+            assert torch.equal(vision["image_grid_thw"], seen["image_grid_thw"])
+            # exactly so, unless torchvision is there, by which transformers resizes otherwise
+            exact = type(loaded.image_processor) is type(owner.codec.image_processor)
+            difference = (vision["pixel_values"] - seen["pixel_values"]).abs().max()
+            assert difference <= (0.0 if exact else 0.1)
+    shown = world(name).demonstration(0).response
+    assert torch.equal(loaded.encode_response(shown), owner.codec.encode_response(shown))
+    assert loaded.decode(loaded.encode_response(shown)) == shown
+
+
+@pytest.mark.parametrize("stated", ["TokenizersBackend", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_tokenizer_is_loaded_as_it_was_saved(name: str, stated: str, tmp_path: Path) -> None:
+    """AutoTokenizer gives a saved Qwen2 tokenizer Qwen2's splitting rules, without a word."""
+    owner = fresh_policy(name)
+    owner.save(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    assert config["tokenizer_class"] == "TokenizersBackend"
+    file.write_text(json.dumps({**config, "tokenizer_class": stated}))
+    shown = world(name).demonstration(0).response
+    right = owner.codec.tokenizer(shown)["input_ids"]
+    assert load_tokenizer(tmp_path)(shown)["input_ids"] == right
+    assert load_tokenizer(str(tmp_path))(shown)["input_ids"] == right
+    if name == "qwen2" and AutoTokenizer.from_pretrained(tmp_path)(shown)["input_ids"] == right:
+        pytest.skip("this transformers has not the trap: the loader could be simplified")

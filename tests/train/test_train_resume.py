@@ -1,0 +1,263 @@
+"""Killed at any moment and resumed, a run is the run that nobody killed, bit for bit."""
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_cli import Call, Server, run, start
+from tiny_runs import TITLE, assert_same_run, count_lines, metrics, write_recipe
+
+SPO = {
+    "algorithm": "single_stream_spo",
+    "data__size": 12,
+    "stages": [{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 7}],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    return undisturbed(tmp_path_factory.mktemp("whole"))
+
+
+def undisturbed(folder: Path, **changes: Any) -> Path:
+    recipe = write_recipe(folder, **changes)
+    done = run(folder, "train", recipe, "--folder", "run")
+    assert done.code == 0, done.complained
+    return folder / "run"
+
+
+def begin(folder: Path) -> Call:
+    """The run from its recipe, or on from where it was killed."""
+    if (folder / "run" / "config.yaml").exists():
+        return start(folder, "train", "--resume", "run")
+    return start(folder, "train", "recipe.yaml", "--folder", "run")
+
+
+def workers(folder: Path) -> list[int]:
+    """Processes that serve the run's reward function."""
+    name = str(folder / "reward.py").encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = place.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name in command:
+            found.append(int(place.parent.name))
+    return found
+
+
+Moment = Callable[[Path, Call], bool]
+
+
+def after_lines(number: int) -> Moment:
+    """So many lines of metrics, and then a little."""
+
+    return lambda run, call: TITLE.search(call.said) is not None and count_lines(run) >= number
+
+
+def while_saving(pattern: str) -> Moment:
+    """A checkpoint of that name is being written."""
+    return lambda run, call: any((run / "checkpoints").glob(f".tmp-{pattern}-{call.pid}"))
+
+
+def at_the_start(run: Path, call: Call) -> bool:
+    """The model is being loaded, or soon."""
+    return True
+
+
+def kill(folder: Path, moment: Moment, delay: float) -> None:
+    call = begin(folder)
+    assert call.wait_until(lambda: moment(folder / "run", call)), call.said + call.complained
+    time.sleep(delay)
+    call.signal(signal.SIGKILL)
+    assert call.wait() == -signal.SIGKILL, "it had ended before it could be killed"
+    until = time.monotonic() + 10
+    while workers(folder):
+        assert time.monotonic() < until, "the reward's process outlives the run"
+        time.sleep(0.01)
+
+
+def finish(folder: Path) -> Call:
+    call = begin(folder)
+    assert call.wait() == 0, call.complained
+    return call
+
+
+def test_killed_at_twelve_moments_it_is_the_same_run(tmp_path: Path, whole: Path) -> None:
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    write_recipe(tmp_path)
+    moments: list[tuple[Moment, float]] = [
+        (at_the_start, 1.0),
+        (after_lines(1), 0.03),  # imitation
+        (while_saving("step-*"), 0.0),
+        (after_lines(3), 0.03),
+        (after_lines(5), 0.03),  # the critic alone
+        (while_saving("step-*"), 0.01),
+        (at_the_start, 1.0),
+        (while_saving("reference"), 0.0),
+        (after_lines(8), 0.05),  # the evaluation before reinforcement learning
+        (after_lines(10), 0.03),
+        (while_saving("step-*"), 0.02),
+        (after_lines(12), 0.03),
+    ]
+    for moment, longest in moments:
+        kill(tmp_path, moment, rng.uniform(0.0, longest))
+    finish(tmp_path)
+    try:
+        assert_same_run(tmp_path / "run", whole)
+    except AssertionError as error:
+        raise AssertionError(f"with random seed {seed}") from error
+    assert not list((tmp_path / "run").rglob(".tmp-*")), "what was half-written is cleared away"
+
+
+def test_the_values_of_prompts_survive_too(tmp_path: Path) -> None:
+    undisturbed_run = undisturbed(make(tmp_path / "whole"), **SPO)
+    assert any("tracker/drift" in line for line in metrics(undisturbed_run))
+    folder = make(tmp_path / "killed")
+    write_recipe(folder, **SPO)
+    for number in (3, 5, 7, 9):
+        kill(folder, after_lines(number), random.uniform(0.0, 0.03))
+    finish(folder)
+    assert_same_run(folder / "run", undisturbed_run)
+
+
+# ── Damaged checkpoints ──────────────────────────────────────────────────────────────────────────
+
+
+def copied(whole: Path, folder: Path) -> Path:
+    """The finished run, in a folder where it can be damaged and resumed."""
+    write_recipe(folder)
+    shutil.copytree(whole, folder / "run")
+    return folder / "run"
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def alter(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("state.safetensors", truncate, r"state.safetensors is truncated: \d+ of \d+ bytes"),
+        ("policy/model.safetensors", alter, "model.safetensors was altered: its SHA-256 differs"),
+        ("manifest.json", remove, "manifest.json is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
+    tmp_path: Path, whole: Path, name: str, damage: Callable[[Path], None], said: str
+) -> None:
+    resumed = copied(whole, tmp_path)
+    damage(resumed / "checkpoints" / "step-000013" / name)
+    call = finish(tmp_path)
+    assert re.search(f"checkpoint step-000013 is refused: .*{said}", call.said), call.said
+    assert "Going on after step 12 of 13." in call.said
+    assert_same_run(resumed, whole)
+
+
+def test_without_a_whole_checkpoint_the_run_begins_again(tmp_path: Path, whole: Path) -> None:
+    resumed = copied(whole, tmp_path)
+    truncate(resumed / "checkpoints" / "step-000012" / "critic" / "model.safetensors")
+    truncate(resumed / "checkpoints" / "step-000013" / "critic" / "model.safetensors")
+    alter(resumed / "checkpoints" / "reference" / "model.safetensors")
+    (resumed / "rollouts" / "step-000099.jsonl").write_text("{}\n")
+    call = finish(tmp_path)
+    assert call.said.count("is refused: ") == 2
+    assert "Going on" not in call.said
+    assert_same_run(resumed, whole)
+
+
+def test_a_damaged_reference_model_cannot_be_replaced(tmp_path: Path, whole: Path) -> None:
+    resumed = copied(whole, tmp_path)
+    alter(resumed / "checkpoints" / "reference" / "model.safetensors")
+    before = (resumed / "metrics.jsonl").read_bytes()
+    call = begin(tmp_path)
+    assert call.wait() == 2
+    assert re.fullmatch(
+        r"error: the reference model, .* reference/model.safetensors was altered: .* begin again: "
+        r"segcredit train .*/config.yaml\n",
+        call.complained.replace("checkpoints/reference", " reference"),
+    ), call.complained
+    assert (resumed / "metrics.jsonl").read_bytes() == before
+
+
+# ── Full disks ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    """A tmpfs that only one server and its processes see: it ends with them."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*alone, *mount], capture_output=True).returncode
+    ):
+        pytest.skip("mounting a small disk needs user namespaces")
+    server = Server([*alone, "sh", "-c", f'{" ".join(mount)} && exec "$@"', "sh"])
+    yield server, disk
+    server.stop()
+
+
+def resize(server: Server, disk: Path, size: str) -> None:
+    assert server.ask({"shell": f"mount -o remount,size={size} {disk}"}) == 0
+
+
+def test_on_a_full_disk_it_stops_and_goes_on_when_there_is_room(
+    tmp_path: Path, whole: Path, small_disk: tuple[Server, Path]
+) -> None:
+    server, disk = small_disk
+    recipe = write_recipe(tmp_path)
+    resize(server, disk, "700k")  # a checkpoint, then a second one, then no third beside them
+    call = server.run(tmp_path, "train", recipe, "--folder", "disk/run")
+    assert call.code == 2
+    found = re.fullmatch(
+        r"error: disk full at .*/run/checkpoints: checkpoint step-\d+ needs at least .* MiB, .* "
+        r"MiB are free\. Nothing finished is lost: the last whole checkpoint is .*/(step-\d+)\. "
+        rf".* then type: segcredit train --resume {disk}/run\n",
+        call.complained,
+    )
+    assert found is not None, call.complained
+
+    resize(server, disk, "8m")  # room for a while: then no line of metrics fits any more
+    call = server.start(tmp_path, "train", "--resume", "disk/run", "save.every=1000")
+    call.wait_until(lambda: TITLE.search(call.said) is not None)
+    server.ask({"shell": f"dd if=/dev/zero of={disk}/fill bs=1k 2> /dev/null"})
+    assert call.wait() == 2
+    assert f"Going on after step {int(found[1][5:])} of 13." in call.said
+    last = call.complained.splitlines()[-1]
+    assert last.startswith("error: [Errno 28] No space left on device"), call.complained
+    assert f"type: segcredit train --resume {disk}/run" in last
+    assert "Traceback" not in call.complained
+
+    assert server.ask({"shell": f"rm {disk}/fill"}) == 0
+    call = server.run(tmp_path, "train", "--resume", "disk/run", "save.every=2")
+    assert call.code == 0, call.complained
+    assert server.ask({"shell": f"cp -r {disk}/run {tmp_path}/run"}) == 0
+    assert_same_run(tmp_path / "run", whole)
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
