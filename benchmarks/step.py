@@ -1,16 +1,18 @@
 """How long is a training step? Its phases on the demo's model, and GRPO beside TRL's GRPOTrainer.
 
     python benchmarks/step.py --setup      # once: .venv-trl with TRL beside this package's .venv
-    python benchmarks/step.py              # both tables; about four minutes on two CPU cores
+    python benchmarks/step.py              # both tables; some minutes on two CPU cores
     python benchmarks/step.py --no-trl     # only this package
 
 The first table is the demo recipe's reinforcement learning: a tiny Qwen2.5-VL with its critic,
 SAPO, on generated pictures. "other" is what no phase holds: making the prompts and the metrics.
 
 The second table is GRPO on a tiny Llama (text), a step of ours and a step of TRL's in turn, so that
-a slow moment of the machine meets both. Each is warmed up first. Ratios are medians of the ratios
-of neighbours. CPU seconds are those of the process, whatever else the machine does: where they are
-well below threads × wall seconds, somebody else was using the cores.
+a slow moment of the machine meets both. Each is warmed up first. Ratios are ours / TRL's, medians
+over neighbours. CPU seconds are those of the process, whatever else the machine does: where they
+are well below the wall seconds of one thread, somebody else was using the cores. OpenMP's threads
+sleep while they wait (OMP_WAIT_POLICY=PASSIVE, unless set otherwise): where cores are shared,
+threads that spin make two threads many times slower than one, and a table of accidents.
 
 The same on both sides: the weights (one saved folder, float32, SDPA attention), transformers and
 torch, the CPU threads, prompts (derived variables, by the same chat template), prompts per step,
@@ -24,10 +26,12 @@ checkpoints, no log files. TRL's gradient checkpointing and bfloat16, on by defa
 equally many, and only this row compares equal work. "ended" ones end by chance, as a random model's
 do; there the tokens drawn differ a little, hence the time per token.
 
-What differs is what each does of its own: TRL samples by generate(), keeps finished rows in the
-batch, shapes AdamW by its default (fused) and computes entropies in the update. Ours samples by its
-own loop, which keeps log-probabilities and entropies and lets finished rows go. Neither computes
-old log-probabilities again. The prompts come in different orders; all have the same length.
+What differs is what each does of its own. TRL samples by generate(), which keeps finished rows in
+the batch; it computes entropies in the update, and its AdamW is the fused one (its default). Ours
+samples by its own loop, which keeps log-probabilities and entropies and lets finished rows go.
+Neither computes old log-probabilities again. The random draws differ, and so does the order of the
+prompts, which all have the same length. "collect" is all from prompts to graded responses, "update"
+the rest of the step.
 """
 
 import argparse
@@ -40,6 +44,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +64,10 @@ from segcredit.types import Response, Reward
 HERE = Path(__file__).resolve().parent
 VENV = HERE.parent / ".venv-trl"
 PACKAGES = ["torch==2.13.0", f"trl=={VERSION}", "accelerate==1.15.0", "datasets==5.2.0"]
-"""TRL takes any transformers from 4.56 on; constraints.txt gives it the one this package has."""
+"""TRL takes many a transformers; constraints.txt gives it the one that this package has."""
 PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
 LR = 1e-9
+CALM = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
@@ -163,22 +169,23 @@ class Case:
         enter(state, state.recipe.stages[0])
         return state
 
-    def job(self) -> str:
+    def save_job(self) -> Path:
         """TRL's side."""
         rows = make_world("derived_variables").prompts("train", 0, self.prompts * self.steps)
-        return json.dumps(
-            {
-                "model": str(self.folder),
-                "output": str(self.folder / "trl"),
-                "prompts": [[dict(x) for x in row.messages] for row in rows],
-                "prompts_per_step": self.prompts,
-                "samples": self.samples,
-                "max_tokens": self.max_tokens,
-                "threads": self.threads,
-                "steps": self.steps,
-                "lr": LR,
-            }
-        )
+        job = {
+            "model": str(self.folder),
+            "output": str(self.folder / "trl"),
+            "prompts": [[dict(x) for x in row.messages] for row in rows],
+            "prompts_per_step": self.prompts,
+            "samples": self.samples,
+            "max_tokens": self.max_tokens,
+            "threads": self.threads,
+            "steps": self.steps,
+            "lr": LR,
+        }
+        path = self.folder / "job.json"
+        path.write_text(json.dumps(job), encoding="utf-8")
+        return path
 
 
 class Trl:
@@ -188,7 +195,7 @@ class Trl:
         command = [str(VENV / "bin" / "python"), str(HERE / "step_trl.py")]
         self.errors = (case.folder / "trl.log").open("w+", encoding="utf-8")
         self.process = subprocess.Popen(
-            [*command, case.job()],
+            [*command, str(case.save_job())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -253,7 +260,7 @@ def print_phases(threads: int, warmup: int, repeat: int) -> None:
     )
 
 
-WIDTHS = (10, 9, 8, 11, 10, 10, 10, 10, 10, 11)
+WIDTHS = (11, 9, 8, 11, 10, 10, 11, 11, 10, 11)
 COLUMNS = ("responses", "threads", "side", "median s", "least s", "CPU s")
 COLUMNS += ("collect s", "update s", "tokens", "µs/token")
 
@@ -275,7 +282,7 @@ def compare(case: Case, warmup: int, with_trl: bool) -> None:
     sides = list(zip(*rounds, strict=True))
     for name, found in zip(("ours", "TRL"), sides, strict=False):
         print_row(
-            "ended" if case.ends else "full",
+            f"{'ended' if case.ends else 'full'} {case.max_tokens}",
             case.threads,
             name,
             f"{middle(found, lambda x: x.seconds):.3f}",
@@ -337,15 +344,19 @@ def main() -> None:
     parser.add_argument("--no-trl", action="store_true", help="only this package")
     parser.add_argument("--no-demo", action="store_true", help="only the second table")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads")
-    parser.add_argument("--repeat", type=int, default=11, help="steps per median (default 11)")
-    parser.add_argument("--warmup", type=int, default=3, help="steps before them (default 3)")
+    parser.add_argument("--repeat", type=int, default=9, help="steps per median (default 9)")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
     parser.add_argument("--prompts", type=int, default=16, help="per step, second table")
     parser.add_argument("--samples", type=int, default=4, help="responses per prompt, second table")
-    parser.add_argument("--max-tokens", type=int, default=64, help="per response, second table")
+    parser.add_argument(
+        "--max-tokens", type=int, nargs="+", default=[64, 160], help="per response, second table"
+    )
     given = parser.parse_args()
     if given.setup:
         set_up()
         return
+    if CALM not in os.environ:  # read when torch is loaded, so begin again
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {CALM: "PASSIVE"})
     transformers.utils.logging.disable_progress_bar()
     with_trl = not given.no_trl
     if with_trl and not (VENV / "bin" / "python").exists():
@@ -361,16 +372,17 @@ def main() -> None:
         print_phases(threads, given.warmup, given.repeat)
     print(
         f"\nGRPO on a tiny Llama{f' beside TRL {VERSION}' if with_trl else ''}: {given.prompts} "
-        f"prompts × {given.samples} responses of at most {given.max_tokens} tokens, 1 gradient step"
+        f"prompts × {given.samples} responses, 1 gradient step"
     )
     print_row(*COLUMNS, widths=WIDTHS)
     steps = given.warmup + given.repeat
+    cases = product((False, True), given.max_tokens, given.threads)
     with tempfile.TemporaryDirectory() as folder:
-        for ends in (False, True):
-            for threads in given.threads:
-                place = Path(folder) / f"{threads}{ends}"
-                sizes = (given.prompts, given.samples, given.max_tokens, steps)
-                compare(Case(place, ends, threads, *sizes), given.warmup, with_trl)
+        for ends, max_tokens, threads in cases:
+            place = Path(folder) / f"{ends}-{max_tokens}-{threads}"
+            sizes = (given.prompts, given.samples, max_tokens, steps)
+            compare(Case(place, ends, threads, *sizes), given.warmup, with_trl)
+    print(f"others' and our load on the machine at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

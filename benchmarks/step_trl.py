@@ -1,13 +1,15 @@
 """TRL's side of step.py: a GRPOTrainer that makes one step for every line on standard input.
 
-step.py starts this file with the Python of .venv-trl and a job as JSON; nobody else needs to. It
-answers with one line of JSON when it is ready and one per step. This package is not imported here.
+step.py starts this file with the Python of .venv-trl and a job in a JSON file; nobody else needs
+to. It answers with one line of JSON when it is ready and one per step. This package is not imported
+here.
 """
 
 import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 VERSION = "1.16.0"
@@ -25,7 +27,7 @@ def score(completions: list[Any], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    job = json.loads(sys.argv[1])
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 

@@ -1,5 +1,5 @@
 """The command line in real processes without its seconds of imports: a server imports once, then
-forks a process per call. Each has its own id, can be killed, and ends as an interpreter ends."""
+forks a process per call. Each has its own id, can be killed, and says how it ended."""
 
 import atexit
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = """
-import json, os, subprocess, sys, threading
+import atexit, json, os, subprocess, sys, threading
 import torch
 torch.set_num_threads(1)
 from segcredit.cli import main
@@ -42,13 +42,20 @@ order = serve()
 if order is not None:
     os.setsid()
     os.chdir(order["folder"])
+    os.environ.update(order["environment"])
     files = [os.open(order[name], os.O_WRONLY | os.O_APPEND) for name in ("out", "err")]
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
         os.dup2(file, number)
     if not order["curves"]:  # they take longer than the run
         segcredit.report.draw_curves = lambda run, path: None
     sys.argv = ["segcredit", *order["arguments"]]
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code or 0)  # what is left to Python's own end takes two seconds
 """
 
 
@@ -121,14 +128,27 @@ class Server:
         self._process.stdin.flush()
         return int(json.loads(self._process.stdout.readline()))
 
-    def start(self, folder: Path, *arguments: object, curves: bool = False) -> Call:
+    def start(
+        self,
+        folder: Path,
+        *arguments: object,
+        curves: bool = False,
+        environment: dict[str, str] | None = None,
+    ) -> Call:
         """``segcredit`` with these arguments, begun in that folder."""
         self._calls += 1
         out, err = (folder / f"call-{os.getpid()}-{self._calls}.{x}" for x in ("out", "err"))
         for file in (out, err):
             file.touch()
-        order = {"folder": str(folder), "out": str(out), "err": str(err), "curves": curves}
-        return Call(self.ask({**order, "arguments": [*map(str, arguments)]}), out, err, self)
+        order = {
+            "arguments": [*map(str, arguments)],
+            "folder": str(folder),
+            "out": str(out),
+            "err": str(err),
+            "curves": curves,
+            "environment": environment or {},
+        }
+        return Call(self.ask(order), out, err, self)
 
     def run(self, folder: Path, *arguments: object, curves: bool = False) -> Call:
         """The same, to its end."""
@@ -151,9 +171,9 @@ def shared_server() -> Server:
     return Server()
 
 
-def start(folder: Path, *arguments: object) -> Call:
+def start(folder: Path, *arguments: object, environment: dict[str, str] | None = None) -> Call:
     """``segcredit`` with these arguments, begun in that folder."""
-    return shared_server().start(folder, *arguments)
+    return shared_server().start(folder, *arguments, environment=environment)
 
 
 def run(folder: Path, *arguments: object, curves: bool = False) -> Call:

@@ -22,7 +22,7 @@ RECIPE: dict[str, Any] = {
         {"kind": "warm_start", "steps": 2, "batch": 4},
         {"kind": "warm_start", "steps": 2, "batch": 4, "lr": 1e-3, "beta2": 0.9},
         {"kind": "pretrain_critic", "steps": 3},
-        {"kind": "optimize", "steps": 6},
+        {"kind": "optimize", "steps": 8},
     ],
     "rollout": {"prompts": 8, "max_tokens": 12},
     "update": {"minibatches": 2},

@@ -140,13 +140,14 @@ def _train(
     except (ValueError, CheckpointError, NotFinite, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
+    if result.folder is None:  # another process writes, and tells
+        return
     if (table := result_table(result)) is not None:
         console.print(table)
-    if result.folder is not None:  # None: another process writes
-        console.print(f"run     {result.folder}", markup=False, highlight=False)
-        if (plot := _draw(result.folder)) is not None:
-            console.print(f"curves  {plot}", markup=False, highlight=False)
-        console.print(f"model   {result.model}", markup=False, highlight=False)
+    console.print(f"run     {result.folder}", markup=False, highlight=False)
+    if (plot := _draw(result.folder)) is not None:
+        console.print(f"curves  {plot}", markup=False, highlight=False)
+    console.print(f"model   {result.model}", markup=False, highlight=False)
 
 
 def _draw(folder: Path) -> Path | None:

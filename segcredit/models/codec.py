@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import is_torchvision_available
 
 from segcredit.images import open_image
 from segcredit.types import Prompt
@@ -25,6 +26,8 @@ MARK = "<image>"
 """Where an image goes in a message."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Tokens that only a prompt may hold: a policy that writes one could not be scored afterwards."""
+WITHOUT_TORCHVISION = "Qwen2VLImageProcessorPil"
+"""The image processor of every Qwen-VL, by Pillow alone."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,7 @@ class Codec:
     ) -> "Codec":
         """From a folder or a hub id."""
         tokenizer = load_tokenizer(source, trust_remote_code)
-        images = None
-        if vision:
-            images = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+        images = load_image_processor(source, trust_remote_code) if vision else None
         return cls(tokenizer, images)
 
     @classmethod
@@ -55,7 +56,7 @@ class Codec:
         vision = getattr(config, "vision_config", None)
         if vision is None:
             return cls(tokenizer)
-        kind = get_image_processor_class_from_name("Qwen2VLImageProcessorPil")
+        kind = get_image_processor_class_from_name(WITHOUT_TORCHVISION)
         side = vision.patch_size * vision.spatial_merge_size
         images = kind(
             patch_size=vision.patch_size,
@@ -177,6 +178,13 @@ class Codec:
     @cached_property
     def _known(self) -> dict[int, str]:
         return {}
+
+
+def load_image_processor(source: str | Path, trust_remote_code: bool = False) -> Any:
+    """The stock image processor; without torchvision its twin, which some releases hide."""
+    if is_torchvision_available():
+        return AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+    return get_image_processor_class_from_name(WITHOUT_TORCHVISION).from_pretrained(source)
 
 
 def load_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

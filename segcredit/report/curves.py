@@ -47,7 +47,7 @@ def draw_curves(run: Run, path: Path) -> Path | None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.4 * columns, 2.9 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(run.path.name, fontsize=11, color=INK)
+    figure.suptitle(run.path.name, fontsize=11, color=INK, parse_math=False)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (title, lines) in zip(axes, panels, strict=False):
         _panel(axis, run, title, lines)
@@ -71,8 +71,8 @@ def _panel(axis: Any, run: Run, title: str, lines: list[tuple[str, str, str]]) -
         elif len(values) > 30:
             axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
             axis.plot(steps, _smooth(values), color=colour, label=label)
-        else:
-            axis.plot(steps, values, color=colour, label=label)
+        else:  # a point alone, or between gaps, would have no line
+            axis.plot(steps, values, color=colour, marker=".", markersize=4, label=label)
     axis.set_title(title, fontsize=10, color=INK, loc="left")
     axis.set_xlabel("step", fontsize=8, color=INK)
     axis.tick_params(labelsize=8, colors=INK)

@@ -77,6 +77,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
+    _reopen_a_longer_stage(state)
     settings = _settings(state)
     for name, kept in found["optimizers"].items():
         if name == "policy":
@@ -94,6 +95,15 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     if "logp_ref" in state.algorithm.needs and _reference_is_made(state):
         state.reference = _load_reference(state, folder)
     return int(found["metrics_position"])
+
+
+def _reopen_a_longer_stage(state: State) -> None:
+    """A finished run of which the last stage now has more steps goes on with that stage."""
+    stages = state.recipe.stages
+    left = state.recipe.total_steps - state.step
+    if state.stage == len(stages) and 0 < left < stages[-1].steps:
+        state.stage = len(stages) - 1
+        state.stage_step = stages[-1].steps - left
 
 
 def forget_after(state: State, folder: RunFolder) -> None:

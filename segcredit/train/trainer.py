@@ -41,8 +41,9 @@ class Result:
 class Trainer:
     """Trains one model by one method.
 
-    ``settings`` are those of a recipe, nested as there: ``rollout={"prompts": 64}``. Everything is
-    checked when the trainer is made, before any model loads.
+    ``data`` and ``test`` are files or rows; settings of the data go beside them, as in a recipe:
+    ``data={"train": …, "suffix": …}``. So do all other ``settings``: ``rollout={"prompts": 64}``.
+    Everything is checked when the trainer is made, before any model loads.
     """
 
     def __init__(
@@ -174,18 +175,19 @@ def _data(
     test: str | Path | Iterable[Any] | None,
     objects: dict[str, Any],
 ) -> dict[str, Any]:
-    if isinstance(data, dict):
-        if test is not None:
-            raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
-        return data
-    found: dict[str, Any] = {}
-    for name, source in (("train", data), ("test", test)):
+    """Settings of the data; rows go to the objects, files and everything else stay settings."""
+    if isinstance(data, dict) and test is not None:
+        raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
+    found = dict(data) if isinstance(data, dict) else {"train": data, "test": test}
+    for name in ("train", "test"):
+        source = found.pop(name, None)
         if source is None:
             continue
-        if isinstance(source, str | Path):
-            found[name] = [str(source)]
+        some = [source] if isinstance(source, str | Path) else list(source)
+        if some and all(isinstance(x, str | Path) for x in some):
+            found[name] = [str(x) for x in some]
         else:
-            objects[name] = source
+            objects[name] = some
             found[name] = [f"{name}: rows given in Python"]
     return found
 

@@ -63,7 +63,13 @@ def write_as_published(owner: Policy, folder: Path, names: dict[str, str]) -> se
 
 
 def flatten_config(folder: Path) -> None:
-    """config.json as Qwen2.5-VL's was first published: the language model's settings on top."""
+    """Settings as Qwen2.5-VL's were first published: the language model's on top of config.json."""
+    file = folder / "preprocessor_config.json"
+    images: dict[str, Any] = json.loads(file.read_text())
+    size = images.pop("size")
+    images |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    images |= {"processor_class": "Qwen2_5_VLProcessor"}
+    file.write_text(json.dumps(images))
     file = folder / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
     text: dict[str, Any] = config.pop("text_config")
@@ -92,9 +98,10 @@ def test_qwen2_5_vl_under_old_and_new_names(
     assert "lm_head.weight" in written
     loaded = Policy.from_pretrained(tmp_path)
     same(owner, loaded, "qwen2_5_vl")
-    assert torch.equal(
-        loaded.encode(encoded("qwen2_5_vl")[1].prompt).positions, encoded("qwen2_5_vl")[1].positions
-    )
+    for made in encoded("qwen2_5_vl"):
+        again = loaded.encode(made.prompt)
+        assert torch.equal(again.tokens, made.tokens)
+        assert torch.equal(again.positions, made.positions)
     critic = Critic.from_policy(loaded)
     verify_equal(owner.model.model, critic.trunk)  # with the original, not with what was loaded
     critic.save(tmp_path / "critic")

@@ -1,0 +1,244 @@
+"""Every mistake in a recipe is named by its key, with what was expected, all in one message."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_runs import changed
+
+from segcredit.config import Recipe, RecipeError, load_recipe, parse_recipe, recipe_path
+from segcredit.config.read import _shipped
+
+SHIPPED = sorted(path.stem for path in _shipped())
+
+
+def error_of(recipe: dict[str, Any]) -> list[str]:
+    """The lines below the headline."""
+    with pytest.raises(RecipeError) as error:
+        parse_recipe(recipe, "my.yaml")
+    headline, *lines = str(error.value).splitlines()
+    count = "one mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+    assert headline == f"my.yaml: {count}"
+    assert all(line.startswith("  ") for line in lines)
+    return [line.strip() for line in lines]
+
+
+def the_error_of(**changes: Any) -> str:
+    (line,) = error_of(changed(**changes))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"optimiser": {}}, "optimiser: unknown key. Did you mean 'optimizer'?"),
+        ({"optimizer__lrr": 1}, "optimizer.lrr: unknown key. Did you mean 'lr'?"),
+        ({"rollout__prompt": 1}, "rollout.prompt: unknown key. Did you mean 'prompts'?"),
+        ({"stages__0__step": 1}, "stages.0.step: unknown key. Did you mean 'steps'?"),
+        ({"stages__1__betta2": 1}, "stages.1.betta2: unknown key. Did you mean 'beta2'?"),
+        ({"stages__2__phase": "x"}, "stages.2.phase: unknown key. Known: epochs, kind, lr, steps."),
+        ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known: kind, steps."),
+        ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, model, name, "),
+    ],
+)
+def test_unknown_keys_with_the_nearest_of_that_place(changes: Any, expected: str) -> None:
+    assert the_error_of(**changes).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"optimizer__lr": "fast"}, "optimizer.lr: Input should be a valid number"),
+        ({"optimizer__lr": -1}, "optimizer.lr: Input should be greater than 0; got -1"),
+        ({"optimizer__lr": math.nan}, "optimizer.lr: Input should be a finite number; got nan"),
+        ({"optimizer__lr": math.inf}, "optimizer.lr: Input should be a finite number; got inf"),
+        ({"optimizer__lr": True}, "optimizer.lr: expected a number; got true"),
+        ({"seed": False}, "seed: expected a number; got false"),
+        ({"stages__0__steps": True}, "stages.0.steps: expected a number; got true"),
+        ({"rollout__prompts": 2.5}, "rollout.prompts: Input should be a valid integer"),
+        ({"rollout__prompts": None}, "rollout.prompts: Input should be a valid integer"),
+        ({"rollout": 3}, "rollout: Input should be a valid dictionary"),
+        ({"stages": {"a": 1}}, "stages: Input should be a valid list"),
+        ({"stages": []}, "stages: List should have at least 1 item"),
+        ({"stages__0": {"steps": 3}}, "stages.0: a stage needs its kind: warm_start, "),
+        (
+            {"stages__3__kind": "optimise"},
+            "stages.3.kind: expected warm_start, pretrain_critic, optimize; got 'optimise'. Did "
+            "you mean 'optimize'?",
+        ),
+        ({"stages__0": {"kind": "optimize"}}, "stages.0.steps: missing"),
+        ({"name": "a/b"}, "name: String should match pattern"),
+        ({"model": {}}, "model: give exactly one of path"),
+        ({"model": {"tiny": "qwen2", "path": "x"}}, "model: give exactly one of path"),
+        ({"data": {}}, "data: give exactly one of train"),
+        ({"data": {"train": ["a"], "world": "shape_grid"}}, "data: give exactly one of train"),
+        ({"data": {"train": ["a"], "settings": {"size": 3}}}, "data: settings belong to a world"),
+        ({"model__dtype": "float8"}, "model.dtype: Input should be 'float32' or 'bfloat16'"),
+        ({"algorithm": 3}, "algorithm: expected a name, or settings with a name"),
+        ({"algorithm": {"lam": 1}}, "algorithm: expected a name, or settings with a name"),
+        ({"reward": ["math"]}, "reward: expected a name, or settings with a name"),
+    ],
+)
+def test_wrong_types_and_values(changes: Any, expected: str) -> None:
+    assert the_error_of(**changes).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"algorithm": "sappo"}, "algorithm: unknown method 'sappo'. Did you mean 'sapo'?"),
+        (
+            {"algorithm": {"name": "sapo", "lambda": 1}},
+            "algorithm: sapo has no setting 'lambda'. Did you mean 'lam'?",
+        ),
+        ({"algorithm": {"name": "sapo", "lam": 5}}, "algorithm: lam must be in [0, 1]; got 5."),
+        (
+            {"algorithm": {"name": "sapo", "kl": "lots"}},
+            "algorithm: a setting of {'name': 'sapo', ",
+        ),
+        ({"reward": "mth"}, "reward: there is no reward 'mth'. Did you mean 'math'?"),
+        (
+            {"reward": {"name": "math", "dedline": 1}},
+            "reward: reward 'math' has no setting 'dedline'. Did you mean 'deadline'?",
+        ),
+        ({"reward": {"name": "math", "deadline": -1}}, "reward: deadline must be a positive "),
+        (
+            {"data": {"world": "shape-grid"}},
+            "data: unknown world 'shape-grid'. Did you mean 'shape_grid'?",
+        ),
+        (
+            {"data__settings": {"givn": 2}},
+            "data: derived_variables has no setting 'givn'. Did you ",
+        ),
+        ({"data__settings": {"modulus": 1}}, "data: modulus must be a whole number, between 2 and"),
+        ({"data__settings": {"needed": 3}}, "data: "),
+        ({"save__trackers": ["wnadb"]}, "save.trackers: expected names of wandb, trackio, mlflow;"),
+        ({"save__trackers": ["tensorboard"]}, "save.trackers: expected names of wandb, "),
+    ],
+)
+@pytest.mark.usefixtures("as_users_run_it")
+def test_unknown_names_and_settings(changes: Any, expected: str) -> None:
+    assert the_error_of(**changes).startswith(expected)
+
+
+def test_arithmetic_that_does_not_add_up() -> None:
+    lines = error_of(
+        changed(
+            update__minibatches=9,
+            algorithm="grpo",
+            model={"tiny": "qwen2", "dtype": "bfloat16"},
+            data={"train": ["rows.jsonl"]},
+        )
+    )
+    assert lines == [
+        "update.minibatches is 9, but a step has only 8 responses (rollout.prompts × "
+        "rollout.samples)",
+        "grpo compares the responses to one prompt, so rollout.samples must be at least 2; got 1",
+        "stages pretrain a critic, but grpo has none: remove pretrain_critic",
+        "model.tiny takes its vocabulary from a world: set data.world, or model.path",
+        "model.dtype: a tiny model is made in float32; got bfloat16",
+    ]
+    assert the_error_of(stages=[{"kind": "optimize", "steps": 1}]).startswith(
+        "a tiny model starts from random weights: begin with a warm_start"
+    )
+    parse_recipe(changed(update__minibatches=8))
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    lines = error_of(
+        changed(
+            sed=1,
+            optimizer={"lr": "fast", "schedul": "linear"},
+            stages=[{"kind": "warm_start", "step": 3}, {"kind": "wam_start", "steps": 1}],
+            algorithm="sappo",
+            reward="mth",
+            data={"world": "shape"},
+            evaluation={"top_p": 2},
+        )
+    )
+    where = [line.partition(":")[0] for line in lines]
+    assert sorted(where) == [
+        "algorithm",
+        "data",
+        "evaluation.top_p",
+        "optimizer.lr",
+        "optimizer.schedul",
+        "reward",
+        "sed",
+        "stages.0.step",
+        "stages.0.steps",
+        "stages.1.kind",
+    ]
+
+
+def test_what_came_is_quoted_briefly_and_safely() -> None:
+    line = the_error_of(optimizer__lr="\x1b[31m" + "x" * 10_000)
+    assert len(line) < 300
+    assert "\x1b" not in line
+    assert len(the_error_of(rollout=list(range(10_000)))) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model: [", "not YAML: "),
+        ("- a\n- b", "a recipe is a mapping of settings; got list."),
+        ("", "a recipe is a mapping of settings; got NoneType."),
+        ("[" * 5000, "not YAML: "),
+        ("when: 2001-99-99", "not YAML: month must be in 1..12"),
+        ("seed: 1\nname: a\nseed: 2", "not YAML: 'seed' stands twice, line 1"),
+        ("optimizer:\n  lr: 1\n  lr: 2", "not YAML: 'lr' stands twice, line 2"),
+        (
+            "a: !!python/object/apply:os.system [echo]",
+            "not YAML: could not determine a constructor",
+        ),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(str(path))
+    assert str(error.value).startswith(f"{path}: {expected}")
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_bytes(b"name: \xff\xfe")
+    with pytest.raises(RecipeError, match="not YAML: 'utf-8' codec can't decode"):
+        load_recipe(str(path))
+
+
+def test_recipes_by_name() -> None:
+    assert "demo" in SHIPPED
+    assert recipe_path("demo").name == "demo.yaml"
+    with pytest.raises(RecipeError, match=r"no recipe 'dmo': .* Did you mean 'demo'\?"):
+        recipe_path("dmo")
+    with pytest.raises(RecipeError, match=r"neither a YAML file nor one of .*demo"):
+        recipe_path("/nowhere/at-all.yaml")
+
+
+def test_a_run_is_no_recipe_but_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(RecipeError, match=f"It is a run; to go on with it: --resume {tmp_path}"):
+        recipe_path(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_recipe_that_comes_along_is_valid(name: str) -> None:
+    recipe = load_recipe(name)
+    assert parse_recipe(recipe.as_dict()) == recipe
+
+
+def test_a_recipe_written_out_is_the_same_recipe(tmp_path: Path) -> None:
+    recipe = parse_recipe(changed(optimizer__lr=1e-7, algorithm={"name": "sapo", "clip": [0.1, 1]}))
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
+    again = load_recipe(str(path))
+    assert again == recipe
+    assert repr(again.make_algorithm()) == repr(recipe.make_algorithm())
+    assert set(Recipe.model_fields) == set(yaml.safe_load(path.read_text())), "nothing is left out"
+    assert recipe.total_steps == 15

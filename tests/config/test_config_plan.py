@@ -1,0 +1,165 @@
+"""What only recipe, data and model together can tell is told before a model loads, all at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import REWARD, changed
+
+from segcredit.config import RecipeError, load_recipe, parse_recipe
+from segcredit.config.read import _shipped
+from segcredit.data import BadRows
+from segcredit.data.worlds import make_world
+from segcredit.models import Policy
+from segcredit.train import build
+from segcredit.train.build import make_plan
+from segcredit.train.source import Generated, Listed
+
+OPTIMIZE = [{"kind": "optimize", "steps": 1}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = make_world("derived_variables").tokenizer()
+    Policy.tiny("qwen2", tokenizer, hidden=32, layers=1, heads=4).save(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_model_is_loaded(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever builds a policy here fails."""
+
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    for name in ("tiny", "from_pretrained", "__init__"):
+        monkeypatch.setattr(Policy, name, refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward.py").write_text(REWARD)
+
+
+def problems(**changes: Any) -> str:
+    with pytest.raises(RecipeError) as error:
+        make_plan(parse_recipe(changed(**changes)))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in _shipped()))
+def test_recipes_that_come_along_can_be_planned(name: str) -> None:
+    recipe = load_recipe(name)
+    if recipe.data.world is None:
+        pytest.skip("its model and data are not here")
+    plan = make_plan(recipe)
+    assert plan.train.take(0, 1)
+
+
+def test_a_plan_has_its_parts() -> None:
+    plan = make_plan(parse_recipe(changed()))
+    assert isinstance(plan.train, Generated)
+    assert isinstance(plan.test, Listed)
+    assert plan.test.size == 8
+    plan = make_plan(parse_recipe(changed(data__size=5)))
+    assert isinstance(plan.train, Listed)
+    assert plan.train.size == 5
+    asked, held_out = plan.train.take(0, 5), plan.test.take(0, 8) if plan.test else []
+    assert not {x.id for x in asked} & {x.id for x in held_out}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model__tiny": "qwen-2"}, "model: no tiny model 'qwen-2'. Did you mean 'qwen2'?"),
+        ({"model__hidden": 33}, "model: hidden must be heads × a multiple of 8"),
+        ({"model__device": "gpu"}, "model.device: expected auto, cpu, cuda or cuda:0 …; got 'gpu'"),
+        ({"model__device": "cuda:99"}, "model.device: 'cuda:99' was asked for, but torch sees "),
+        ({"stages__0__phase": "look"}, "stages.0.phase: derived_variables has the phases solve; "),
+        ({"reward": "none.py:f"}, "reward: there is no file "),
+        ({"reward": "reward.py:by_lenght"}, "reward.py has no function 'by_lenght'. Did you mean "),
+        ({"reward": "reward.py"}, "reward: a reward function in a file is written "),
+        (
+            {"algorithm": "single_stream_spo", "stages__2": {"kind": "warm_start", "steps": 1}},
+            "this method tracks prompts, so they must come again: set data.size",
+        ),
+    ],
+)
+def test_what_does_not_fit(changes: Any, expected: str) -> None:
+    assert expected in problems(**changes)
+
+
+def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    expected = "save.trackers: mlflow is not installed. Type: pip install mlflow"
+    assert expected in problems(save__trackers=["mlflow"])
+
+
+def test_what_tracking_prompts_asks_for() -> None:
+    message = problems(
+        algorithm="single_stream_spo",
+        data__size=5,
+        rollout__samples=2,
+        stages=[{"kind": "warm_start", "steps": 1}, *OPTIMIZE],
+    )
+    assert message.splitlines()[1:] == [
+        "  rollout.prompts is 8, but there are only 5 prompts, and this method takes each at most "
+        "once a step",
+        "  this method takes one response per prompt: set rollout.samples to 1",
+    ]
+
+
+@pytest.mark.parametrize("what", ["empty", "not a config", "another kind"])
+def test_a_folder_that_holds_no_model(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if what != "empty":
+        text = "{" if what == "not a config" else '{"model_type": "no_such_model"}'
+        (folder / "config.json").write_text(text)
+    message = problems(model={"path": str(folder)}, data={"train": ["rows.jsonl"]}, stages=OPTIMIZE)
+    assert f"model.path: expected a Hugging Face folder or hub id; got '{folder}', " in message
+
+
+def write_rows(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+GOOD = {"problem": "a = 1 ; a ?", "answer": "1"}
+
+
+def test_bad_rows_of_all_files_by_file_and_line(tmp_path: Path, model: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", GOOD, {"problem": "?"}, 3)
+    test = write_rows(tmp_path / "test.jsonl", [], GOOD)
+    data = {"train": [train], "test": [test]}
+    made = changed(model={"path": str(model)}, data=data, stages=OPTIMIZE)
+    with pytest.raises(BadRows) as error:
+        make_plan(parse_recipe(made))
+    lines = str(error.value).splitlines()
+    assert lines[0] == "3 bad rows:"
+    assert [line.split(": ")[0] for line in lines[1:4]] == [f"{train}:2", f"{train}:3", f"{test}:1"]
+    made["data"]["skip_bad_rows"] = True
+    plan = make_plan(parse_recipe(made))
+    assert [row.where for row in plan.bad] == [f"{train}:2", f"{train}:3", f"{test}:1"]
+    assert (plan.train.size, plan.test.size if plan.test else 0) == (1, 1)
+
+
+def test_prompts_too_long_for_the_model_are_bad_rows(tmp_path: Path, model: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", GOOD, GOOD | {"problem": "a = 1 ; " * 30 + "a ?"})
+    data = {"train": [train], "max_prompt_tokens": 40}
+    with pytest.raises(BadRows, match=rf"{train}:2: expected a prompt of at most 40 tokens; got 1"):
+        make_plan(parse_recipe(changed(model={"path": str(model)}, data=data, stages=OPTIMIZE)))
+
+
+def test_all_that_is_wrong_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    train = write_rows(tmp_path / "train.jsonl", 3)
+    message = problems(
+        model={"path": str(folder)},
+        data={"train": [train], "max_prompt_tokens": 3},
+        reward="none.py:f",
+        stages=OPTIMIZE,
+    )
+    starts = [line.split(" ")[0] for line in message.splitlines()]
+    assert starts[:4] == ["reward:", "model.path:", "1", f"{train}:1:"]

@@ -1,0 +1,202 @@
+"""``segcredit evaluate`` on what lies on a disk: runs, checkpoints, models, and none of these."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_cli import run
+from tiny_runs import write_recipe
+from typer.testing import CliRunner, Result
+
+from segcredit.cli import app
+from segcredit.evaluate.checkpoint import evaluate_checkpoint
+from segcredit.runlog.manifest import CheckpointError
+
+OUTPUT = {"prompts": 4, "samples": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints."""
+    folder = tmp_path_factory.mktemp("trained")
+    stages = [{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 1}]
+    recipe = write_recipe(folder, stages=stages, reward="exact", save__every=1)
+    done = run(folder, "train", recipe, "--folder", "run")
+    assert done.code == 0, done.complained
+    return folder / "run"
+
+
+@pytest.fixture
+def damaged(trained: Path, tmp_path: Path) -> Path:
+    """Its copy, of which the last checkpoint is truncated."""
+    copy = shutil.copytree(trained, tmp_path / "run")
+    weights = copy / "checkpoints" / "step-000002" / "policy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    return copy
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    row = {"problem": "a = 1 ; a ?", "answer": "1"}
+    path.write_text("".join(json.dumps({**row, "id": f"r{n}"}) + "\n" for n in range(3)))
+    return path
+
+
+def segcredit(*arguments: object) -> Result:
+    runner = CliRunner(env={"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "COLUMNS": "80"})
+    return runner.invoke(app, ["evaluate", *(str(x) for x in arguments)])
+
+
+def error_of(*arguments: object) -> str:
+    result = segcredit(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout.strip() == ""
+    assert result.stderr.startswith("error: ")
+    return result.stderr.removeprefix("error: ").rstrip("\n")
+
+
+# ── What it measures ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_brings_its_own_prompts_reward_and_limit(trained: Path, tmp_path: Path) -> None:
+    said = tmp_path / "new" / "said.jsonl"
+    found = evaluate_checkpoint(str(trained), output=said, **OUTPUT)
+    assert (found.prompts, found.samples) == (4, 2)
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    assert lines == found.rows
+    assert [x["how"] for x in lines] == ["sampled"] * 8 + ["greedy"] * 4
+    assert {x["prompt_id"] for x in lines} == {f"derived_variables/0/test/{n}" for n in range(4)}
+    assert max(x["num_tokens"] for x in lines) <= 12, "the run's own limit"
+    again = evaluate_checkpoint(str(trained), **OUTPUT)
+    assert again.rows == found.rows
+    other = evaluate_checkpoint(str(trained), seed=1, **OUTPUT)
+    assert other.rows != found.rows
+    short = evaluate_checkpoint(str(trained), max_tokens=3, **OUTPUT)
+    assert max(x["num_tokens"] for x in short.rows) == 3
+
+
+def test_it_repeats_the_evaluation_of_the_run(trained: Path) -> None:
+    """The greedy responses at the end of training are those of the saved policy."""
+    found = evaluate_checkpoint(str(trained), prompts=8, samples=1)
+    path = trained / "evaluations" / "step-000002.jsonl"
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    greedy = [x for x in found.rows if x["how"] == "greedy"]
+    assert len(greedy) == 8
+    assert greedy == [x for x in kept if x["how"] == "greedy"]
+
+
+def test_a_checkpoint_and_a_model_folder_serve_as_well(
+    trained: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = trained / "checkpoints" / "step-000002"
+    found = evaluate_checkpoint(str(trained), **OUTPUT)
+    assert evaluate_checkpoint(str(last), **OUTPUT).rows == found.rows
+    monkeypatch.chdir(last.parent)
+    assert evaluate_checkpoint("step-000002", **OUTPUT).rows == found.rows
+    first = evaluate_checkpoint("step-000001", **OUTPUT)
+    assert first.rows != found.rows
+    told = {"data": [str(rows)], "reward": "exact", "max_tokens": 12}
+    model = evaluate_checkpoint(str(last / "policy"), **told)
+    assert model.prompts == 3
+    assert {x["answer"] for x in model.rows} == {"1"}
+    asked = evaluate_checkpoint(str(trained), suffix="b ?", **told)
+    assert {x["prompt"] for x in asked.rows} == {"a = 1 ; a ? b ?"}, "what is given goes first"
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(damaged: Path) -> None:
+    with pytest.warns(UserWarning, match=r"checkpoint step-000002 is refused: .* is truncated: "):
+        found = evaluate_checkpoint(str(damaged), **OUTPUT)
+    earlier = damaged / "checkpoints" / "step-000001"
+    assert found.rows == evaluate_checkpoint(str(earlier), **OUTPUT).rows
+    with pytest.raises(CheckpointError, match=r"model.safetensors is truncated"):
+        evaluate_checkpoint(str(damaged / "checkpoints" / "step-000002"), **OUTPUT)
+    assert "is truncated" in error_of(damaged / "checkpoints" / "step-000002")
+
+
+# ── On the command line ──────────────────────────────────────────────────────────────────────────
+
+
+def test_the_table(trained: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said.jsonl"
+    result = segcredit(trained, "--prompts", 4, "--samples", 2, "--output", said)
+    assert result.exit_code == 0, result.output
+    assert "4 prompts × 2 samples" in result.stdout
+    for measure in ("greedy accuracy", "avg@2", "pass@2", "answer found", "truncated", "12 tokens"):
+        assert measure in result.stdout
+    assert re.search(r"avg@2 +│ +\d+\.\d% │ +\d+\.\d% – \d+\.\d%", result.stdout)
+    assert result.stdout.endswith(f"responses  {said}\n")
+    assert len(said.read_text().splitlines()) == 12
+
+
+def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
+    policy = trained / "checkpoints" / "step-000002" / "policy"
+    assert error_of(policy) == f"{policy} has no test data on file: pass --data FILE"
+    assert error_of(policy, "--data", rows) == f"{policy} has no reward on file: pass --reward NAME"
+    assert error_of(trained, "--reward", "mth").startswith("there is no reward 'mth'. Did you mean")
+    assert f"there is no '{tmp_path}/none.jsonl'" in error_of(
+        trained, "--data", tmp_path / "none.jsonl"
+    )
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"problem": "?"}\nx\n')
+    assert [x.split(": ")[0] for x in error_of(trained, "--data", bad).splitlines()[1:3]] == [
+        f"{bad}:1",
+        f"{bad}:2",
+    ]
+    told = ("--data", rows, "--reward", "exact")
+    message = error_of(tmp_path, *told)
+    assert message.startswith("expected a run folder, a Hugging Face folder or a hub id; got ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("damage", ["no weights", "half the weights", "no config"])
+def test_half_a_model(trained: Path, tmp_path: Path, rows: Path, damage: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained / "checkpoints" / "step-000002" / "policy", model)
+    weights = model / "model.safetensors"
+    if damage == "no weights":
+        weights.unlink()
+    elif damage == "half the weights":
+        weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    else:
+        (model / "config.json").unlink()
+    message = error_of(model, "--data", rows, "--reward", "exact")
+    assert f"got '{model}', which does not load: " in message
+
+
+def test_a_run_without_test_data_or_checkpoints(trained: Path, tmp_path: Path, rows: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").mkdir()
+    assert error_of(copy) == f"{copy} has no whole checkpoint yet. Train on, or pass a model."
+    config = (trained / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(re.sub(r"world: \w+", "wrld: x", config))
+    assert "data.wrld: unknown key. Did you mean 'world'?" in error_of(copy)
+
+
+@pytest.mark.parametrize(
+    ("objects", "options", "missing"),
+    [
+        ({"reward": "f"}, {}, "reward on file: pass --reward NAME"),
+        ({"test": "rows"}, {}, "test data on file: pass --data FILE"),
+        ({"reward": "f", "test": "rows"}, {"data": True}, "reward on file: pass --reward NAME"),
+        ({"train": "rows", "algorithm": "x"}, {}, None),
+        ({"reward": "f", "test": "rows"}, {"data": True, "reward": "exact"}, None),
+    ],
+)
+def test_what_a_run_had_as_objects_must_be_given(
+    trained: Path, tmp_path: Path, rows: Path, objects: Any, options: Any, missing: str | None
+) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    with (copy / "config.yaml").open("a") as file:
+        file.write(f"given_in_python: {json.dumps(objects)}\n")
+    if options.get("data"):
+        options = {**options, "data": [str(rows)]}
+    if missing is None:
+        assert evaluate_checkpoint(str(copy), **{**OUTPUT, **options}).samples == 2
+        return
+    with pytest.raises(ValueError, match=f"{copy} has no {missing}"):
+        evaluate_checkpoint(str(copy), **options)

@@ -1,0 +1,203 @@
+"""Greedy, avg@k and pass@k of an engine whose answers are known."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from segcredit.evaluate import bootstrap_interval, evaluate
+from segcredit.types import Encoded, Prompt, Response, Reward, Rollouts, Sampling
+
+END = 9
+Answer = Callable[[int, int], list[int]]
+"""(prompt's number, how often it was asked before) → tokens."""
+
+
+@dataclass
+class Scripted:
+    """An engine that answers by a script, and remembers how it was asked."""
+
+    sampled: Answer
+    greedy: Answer = lambda number, times: [0, END]
+    asked: list[tuple[Sampling, int]] = field(default_factory=list)
+
+    def sample(
+        self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        self.asked.append((sampling, len(prompts)))
+        answer = self.greedy if sampling.temperature == 0 else self.sampled
+        times: dict[int, int] = {}
+        written = []
+        for x in prompts:
+            number = int(x.tokens[0])
+            written.append(torch.tensor(answer(number, times.setdefault(number, 0))))
+            times[number] += 1
+        tokens = torch.nn.utils.rnn.pad_sequence(written, batch_first=True)
+        mask = torch.nn.utils.rnn.pad_sequence(
+            [torch.ones(len(x), dtype=torch.bool) for x in written], batch_first=True
+        )
+        return Rollouts(
+            tokens,
+            mask,
+            torch.zeros(tokens.shape),
+            torch.zeros(len(tokens)),
+            torch.arange(len(tokens)),
+            torch.tensor([int(x[-1]) != END for x in written]),
+            prompts=list(prompts),
+        )
+
+    def continue_from(
+        self,
+        prompts: Sequence[Encoded],
+        prefixes: Sequence[Tensor],
+        sampling: Sampling,
+        generator: torch.Generator,
+    ) -> Rollouts:
+        raise NotImplementedError
+
+    def load_weights(self, policy: torch.nn.Module) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class FirstToken:
+    """1 is right, 0 wrong, 2 no answer, 3 a reward that does not say; 9 ends."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        return [self._grade(x.text) for x in responses]
+
+    def _grade(self, text: str) -> Reward:
+        first = text.split()[0]
+        if first == "3":
+            return Reward(0.75, "who knows")
+        return Reward(float(first == "1"), f"it was {first}", first == "1", first != "2")
+
+    def close(self) -> None: ...
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [
+        Prompt(f"p{n}", ({"role": "system", "content": "s"}, {"role": "user", "content": f"{n}?"}))
+        for n in range(count)
+    ]
+
+
+def encode(prompt: Prompt) -> Encoded:
+    return Encoded(prompt, torch.tensor([int(prompt.id[1:])]), torch.zeros(1, 1, dtype=torch.long))
+
+
+def decode(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def measured(engine: Scripted, count: int, samples: int, **more: Any) -> Any:
+    sampling = Sampling(7, 0.6, 0.95)
+    return evaluate(prompts(count), engine, FirstToken(), encode, decode, sampling, samples, **more)
+
+
+def test_what_is_counted() -> None:
+    """Prompt n has n right answers of four; the last sample of each is cut off."""
+    engine = Scripted(
+        sampled=lambda n, time: [int(time < n), 5, *([END] if time < 3 else [5, 5])],
+        greedy=lambda n, time: [int(n >= 3), END],
+    )
+    found = measured(engine, 5, 4)
+    assert (found.prompts, found.samples) == (5, 4)
+    assert found.greedy == 2 / 5
+    assert found.greedy_interval == bootstrap_interval([0, 0, 0, 1, 1])
+    assert found.sampled == pytest.approx((0 + 1 + 2 + 3 + 4) / 20)
+    assert found.sampled_interval == bootstrap_interval([0, 0.25, 0.5, 0.75, 1])
+    assert found.pass_at.keys() == {1, 2, 4}
+    assert found.pass_at[1] == pytest.approx(found.sampled)
+    assert found.pass_at[2] == pytest.approx((0 + 1 / 2 + 5 / 6 + 1 + 1) / 5)
+    assert found.pass_at[4] == pytest.approx(4 / 5)
+    assert found.reward == pytest.approx(0.5)
+    assert found.answered == 1.0
+    assert found.truncated == 1 / 4
+    assert found.response_length == pytest.approx((3 * 3 + 4) / 4)
+    asked = [(x.temperature, x.top_p, x.max_tokens, count) for x, count in engine.asked]
+    assert asked == [(0.6, 0.95, 7, 20), (0.0, 1.0, 7, 5)]
+
+
+def test_every_response_is_kept_with_its_grade() -> None:
+    engine = Scripted(lambda n, time: [int(time == 1), END], lambda n, time: [2, END])
+    rows = measured(engine, 2, 2).rows
+    assert [(x["prompt_id"], x["how"], x["sample"], x["correct"]) for x in rows] == [
+        ("p0", "sampled", 0, False),
+        ("p0", "sampled", 1, True),
+        ("p1", "sampled", 0, False),
+        ("p1", "sampled", 1, True),
+        ("p0", "greedy", 0, False),
+        ("p1", "greedy", 0, False),
+    ]
+    assert rows[1] == {
+        "prompt_id": "p0",
+        "prompt": "s\n0?",
+        "how": "sampled",
+        "sample": 1,
+        "response": "1 9",
+        "num_tokens": 2,
+        "truncated": False,
+        "answer": None,
+        "reward": 1.0,
+        "correct": True,
+        "reason": "it was 1",
+    }
+
+
+def test_numbers_for_a_run() -> None:
+    engine = Scripted(lambda n, time: [1, END])
+    found = measured(engine, 3, 3).metrics()
+    assert found["sampled"] == found["sampled_low"] == found["sampled_high"] == 1.0
+    assert found["greedy"] == found["greedy_low"] == 0.0
+    assert [key for key in found if key.startswith("pass@")] == ["pass@2", "pass@3"]
+    without = measured(engine, 3, 1, greedy=False)
+    assert without.greedy is None
+    assert not [key for key in without.metrics() if key.startswith(("greedy", "pass@"))]
+    assert len(without.rows) == 3
+
+
+def test_a_reward_that_does_not_say_is_right_from_one_half() -> None:
+    found = measured(Scripted(lambda n, time: [3, END], lambda n, time: [2, END]), 2, 1)
+    assert (found.sampled, found.reward, found.answered) == (1.0, 0.75, 1.0)
+    assert found.greedy == 0.0
+
+
+def test_responses_without_an_answer() -> None:
+    found = measured(Scripted(lambda n, time: [2 if n else 1, END]), 4, 1)
+    assert found.answered == 1 / 4
+
+
+def test_the_seed_decides() -> None:
+    def answer(generator: torch.Generator) -> list[int]:
+        return [int(torch.randint(2, (), generator=generator)), END]
+
+    class Drawn(Scripted):
+        def sample(
+            self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+        ) -> Rollouts:
+            drawn = [answer(generator) for _ in prompts]
+            self.sampled = lambda number, time: drawn[number]
+            return super().sample(prompts, sampling, generator)
+
+    def marks(seed: int) -> list[bool]:
+        engine = Drawn(lambda number, time: [])
+        return [x["correct"] for x in measured(engine, 40, 1, seed=seed, greedy=False).rows]
+
+    assert marks(1) == marks(1) != marks(2)
+
+
+def test_nothing_to_ask_and_a_reward_that_forgets_some() -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate on: got no prompts"):
+        measured(Scripted(lambda n, time: [1, END]), 0, 1)
+
+    class Forgets(FirstToken):
+        def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+            return super().__call__(responses)[1:]
+
+    engine = Scripted(lambda n, time: [1, END])
+    with pytest.raises(ValueError, match="shorter"):
+        evaluate(prompts(2), engine, Forgets(), encode, decode, Sampling(3), 1)

@@ -1,0 +1,303 @@
+"""``segcredit train`` and ``demo`` from the outside."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from forked_cli import run, start
+from PIL import Image
+from tiny_runs import RECIPE, TITLE, assert_same_run, metrics, write_recipe
+from typer.testing import CliRunner, Result
+
+from segcredit.cli import app
+from segcredit.commands.train import _draw
+from segcredit.config import load_recipe
+from segcredit.data.worlds import make_world
+from segcredit.models import Policy
+from segcredit.train import build, trainer
+
+SHORT: dict[str, Any] = {
+    "stages": [
+        {"kind": "warm_start", "steps": 1, "batch": 4},
+        {"kind": "optimize", "steps": 2},
+    ],
+}
+
+
+def segcredit(*arguments: object) -> Result:
+    """In this process; for what ends before it trains."""
+    runner = CliRunner(env={"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "COLUMNS": "80"})
+    return runner.invoke(app, [str(x) for x in arguments])
+
+
+def error_of(result: Result) -> str:
+    """One message on stderr, exit code 2, nothing else."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    return result.stderr.removeprefix("error: ")
+
+
+@pytest.fixture
+def no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    for module, name in ((build, "_policy"), (build, "load_policy"), (trainer, "build")):
+        monkeypatch.setattr(module, name, refuse)
+
+
+# ── Help ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("command", "examples"),
+    [
+        ("demo", ["segcredit demo", "segcredit demo algorithm=ppo seed=1"]),
+        (
+            "train",
+            [
+                "segcredit train demo",
+                "segcredit train my.yaml optimizer.lr=1e-6 algorithm=ppo seed=1",
+                "segcredit train my.yaml --check",
+                "segcredit train --resume runs/",
+            ],
+        ),
+        ("evaluate", ["segcredit evaluate runs/demo-", "--samples 8 --temperature 0.6"]),
+    ],
+)
+def test_help_shows_examples(command: str, examples: list[str]) -> None:
+    result = segcredit(command, "--help")
+    assert result.exit_code == 0
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╰─╮╯]", "", result.stdout).split())
+    assert "Examples" in text
+    for example in examples:
+        assert example in text
+
+
+def test_examples_of_the_help_are_true(tmp_path: Path) -> None:
+    """Their overrides can be made."""
+    load_recipe("demo", ["optimizer.lr=1e-6", "algorithm=ppo", "seed=1"])
+    load_recipe("demo", ["stages.3.steps=20"])
+
+
+# ── Mistakes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["dmo"], "no recipe 'dmo': neither a YAML file nor one of demo.* Did you mean 'demo'?"),
+        (["demo", "seed"], "an override is key.path=value, such as optimizer.lr=1e-5; got 'seed'."),
+        (["demo", "sed=1"], "sed: unknown key. Did you mean 'seed'?"),
+        (["demo", "stages.0.step=1"], "stages.0.step: unknown key. Did you mean 'steps'?"),
+        (["demo", "algorithm=sappo"], "algorithm: unknown method 'sappo'. Did you mean 'sapo'?"),
+        (["demo", "reward=mth"], "reward: there is no reward 'mth'. Did you mean 'math'?"),
+        (
+            ["demo", "data.world=shapegrid"],
+            "data: unknown world 'shapegrid'. Did you mean 'shape_grid'?",
+        ),
+        (["demo", "model.device=gpu"], "model.device: expected auto, cpu, cuda or cuda:0"),
+        (["demo", "stages.0.phase=see"], "stages.0.phase: shape_grid has the phases look, solve;"),
+        (["--resume", "/nowhere"], "/nowhere holds no run: there is no such folder."),
+    ],
+)
+def test_mistakes_end_in_one_message(arguments: list[str], expected: str) -> None:
+    message = error_of(segcredit("train", *arguments))
+    assert re.search(expected.replace("?", r"\?"), message), message
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    wrong = ["sed=1", "optimizer.lr=fast", "stages.0.step=1", "algorithm=sappo", "reward=mth"]
+    lines = error_of(segcredit("train", "demo", *wrong)).splitlines()
+    assert lines[0].endswith("demo.yaml: 5 mistakes")
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "which recipe? Try: segcredit train demo"),
+        (["demo", "--resume", "x"], "give a recipe or --resume RUN, not both"),
+        (["--resume", "x", "--folder", "y"], "--resume names the run's folder already"),
+        (["demo", "--chek"], "No such option: --chek"),
+    ],
+)
+def test_misused_options(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    call = run(tmp_path, "train", *arguments)
+    assert call.code == 2
+    (line,) = call.complained.splitlines()
+    assert expected in line
+    assert call.said == ""
+
+
+def test_ctrl_c_before_training_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "make_plan", interrupt)
+    result = segcredit("train", "demo")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "Stopped.\n", "")
+
+
+def test_long_paths_are_not_broken_in_two(tmp_path: Path) -> None:
+    folder = tmp_path / ("a folder whose name is long " * 6)
+    folder.mkdir()
+    message = error_of(segcredit("train", "--resume", folder))
+    assert str(folder) in message
+
+
+# ── Plans ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_check_prints_the_plan_and_loads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path, data__suffix="many words " * 20)
+    result = segcredit("train", recipe, "--check", "seed=3")
+    assert result.exit_code == 0, result.output
+    text, _, rest = result.stdout.partition("method: ")
+    assert yaml.safe_load(text) == load_recipe(str(recipe), ["seed=3"]).as_dict()
+    assert "needs: entropy, logp_ref, value\n" in rest
+    assert "a step: 8 responses, 2 mini-batches of 4, 1 epoch(s)\n" in rest
+    assert rest.endswith("everything fits: no model was loaded\n")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["recipe.yaml", "reward.py"]
+
+
+# ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_runs_config_repeats_it(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, **SHORT)
+    first = run(tmp_path, "train", recipe, "seed=5", "algorithm.lam=9e-1")
+    assert first.code == 0, first.complained
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"tiny-\d{8}-\d{6}", folder.name)
+    again = run(tmp_path, "train", folder / "config.yaml", "--folder", "again")
+    assert again.code == 0, again.complained
+    assert_same_run(folder, tmp_path / "again")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["seed"], config["algorithm"]["lam"]) == (5, 0.9)
+
+    refused = run(tmp_path, "train", recipe, "--folder", "again")
+    assert refused.code == 2
+    assert re.fullmatch(
+        rf"error: {tmp_path}/again already holds a run \(.*\)\. Go on with it: segcredit train "
+        rf"--resume {tmp_path}/again\. Or choose another folder\.\n",
+        refused.complained,
+    )
+    finished = run(tmp_path, "train", "--resume", "again")
+    assert finished.code == 0
+    assert_same_run(folder, tmp_path / "again")
+
+
+def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, **SHORT)
+    first = start(tmp_path, "train", recipe, "--folder", "run", "stages.0.steps=100000")
+    assert first.wait_until(lambda: TITLE.search(first.said) is not None)
+    second = run(tmp_path, "train", "--resume", "run")
+    assert second.code == 2
+    assert second.complained.startswith(
+        f"error: process {first.pid} is writing the run {tmp_path}/run, and two would spoil it."
+    )
+    first.signal(signal.SIGKILL)
+    first.wait()
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    """Much less of it, with all its kinds of stage."""
+    small = ["model.hidden=32", "model.layers=1", "threads=1"]
+    small += [f"stages.{number}.steps=1" for number in range(4)]
+    small += ["stages.0.batch=2", "stages.1.batch=2", "rollout.prompts=4", "evaluation.prompts=4"]
+    call = run(tmp_path, "demo", *small, "--folder", "run", curves=True)
+    assert call.code == 0, call.complained
+    for line in ("model   Qwen2_5_VLForConditionalGeneration", "1 imitate: 1 steps", "reinforce"):
+        assert line in call.said
+    assert f"\ncurves  {tmp_path}/run/plots/curves.png\n" in call.said
+    assert call.said.endswith(f"\nmodel   {tmp_path}/run/checkpoints/step-000004/policy\n")
+    with Image.open(tmp_path / "run" / "plots" / "curves.png") as picture:
+        assert picture.width > 500
+    stages = [line["stage"] for line in metrics(tmp_path / "run")]
+    assert stages == [
+        *("warm_start", "warm_start", "pretrain_critic"),
+        *("evaluation", "optimize", "evaluation"),
+    ]
+
+
+def test_curves_that_cannot_be_drawn_do_not_spoil_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("name: x")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stage": "optimize", "reward": 0.5}\n')
+    (tmp_path / "plots").write_text("a file where a folder should be")
+    assert _draw(tmp_path) is None
+    assert capsys.readouterr().err.startswith("error: the curves could not be drawn: ")
+
+
+# ── Rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A recipe with a model on disk, and files of rows of which four are bad."""
+    world = make_world("derived_variables", **RECIPE["data"]["settings"])
+    Policy.tiny("qwen2", world.tokenizer(), hidden=32, layers=1, heads=4).save(tmp_path / "model")
+    good = [
+        json.dumps({"problem": x.messages[0]["content"], "answer": x.answer})
+        for x in world.prompts("train", 0, 12)
+    ]
+    train = [*good[:3], "not json", *good[3:6], '{"problem": "?"}', *good[6:9], '{"answer": "1"}']
+    (tmp_path / "train.jsonl").write_text("\n".join(train) + "\n")
+    (tmp_path / "test.jsonl").write_text("\n".join(["[]", *good[9:]]) + "\n")
+    data = {"train": ["train.jsonl"], "test": ["test.jsonl"]}
+    return write_recipe(
+        tmp_path,
+        model={"path": str(tmp_path / "model")},
+        data=data,
+        stages=[{"kind": "optimize", "steps": 1}],
+    )
+
+
+def test_bad_rows_are_told_by_file_and_line_before_training(tmp_path: Path, rows: Path) -> None:
+    call = run(tmp_path, "train", rows, "--folder", "run")
+    assert call.code == 2
+    lines = call.complained.splitlines()
+    assert lines[0] == "error: 4 bad rows:"
+    assert [line.split(": ")[0] for line in lines[1:5]] == [
+        *("train.jsonl:4", "train.jsonl:8", "train.jsonl:12"),
+        "test.jsonl:1",
+    ]
+    assert "--skip-bad-rows" in lines[5]
+    assert call.said == ""
+    assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+def test_bad_rows_can_be_left_out(tmp_path: Path, rows: Path) -> None:
+    call = run(tmp_path, "train", rows, "--skip-bad-rows", "--folder", "run")
+    assert call.code == 0, call.complained
+    left_out = re.findall(r"^left out: (\S+): ", call.said, re.MULTILINE)
+    assert left_out == ["train.jsonl:4", "train.jsonl:8", "train.jsonl:12", "test.jsonl:1"]
+    assert "data    9 prompts\n" in call.said
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["skip_bad_rows"]
+    assert run(tmp_path, "train", "--resume", "run").code == 0, "which stays so"
+
+
+def test_a_reward_that_fails_ends_in_one_message(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, **SHORT)
+    (tmp_path / "reward.py").write_text("def by_length(completions, **columns):\n    1 / 0\n")
+    call = run(tmp_path, "train", recipe, "--folder", "run")
+    assert call.code == 2
+    (line,) = call.complained.splitlines()
+    assert re.match(
+        r"error: the reward function reward.py:by_length raised ZeroDivisionError: .* on prompt "
+        r"'derived_variables/0/test/0', response '",
+        line,
+    )
