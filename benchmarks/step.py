@@ -1,11 +1,12 @@
 """How long is a training step? Its phases on the demo's model, and GRPO beside TRL's GRPOTrainer.
 
     python benchmarks/step.py --setup      # once: .venv-trl with TRL beside this package's .venv
-    python benchmarks/step.py              # both tables; some minutes on two CPU cores
+    python benchmarks/step.py              # both tables; five to ten minutes on two CPU cores
     python benchmarks/step.py --no-trl     # only this package
 
 The first table is the demo recipe's reinforcement learning: a tiny Qwen2.5-VL with its critic,
-SAPO, on generated pictures. "other" is what no phase holds: making the prompts and the metrics.
+SAPO, on generated pictures, from random weights. "other" is what no phase holds: making the prompts
+and the metrics.
 
 The second table is GRPO on a tiny Llama (text), a step of ours and a step of TRL's in turn, so that
 a slow moment of the machine meets both. Each is warmed up first. Ratios are ours / TRL's, medians
@@ -67,6 +68,7 @@ PACKAGES = ["torch==2.13.0", f"trl=={VERSION}", "accelerate==1.15.0", "datasets=
 """TRL takes many a transformers; constraints.txt gives it the one that this package has."""
 PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
 LR = 1e-9
+"""Of both sides: the policy stays what it is, so every step is alike."""
 CALM = "OMP_WAIT_POLICY"
 
 

@@ -319,7 +319,7 @@ class RolloutEngine(Protocol):
     def continue_from(
         self,
         prompts: Sequence[Encoded],
-        prefixes: Sequence[Int[Tensor, " L"]],
+        prefixes: Sequence[Int[Tensor, "_"]],
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:

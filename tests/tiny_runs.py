@@ -21,7 +21,7 @@ RECIPE: dict[str, Any] = {
     "stages": [
         {"kind": "warm_start", "steps": 2, "batch": 4},
         {"kind": "warm_start", "steps": 2, "batch": 4, "lr": 1e-3, "beta2": 0.9},
-        {"kind": "pretrain_critic", "steps": 3},
+        {"kind": "pretrain_critic", "steps": 3, "lr": 2e-3},
         {"kind": "optimize", "steps": 8},
     ],
     "rollout": {"prompts": 8, "max_tokens": 12},

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig
 
+from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
@@ -290,6 +291,11 @@ def _check(plan: Plan) -> None:
             problems.append(
                 f"stages.{number}: a warm start imitates the rows' 'response'; the rows have none"
             )
+    if isinstance(getattr(plan.algorithm, "credit", None), ValueDifference | TreeDifference):
+        problems.append(
+            "this method needs continuations of begun responses, which the trainer does not draw; "
+            "it runs in a loop of one's own: prepare(rollouts, monte_carlo=…)"
+        )
     if "baseline" in plan.algorithm.needs:
         if not isinstance(plan.train, Listed):
             problems.append("this method tracks prompts, so they must come again: set data.size")

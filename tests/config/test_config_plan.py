@@ -89,6 +89,14 @@ def test_what_does_not_fit(changes: Any, expected: str) -> None:
     assert expected in problems(**changes)
 
 
+@pytest.mark.parametrize("name", ["vineppo", "spo_chain", "spo_tree", "dvo"])
+def test_a_method_that_the_trainer_cannot_serve(name: str) -> None:
+    """Told now, and not after hours of imitation."""
+    stages = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
+    expected = "this method needs continuations of begun responses, which the trainer does not draw"
+    assert expected in problems(algorithm=name, stages=stages)
+
+
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     expected = "save.trackers: mlflow is not installed. Type: pip install mlflow"

@@ -265,19 +265,25 @@ class FailsAfter:
         return by_length(**columns)
 
 
-def trainer_of(model: Path, rows: Rows, reward: Callable[..., Any], **changes: Any) -> Trainer:
+def trainer_of(
+    model: Path | dict[str, Any], rows: Rows, reward: Callable[..., Any], **changes: Any
+) -> Trainer:
     settings = SETTINGS | {"steps": 4, "save": {"every": 1, "keep": 9}} | changes
     return Trainer(model, rows, reward=reward, test=rows[:3], **settings)
 
 
-def test_a_run_with_objects_goes_on_in_python(tmp_path: Path, model: Path, rows: Rows) -> None:
-    whole = tmp_path / "whole"
-    trainer_of(model, rows, FailsAfter(99)).train(whole)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_run_with_objects_goes_on_in_python(
+    tmp_path: Path, model: Path, rows: Rows, attention: str
+) -> None:
+    """Critic and reference, which are loaded again, compute as they did."""
+    whole, loaded = tmp_path / "whole", {"path": str(model), "attention": attention}
+    trainer_of(loaded, rows, FailsAfter(99)).train(whole)
     folder = tmp_path / "run"
     with pytest.raises(RewardError):
-        trainer_of(model, rows, FailsAfter(4)).train(folder)
+        trainer_of(loaded, rows, FailsAfter(4)).train(folder)
     assert [line["step"] for line in metrics(folder)] == [0, 1, 2]
-    result = trainer_of(model, rows, FailsAfter(99)).train(folder, resume=True)
+    result = trainer_of(loaded, rows, FailsAfter(99)).train(folder, resume=True)
     assert result.before.keys() == result.after.keys() == {"sampled", "greedy"}
     for place in (whole, folder):  # it shows the object's address
         (place / "config.yaml").unlink()

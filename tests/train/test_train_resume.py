@@ -97,13 +97,13 @@ def test_killed_at_twelve_moments_it_is_the_same_run(tmp_path: Path, whole: Path
     rng = random.Random(seed)
     write_recipe(tmp_path)
     moments: list[tuple[Moment, float]] = [
-        (at_the_start, 1.0),
+        (at_the_start, 0.3),
         (after_lines(1), 0.03),  # imitation
         (while_saving("step-*"), 0.0),
         (after_lines(3), 0.03),
         (after_lines(5), 0.03),  # the critic alone
         (while_saving("step-*"), 0.01),
-        (at_the_start, 1.0),
+        (at_the_start, 0.3),
         (while_saving("reference"), 0.0),
         (after_lines(8), 0.05),  # the evaluation before reinforcement learning
         (after_lines(10), 0.03),
