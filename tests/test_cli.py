@@ -351,7 +351,7 @@ def test_alone_it_prints_help(monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit_:
         main()
     assert not exit_.value.code
-    assert "segcredit segment --example" in plain(capsys.readouterr().out)
+    assert "segcredit demo" in plain(capsys.readouterr().out)
 
 
 def test_help_has_examples_and_says_that_they_are_made_up():
