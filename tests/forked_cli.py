@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+LONGEST = 90.0
+"""Seconds until what is waited for must have happened."""
 _SERVER = """
 import atexit, json, os, subprocess, sys, threading
 import torch
@@ -89,9 +91,9 @@ class Call:
         """To its process group, as a terminal's Ctrl-C goes."""
         os.killpg(self.pid, number)
 
-    def wait_until(self, happened: Callable[[], bool], seconds: float = 60.0) -> bool:
+    def wait_until(self, happened: Callable[[], bool]) -> bool:
         """True once it has happened, False if the process ended first."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + LONGEST
         while not happened():
             if not self.alive():
                 return False
@@ -102,6 +104,12 @@ class Call:
     def wait(self) -> int:
         """How it ended; negative: by that signal."""
         if self.code is None:
+            until = time.monotonic() + LONGEST
+            while self.alive():
+                if time.monotonic() > until:
+                    self.signal(signal.SIGKILL)
+                    raise AssertionError(f"it does not end: {self.said} {self.complained}")
+                time.sleep(0.001)
             self.code = self.server.ask({"wait": self.pid})
         return self.code
 

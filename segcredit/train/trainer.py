@@ -106,11 +106,14 @@ class Trainer:
             raise ValueError("resume needs the run's folder: train(folder=…, resume=True)")
         if not parallel.first:
             earlier = RunFolder(folder) if resume and folder is not None else None
-            return self._loop(None, None, self._state(earlier, parallel, Silent())[0], Silent())
+            state, _ = self._state(earlier, parallel, Silent())
+            parallel.wait()
+            return self._loop(None, None, state, Silent())
         path = Path(folder) if folder is not None else new_run_path(self.recipe.name)
         with RunFolder.open(path) if resume else RunFolder.create(path) as run:
             self._write_record(run, resume, watch)
             state, position = self._state(run if resume else None, parallel, watch)
+            parallel.wait()  # nothing on disk changes before everyone has read it
             if resume:
                 forget_after(state, run)
             names = ["tensorboard", *self.recipe.save.trackers]

@@ -132,10 +132,10 @@ def test_processes_that_train_together_stop_and_go_on_together(tmp_path: Path) -
     for call in several(tmp_path, "train", recipe, "--folder", "whole"):
         assert call.wait() == 0, call.complained
     calls = several(tmp_path, "train", recipe, "--folder", "run")
-    assert calls[0].wait_until(lambda: count_lines(tmp_path / "run") >= 3), calls[0].complained
-    for call in calls:  # a little after each other: they must agree on the step
+    assert calls[0].wait_until(lambda: count_lines(tmp_path / "run") >= 2), calls[0].complained
+    for call in calls:  # one after the other, and still they must agree on the step
         call.signal(signal.SIGINT)
-        time.sleep(0.02)
+        time.sleep(0.005)
     assert [call.wait() for call in calls] == [130, 130], [x.complained for x in calls]
     step = step_of(calls[0].said)[1]
     assert f"stopped after step {step}; another process saves it." in calls[1].said
