@@ -1,6 +1,6 @@
-"""Encoded prompts and their responses as the tensors a model reads: prompts padded on the left."""
+"""Prompts and responses as the tensors a model reads, prompts padded on the left; and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from segcredit.types import Encoded
+from segcredit.types import Encoded, Response, Rollouts
 
 
 @dataclass(frozen=True)
@@ -76,3 +76,17 @@ def full_inputs(
         positions=torch.cat([before.positions, after], dim=2),
         vision=before.vision,
     )
+
+
+def as_responses(
+    rollouts: Rollouts, decode: Callable[[list[int]], str], max_tokens: int
+) -> list[Response]:
+    """The text of each response, for those who grade it."""
+    assert rollouts.prompts is not None
+    found = []
+    for encoded, tokens, mask, cut in zip(
+        rollouts.prompts, rollouts.tokens, rollouts.mask, rollouts.truncated.tolist(), strict=True
+    ):
+        written = tokens[mask].tolist()
+        found.append(Response(encoded.prompt, decode(written), len(written), cut, max_tokens))
+    return found

@@ -259,6 +259,10 @@ class Batch:
 
     def split(self, num: int, generator: torch.Generator | None = None) -> "list[Batch]":
         """Shuffled mini-batches of (almost) equal numbers of items."""
+        return [self.select(rows) for rows in self.split_rows(num, generator)]
+
+    def split_rows(self, num: int, generator: torch.Generator | None = None) -> list[Tensor]:
+        """The row numbers of those mini-batches."""
         items = len(self.rollouts) // self.rows_per_item
         if not 1 <= num <= items:
             raise ValueError(
@@ -267,11 +271,10 @@ class Batch:
             )
         order = torch.randperm(items, generator=generator)
         within = torch.arange(self.rows_per_item)
-        parts = [
-            (part[:, None] * self.rows_per_item + within).flatten()
+        return [
+            (part[:, None] * self.rows_per_item + within).flatten().to(self.loss_mask.device)
             for part in order.tensor_split(num)
         ]
-        return [self.select(part.to(self.loss_mask.device)) for part in parts]
 
 
 def _whole_items(rows: Tensor, size: int) -> bool:

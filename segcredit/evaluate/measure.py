@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from segcredit.evaluate.statistics import bootstrap_interval, pass_at_k
+from segcredit.inputs import as_responses
 from segcredit.types import Encoded, Prompt, Response, Reward, RewardFn, RolloutEngine, Sampling
 
 EncodePrompt = Callable[[Prompt], Encoded]
@@ -112,14 +113,7 @@ def _graded(
     generator: torch.Generator,
 ) -> list[tuple[Response, Reward]]:
     rollouts = engine.sample(encoded, sampling, generator)
-    responses = []
-    for x, tokens, mask, cut in zip(
-        encoded, rollouts.tokens, rollouts.mask, rollouts.truncated.tolist(), strict=True
-    ):
-        written = tokens[mask].tolist()
-        responses.append(
-            Response(x.prompt, decode(written), len(written), cut, sampling.max_tokens)
-        )
+    responses = as_responses(rollouts, decode, sampling.max_tokens)
     return list(zip(responses, reward(responses), strict=True))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from transformers import (
@@ -63,83 +64,57 @@ def _mrope(width: int) -> dict[str, Any]:
     }
 
 
-def qwen2(
+def _text_model(
+    kind: type[PreTrainedConfig],
     tokenizer: PreTrainedTokenizerBase,
-    hidden: int = HIDDEN,
-    layers: int = LAYERS,
-    heads: int = HEADS,
+    hidden: int,
+    layers: int,
+    heads: int,
 ) -> PreTrainedConfig:
-    """A small Qwen2 (text)."""
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return Qwen2Config(**_text(hidden, layers, heads), **_ids(tokenizer), rope_parameters=rope)
+    return kind(**_text(hidden, layers, heads), **_ids(tokenizer), rope_parameters=rope)
 
 
-def llama(
+def _vision_model(
+    kind: type[PreTrainedConfig],
+    own: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
-    hidden: int = HIDDEN,
-    layers: int = LAYERS,
-    heads: int = HEADS,
+    hidden: int,
+    layers: int,
+    heads: int,
 ) -> PreTrainedConfig:
-    """A small Llama (text)."""
-    rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return LlamaConfig(**_text(hidden, layers, heads), **_ids(tokenizer), rope_parameters=rope)
-
-
-def qwen2_5_vl(
-    tokenizer: PreTrainedTokenizerBase,
-    hidden: int = HIDDEN,
-    layers: int = LAYERS,
-    heads: int = HEADS,
-) -> PreTrainedConfig:
-    """A small Qwen2.5-VL: 14-pixel patches, merged two by two, so 28 pixels per image token."""
+    """``own``: what only this architecture's vision tower has."""
     text = _text(hidden, layers, heads)
     tied = text.pop("tie_word_embeddings")
-    text |= _ids(tokenizer) | {"rope_parameters": _mrope(hidden // heads)}
+    width = hidden // heads
+    text |= _ids(tokenizer) | {"rope_parameters": _mrope(width), "head_dim": width}
     vision = {
         "depth": 1,
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
         "num_heads": heads,
         "out_hidden_size": hidden,
-        "fullatt_block_indexes": [0],
         "initializer_range": INIT,
     }
-    return Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=tied, **_vision_ids(tokenizer)
-    )
-
-
-def qwen3_vl(
-    tokenizer: PreTrainedTokenizerBase,
-    hidden: int = HIDDEN,
-    layers: int = LAYERS,
-    heads: int = HEADS,
-) -> PreTrainedConfig:
-    """A small Qwen3-VL: 16-pixel patches, merged two by two, so 32 pixels per image token."""
-    text = _text(hidden, layers, heads)
-    tied = text.pop("tie_word_embeddings")
-    text |= _ids(tokenizer) | {"rope_parameters": _mrope(hidden // heads)}
-    text["head_dim"] = hidden // heads
-    vision = {
-        "depth": 1,
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_heads": heads,
-        "out_hidden_size": hidden,
-        "num_position_embeddings": 16 * 16,
-        "deepstack_visual_indexes": [0],
-        "initializer_range": INIT,
-    }
-    return Qwen3VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=tied, **_vision_ids(tokenizer)
+    return kind(
+        text_config=text,
+        vision_config=vision | own,
+        tie_word_embeddings=tied,
+        **_vision_ids(tokenizer),
     )
 
 
 TINY: dict[str, Callable[..., PreTrainedConfig]] = {
-    "qwen2": qwen2,
-    "llama": llama,
-    "qwen2_5_vl": qwen2_5_vl,
-    "qwen3_vl": qwen3_vl,
+    "qwen2": partial(_text_model, Qwen2Config),
+    "llama": partial(_text_model, LlamaConfig),
+    # 14-pixel patches, merged two by two: 28 pixels per image token
+    "qwen2_5_vl": partial(_vision_model, Qwen2_5_VLConfig, {"fullatt_block_indexes": [0]}),
+    # 16-pixel patches, merged two by two: 32 pixels per image token
+    "qwen3_vl": partial(
+        _vision_model,
+        Qwen3VLConfig,
+        {"num_position_embeddings": 16 * 16, "deepstack_visual_indexes": [0]},
+    ),
 }
 
 
@@ -159,6 +134,6 @@ def tiny_config(
         raise ValueError(
             f"hidden must be heads × a multiple of 8 (rotary positions halve each head and share "
             f"it among time, height and width); got hidden={hidden}, heads={heads}. "
-            f"Try hidden={32 * heads}."
+            f"Try hidden={8 * heads * max(1, round(hidden / (8 * heads)))}."
         )
     return TINY[name](tokenizer, hidden, layers, heads)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from segcredit.inputs import as_responses
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import by_tokens
 from segcredit.train.seeds import generator
@@ -41,7 +42,11 @@ def collect(
         torch.rand(before, settings.max_tokens, generator=drawn)  # other ranks' share of chance
         rollouts = state.engine.sample(own, sampling, drawn) if own else None
     with log.time("score"):
-        responses = [] if rollouts is None else as_responses(state, rollouts, settings.max_tokens)
+        responses = (
+            []
+            if rollouts is None
+            else as_responses(rollouts, state.policy.codec.decode, settings.max_tokens)
+        )
         rewards = state.reward(responses) if responses else []
         responses, rewards = state.parallel.gather(responses), state.parallel.gather(rewards)
         rollouts = state.parallel.gather_rollouts(rollouts, encoded)
@@ -53,19 +58,6 @@ def collect(
     with log.time("annotate"):
         rollouts = annotate(state, rollouts, needs)
     return Collected(rollouts, responses, rewards)
-
-
-def as_responses(state: State, rollouts: Rollouts, max_tokens: int) -> list[Response]:
-    """The text of each response, for those who grade it."""
-    assert rollouts.prompts is not None
-    found = []
-    for encoded, tokens, mask, cut in zip(
-        rollouts.prompts, rollouts.tokens, rollouts.mask, rollouts.truncated.tolist(), strict=True
-    ):
-        written = tokens[mask].tolist()
-        text = state.policy.codec.decode(written)
-        found.append(Response(encoded.prompt, text, len(written), cut, max_tokens))
-    return found
 
 
 @torch.no_grad()

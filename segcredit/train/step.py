@@ -33,7 +33,7 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
     log.add(describe(batch))
     with log.time("update"):
         epochs = state.recipe.update.epochs
-        updated = update(
+        logp_new = update(
             state, algorithm, batch, log, "optimize", state.step, epochs=epochs, factor=factor
         )
     with log.time("sync"):
@@ -44,4 +44,4 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
             )
     tokens = float(batch.rollouts.mask.sum())
     log.add({"tokens_per_second": tokens / log.seconds})
-    return Stepped(collected, batch, updated.logp_new, log.result())
+    return Stepped(collected, batch, logp_new, log.result())

@@ -1,7 +1,5 @@
 """From a batch with credit to gradient steps."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -10,14 +8,6 @@ from segcredit.train.micro import numbered, rows_of
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Batch, Outputs
-
-
-@dataclass(frozen=True)
-class Updated:
-    """What the passes over a batch saw."""
-
-    logp_new: Tensor
-    """log π of each token when its row last entered a gradient, (B, T)."""
 
 
 def update(
@@ -29,15 +19,17 @@ def update(
     epochs: int,
     factor: float = 1.0,
     critic_only: bool = False,
-) -> Updated:
-    """Epochs of mini-batches over the batch: forward, loss, backward, step."""
+) -> Tensor:
+    """Epochs of mini-batches over the batch: forward, loss, backward, step.
+
+    Returns log π of each token when its row last entered a gradient, (B, T); of this rank's rows.
+    """
     seen = batch.rollouts.logp_old.clone()
-    numbers = torch.arange(len(batch.rollouts), device=seen.device)
     budget = state.recipe.update.tokens_per_micro
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
     for epoch in range(epochs):
         order = generator(state.seed, "minibatches", *purpose, epoch)
-        for number, rows in enumerate(_split(batch, state.recipe.update.minibatches, order)):
+        for number, rows in enumerate(batch.split_rows(state.recipe.update.minibatches, order)):
             part = batch.select(rows)
             micros = rows_of(part, budget)
             part = algorithm.minibatch(part, numbered(micros, len(rows)))
@@ -53,7 +45,7 @@ def update(
                     loss.total.backward()
                 for name, value in loss.metrics.items():
                     totals[name] = totals.get(name, torch.zeros((), device=value.device)) + value
-                seen[numbers[rows[micro_rows]]] = outputs.logp.detach().float()
+                seen[rows[micro_rows]] = outputs.logp.detach().float()
                 if epoch == number == 0 and not critic_only:
                     log.highest("agreement/ratio_error", _ratio_error(outputs.logp, micro))
             if critic_only:
@@ -62,18 +54,7 @@ def update(
             for optimizer in optimizers:
                 state.parallel.add_gradients(optimizer.parameters)
                 log.add(optimizer.step(factor))
-    return Updated(seen)
-
-
-def _split(batch: Batch, num: int, order: torch.Generator) -> list[Tensor]:
-    """Row numbers of shuffled mini-batches."""
-    size = batch.rows_per_item
-    shuffled = torch.randperm(len(batch.rollouts) // size, generator=order)
-    within = torch.arange(size)
-    return [
-        (part[:, None] * size + within).flatten().to(batch.loss_mask.device)
-        for part in shuffled.tensor_split(num)
-    ]
+    return seen
 
 
 def _outputs(state: State, micro: Batch, critic_only: bool) -> Outputs:
