@@ -1,5 +1,7 @@
 """The one error of rewards, and text that is safe to put into it."""
 
+from segcredit.printable import printable
+
 
 class RewardError(ValueError):
     """A reward could not be computed: what was expected, what came, what to do."""
@@ -7,9 +9,4 @@ class RewardError(ValueError):
 
 def shown(text: str, limit: int = 80) -> str:
     """The beginning of a text in quotes, on one line, with nothing that could drive a terminal."""
-    begun = "".join(c if c.isprintable() else _escaped(c) for c in text[:limit])
-    return f"'{begun}{'…' if len(text) > limit else ''}'"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return f"'{printable(text, limit)}'"

@@ -225,7 +225,7 @@ def test_hostile_text_in_messages_is_made_printable() -> None:
         CustomReward(lambda completions: 1 / 0)([hostile])
     message = str(failed.value)
     assert message.isprintable()
-    assert r"prompt 'p\n', response '\x1b[2J\ud800\x00xxx" in message
+    assert "prompt 'p↵', response '␛[2J‹U+D800›␀xxx" in message
     assert len(message) < 400
 
 
