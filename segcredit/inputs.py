@@ -21,9 +21,19 @@ class Inputs:
     """
 
     tokens: Int[Tensor, "B L"]
-    attended: Bool[Tensor, "B L"]
+    attended: Bool[Tensor, "B K"]
+    """Of all tokens so far, K ≥ L: those in the cache come first."""
     positions: Int[Tensor, "R B L"]
     vision: dict[str, Tensor]
+
+    @property
+    def next_position(self) -> Int[Tensor, " B"]:
+        """Where the text goes on."""
+        return self.positions.amax(dim=(0, 2)) + 1
+
+    def select(self, rows: Int[Tensor, " N"]) -> "Inputs":
+        """These rows as text; their pictures have been read already."""
+        return Inputs(self.tokens[rows], self.attended[rows], self.positions[:, rows], {})
 
     def arguments(self) -> dict[str, Tensor]:
         """Keyword arguments of a transformers model."""
@@ -55,27 +65,42 @@ def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu"
     )
 
 
-def full_inputs(
-    prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
-) -> Inputs:
-    """Prompts with their responses behind them, padded on the right.
+def answer_inputs(asked: Inputs, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Inputs:
+    """Responses alone, to be read on their prompts' keys and values; padded on the right.
 
     A hole in the mask (a tool's output) is text that the policy read, so it is attended; what
     follows a response's last token is padding.
     """
-    device = tokens.device
-    before = prompt_inputs(prompts, device)
     # True up to the last token of the response: some masked-in token lies here or later
     inside = mask.flip(1).cummax(dim=1).values.flip(1)
-    first = before.positions.amax(dim=(0, 2)) + 1
-    step = torch.arange(tokens.shape[1], device=device)
-    after = (first[:, None] + step).expand(len(before.positions), -1, -1)
+    step = torch.arange(tokens.shape[1], device=tokens.device)
     return Inputs(
-        tokens=torch.cat([before.tokens, tokens.masked_fill(~inside, 0)], dim=1),
-        attended=torch.cat([before.attended, inside], dim=1),
-        positions=torch.cat([before.positions, after], dim=2),
-        vision=before.vision,
+        tokens=tokens.masked_fill(~inside, 0),
+        attended=torch.cat([asked.attended, inside], dim=1),
+        positions=(asked.next_position[:, None] + step).expand(len(asked.positions), -1, -1),
+        vision={},
     )
+
+
+def full_inputs(
+    prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Inputs:
+    """Prompts with their responses behind them."""
+    asked = prompt_inputs(prompts, tokens.device)
+    answered = answer_inputs(asked, tokens, mask)
+    return Inputs(
+        tokens=torch.cat([asked.tokens, answered.tokens], dim=1),
+        attended=answered.attended,
+        positions=torch.cat([asked.positions, answered.positions], dim=2),
+        vision=asked.vision,
+    )
+
+
+def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B"]]:
+    """Each prompt once, and which of them every row has: siblings hold one and the same object."""
+    number: dict[int, int] = {}
+    which = [number.setdefault(id(x), len(number)) for x in prompts]
+    return list({id(x): x for x in prompts}.values()), torch.tensor(which)
 
 
 def as_responses(

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from segcredit.models.policy import Policy, _widen, response_outputs
+from segcredit.models.forward import response_outputs, widened
+from segcredit.models.policy import Policy
 from segcredit.types import Rollouts
 
 HEAD_FILE = "value_head.safetensors"
@@ -69,8 +70,8 @@ class Critic(nn.Module):
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """V before each response token."""
-        hidden, spare = response_outputs(self.trunk, rollouts, head=False)
-        return _widen(self.head(hidden.float()).squeeze(-1), spare)
+        hidden = response_outputs(self.trunk, rollouts, head=False)
+        return widened(self.head(hidden.float()).squeeze(-1), rollouts)
 
 
 def verify_equal(original: nn.Module, copied: nn.Module) -> None:

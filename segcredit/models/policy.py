@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from segcredit.core.logits import token_logp, token_logp_and_entropy
-from segcredit.inputs import full_inputs
 from segcredit.models.codec import Codec
+from segcredit.models.forward import response_outputs, widened
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
 
@@ -131,34 +131,13 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
-        logits, spare = response_outputs(self.model, rollouts, head=True)
+        logits = response_outputs(self.model, rollouts, head=True)
         width = logits.shape[1]
         # off the mask stands anything, a banned token too: −∞ there would spoil gradients
         harmless = 0 if self.banned is None else int(self.banned.int().argmin())
         tokens = rollouts.tokens[:, :width].masked_fill(~rollouts.mask[:, :width], harmless)
         if with_entropy:
             logp, h = token_logp_and_entropy(logits, tokens, temperature, self.banned)
-            return _widen(logp, spare), _widen(h, spare)
+            return widened(logp, rollouts), widened(h, rollouts)
         logp = token_logp(logits, tokens, temperature, self.banned)
-        return _widen(logp, spare), None
-
-
-def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> tuple[Tensor, int]:
-    """What the model says before each response token, (B, T', ·), T' the longest response here.
-
-    Also how many columns of padding were left out.
-    """
-    prompts = rollouts.prompts
-    if prompts is None:
-        raise ValueError("scoring needs the rollouts' 'prompts'; got none. Pass Encoded prompts.")
-    width = int(rollouts.mask.any(dim=0).nonzero().max()) + 1
-    inputs = full_inputs(prompts, rollouts.tokens[:, :width], rollouts.mask[:, :width])
-    # the state before response token t is one place to its left: of the last T'+1, all but one
-    extra = {"logits_to_keep": width + 1} if head else {}
-    outputs = model(**inputs.arguments(), use_cache=False, **extra)
-    found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
-    return found[:, :-1], rollouts.tokens.shape[1] - width
-
-
-def _widen(x: Tensor, spare: int) -> Tensor:
-    return nn.functional.pad(x, (0, spare)) if spare else x
+        return widened(logp, rollouts), None

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from segcredit.core.logits import entropy, scaled
-from segcredit.inputs import prompt_inputs
+from segcredit.inputs import Inputs, distinct, prompt_inputs
+from segcredit.rollout.cache import growing_cache
 from segcredit.rollout.choose import choose, nucleus
 from segcredit.types import Encoded, Rollouts, Sampling
 
@@ -55,7 +55,13 @@ class HFEngine:
                 f"prefix {row} has {len(prefixes[row])} tokens, so nothing is left of "
                 f"max_tokens={sampling.max_tokens}. Leave it out, or raise max_tokens."
             )
-        begun = [p.extended(x.to(p.tokens.device)) for p, x in zip(prompts, prefixes, strict=True)]
+        made: dict[tuple[int, int], Encoded] = {}  # one object for equal beginnings: read once
+        begun = []
+        for prompt, prefix in zip(prompts, prefixes, strict=True):
+            key = (id(prompt), id(prefix))
+            if key not in made:
+                made[key] = prompt.extended(prefix.to(prompt.tokens.device))
+            begun.append(made[key])
         return self._sample(begun, prompts, budget, sampling, generator)
 
     @torch.no_grad()
@@ -102,18 +108,17 @@ class HFEngine:
         logp, entropies = (torch.zeros(num, width, device=device) for _ in range(2))
         ended = torch.zeros(num, dtype=torch.bool, device=device)
 
-        inputs = prompt_inputs(begun, device)
-        attended = inputs.attended
-        position = inputs.positions.amax(dim=(0, 2)) + 1
+        few, which = distinct(begun)
+        which = which.to(device)
+        inputs = prompt_inputs(few, device)
+        cache: Any = growing_cache(self.model.config)
+        logits = self._next_logits(cache, inputs.arguments())[which]
+        cache.batch_select_indices(which)
+        attended, position = inputs.attended[which], inputs.next_position[which]
         planes = len(inputs.positions)
-        cache: Any = DynamicCache(config=self.model.config)
-        arguments = inputs.arguments()
         row = torch.arange(num, device=device)  # which response each row of the cache belongs to
         for step in range(width):
-            outputs = self.model(
-                **arguments, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
-            log_pi, picked = self._pick(outputs.logits[:, -1], uniform[row, step], sampling)
+            log_pi, picked = self._pick(logits, uniform[row, step], sampling)
             alive = ~ended[row] & (step < budget[row])
             here = row[alive]
             tokens[here, step] = picked[alive]
@@ -130,14 +135,17 @@ class HFEngine:
                 cache.batch_select_indices(alive.nonzero().flatten())
                 row, attended, position = row[alive], attended[alive], position[alive]
                 picked = picked[alive]
-            now = position[:, None]
-            arguments = {
-                "input_ids": picked[:, None],
-                "attention_mask": attended.long(),
-                "position_ids": now.expand(planes, -1, -1) if planes > 1 else now,
-            }
+            now = position[:, None].expand(planes, -1, -1)
+            inputs = Inputs(picked[:, None], attended, now, {})
+            logits = self._next_logits(cache, inputs.arguments())
             position = position + 1
         return tokens, mask, logp, entropies, ended
+
+    def _next_logits(self, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
+        """Logits after the last token; the cache grows by what was read."""
+        outputs = self.model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits: Tensor = outputs.logits[:, -1]
+        return logits
 
     def _pick(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """log π over the vocabulary as it is recorded, and the tokens chosen."""

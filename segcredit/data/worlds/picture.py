@@ -32,7 +32,7 @@ def draw_grid(cells: Sequence[Item | None], size: int, cell: int) -> bytes:
         row, column = divmod(number, size)
         picture.paste(_tile(item, cell), (column * cell, row * cell))
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    picture.save(buffer, format="PNG", compress_level=1)  # time matters more than bytes here
     return buffer.getvalue()
 
 
