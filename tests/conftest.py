@@ -12,7 +12,8 @@ from jaxtyping import install_import_hook
 if importlib.util.find_spec("beartype"):
     package = Path(__file__).parent.parent / "segcredit"
     modules = [f"segcredit.core.{file.stem}" for file in (package / "core").glob("*.py")]
-    modules.remove("segcredit.core.kernels")  # Triton compiles the functions it finds there
+    for name in ("kernels", "head_kernels"):  # Triton compiles the functions it finds there
+        modules.remove(f"segcredit.core.{name}")
     rest = [
         *("algorithms", "data", "evaluate", "inputs", "models", "partition", "report"),
         *("rewards", "rollout", "runlog", "train", "types", "viewer"),

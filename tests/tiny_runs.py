@@ -75,7 +75,7 @@ def count_lines(run: Path) -> int:
 
 def kept(run: Path) -> dict[str, bytes]:
     """Every file whose bytes two equal runs share: weights, optimizers, rollouts, the settings."""
-    places = ("checkpoints", "rollouts", "evaluations", "config.yaml")
+    places = ("checkpoints", "rollouts", "watched", "images", "evaluations", "config.yaml")
     files = [x for place in places for x in [run / place, *(run / place).rglob("*")]]
     found = {str(x.relative_to(run)): x.read_bytes() for x in files if x.is_file()}
     for name in found:  # where metrics.jsonl ended differs: its seconds have more or fewer digits

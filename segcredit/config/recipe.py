@@ -205,6 +205,9 @@ class EvaluationSettings(Settings):
     greedy: bool = True
     temperature: Number = Field(1.0, gt=0)
     top_p: Number = Field(1.0, gt=0, le=1)
+    watch: Whole = Field(4, ge=0)
+    """Held-out prompts whose responses are kept token by token with their credit, each time the
+    same, to see what changed."""
 
 
 class SaveSettings(Settings):

@@ -18,6 +18,12 @@ def has_kernels(*tensors: Tensor) -> bool:
     return fitting and _triton_is_there() and not torch.are_deterministic_algorithms_enabled()
 
 
+def has_head_kernels(logits: Tensor) -> bool:
+    """The same for the language-model head, whose kernels take any float of a GPU."""
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    return logits.is_cuda and logits.dtype in known and _triton_is_there()
+
+
 @lru_cache(maxsize=1)
 def _triton_is_there() -> bool:
     wanted = os.environ.get("SEGCREDIT_KERNELS") != "off"

@@ -17,9 +17,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from segcredit.core.logits import token_logp, token_logp_and_entropy
+from segcredit.core.head import head_logp_and_entropy
+from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
-from segcredit.models.forward import response_outputs, widened
+from segcredit.models.forward import response_outputs
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
 
@@ -131,13 +132,42 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
-        logits = response_outputs(self.model, rollouts, head=True)
-        width = logits.shape[1]
-        # off the mask stands anything, a banned token too: −∞ there would spoil gradients
-        harmless = 0 if self.banned is None else int(self.banned.int().argmin())
-        tokens = rollouts.tokens[:, :width].masked_fill(~rollouts.mask[:, :width], harmless)
-        if with_entropy:
-            logp, h = token_logp_and_entropy(logits, tokens, temperature, self.banned)
-            return widened(logp, rollouts), widened(h, rollouts)
-        logp = token_logp(logits, tokens, temperature, self.banned)
-        return widened(logp, rollouts), None
+        mask = rollouts.mask
+        tokens = rollouts.tokens[mask]
+        if self.plain_head:
+            hidden = response_outputs(self.model.base_model, rollouts, head=False)
+            head = self.model.get_output_embeddings()
+            logp, h = head_logp_and_entropy(
+                hidden[mask[:, : hidden.shape[1]]],
+                head.weight,
+                tokens,
+                temperature,
+                self.banned,
+                getattr(head, "bias", None),
+            )
+        else:
+            logits = response_outputs(self.model, rollouts, head=True)
+            logp, h = token_logp_and_entropy(
+                logits[mask[:, : logits.shape[1]]], tokens, temperature, self.banned
+            )
+        empty = torch.zeros(mask.shape, dtype=logp.dtype, device=logp.device)
+        return empty.masked_scatter(mask, logp), (
+            empty.masked_scatter(mask, h) if with_entropy else None
+        )
+
+    @cached_property
+    def plain_head(self) -> bool:
+        """Whether logits are just W h + b, so that they need not be made: tried on some tokens.
+
+        Some architectures scale or cap them.
+        """
+        tokens = torch.arange(4, device=self.device)[None]
+        planes = 3 if is_vision(self.model.config) else 1
+        positions = torch.arange(4, device=self.device).expand(planes, 1, 4)
+        given = {"input_ids": tokens, "position_ids": positions if planes > 1 else positions[0]}
+        head = self.model.get_output_embeddings()
+        with torch.no_grad():
+            logits = self.model(**given, use_cache=False).logits
+            hidden = self.model.base_model(**given, use_cache=False).last_hidden_state
+            expected = torch.nn.functional.linear(hidden, head.weight, getattr(head, "bias", None))
+        return torch.allclose(logits.float(), expected.float(), rtol=1e-3, atol=1e-3)

@@ -33,6 +33,10 @@ class RunFolder:
         self.trackers = self.path / "trackers.json"
         """What wandb and mlflow call this run, to go on with it."""
         self.rollouts = self.path / "rollouts"
+        self.watched = self.path / "watched"
+        """The same few held-out prompts again and again, with credit."""
+        self.images = self.path / "images"
+        """The pictures of recorded prompts, each once."""
         self.evaluations = self.path / "evaluations"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
@@ -70,7 +74,7 @@ class RunFolder:
         folder._acquire()
         try:
             folder._make_subfolders()
-            for place in (folder.path, folder.rollouts, folder.evaluations, folder.plots):
+            for place in (folder.path, *folder._subfolders()):
                 remove_leftovers(place)
         except BaseException:
             folder.close()
@@ -102,7 +106,8 @@ class RunFolder:
             place.mkdir(exist_ok=True)
 
     def _subfolders(self) -> tuple[Path, ...]:
-        return self.rollouts, self.evaluations, self.checkpoints, self.tensorboard, self.plots
+        recorded = (self.rollouts, self.watched, self.images, self.evaluations)
+        return *recorded, self.checkpoints, self.tensorboard, self.plots
 
     def _refuse_a_run(self) -> None:
         found = [

@@ -26,19 +26,28 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every object of the file; a last line that is still being written is left out."""
+    return read_some_lines(path, None)[0]
+
+
+def read_some_lines(path: Path, count: int | None) -> tuple[list[dict[str, Any]], int]:
+    """At most ``count`` objects, evenly spread, and how many there are; others stay unparsed."""
     *whole, last = path.read_bytes().split(b"\n")
+    lines = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
+    if _parsed(last) is not None:
+        lines.append((len(whole) + 1, last))
+    total = len(lines)
+    if count is not None and count < total:
+        lines = [lines[i * total // count] for i in range(count)]
     rows = []
-    for number, line in enumerate(whole, start=1):
-        if line.strip():
-            row = _parsed(line)
-            if row is None:
-                raise ValueError(
-                    f"line {number} of {path} must be a JSON object; got {line[:40]!r}. The file "
-                    f"is damaged; deleting that line makes the rest readable."
-                )
-            rows.append(row)
-    row = _parsed(last)
-    return rows if row is None else [*rows, row]
+    for number, line in lines:
+        row = _parsed(line)
+        if row is None:
+            raise ValueError(
+                f"line {number} of {path} must be a JSON object; got {line[:40]!r}. The file is "
+                f"damaged; deleting that line makes the rest readable."
+            )
+        rows.append(row)
+    return rows, total
 
 
 def revived(x: Any) -> Any:

@@ -65,13 +65,22 @@ class Run:
     @property
     def rollout_steps(self) -> list[int]:
         """The steps whose responses were kept."""
-        return [step for step, path in self._rollout_files()]
+        return list(self.rollout_files)
+
+    @cached_property
+    def rollout_files(self) -> dict[int, Path]:
+        """The file of each such step."""
+        return _files(self.folder.rollouts)
+
+    @cached_property
+    def watched_files(self) -> dict[int, Path]:
+        """The same held-out prompts at several steps."""
+        return _files(self.folder.watched)
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
         """The responses of one step; the columns are those of ``runlog.rollouts.COLUMNS``."""
-        for number, path in self._rollout_files():
-            if number == step:
-                return read_rollouts(path)
+        if step in self.rollout_files:
+            return read_rollouts(self.rollout_files[step])
         steps = self.rollout_steps
         shown = ", ".join(map(str, steps[-8:])) or "none"
         raise ValueError(f"{self.path} has no rollouts of step {step}; the last it has: {shown}.")
@@ -85,9 +94,6 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    def _rollout_files(self) -> list[tuple[int, Path]]:
-        return [pair for pair in by_step(self.folder.rollouts) if pair[1].suffix == ".jsonl"]
-
     def _no_series(self, key: str, stage: str | None) -> str:
         where = f"{self.path}" if stage is None else f"stage {stage!r} of {self.path}"
         known = self.keys(stage)
@@ -97,6 +103,10 @@ class Run:
         near = difflib.get_close_matches(key, known, n=1)
         advice = f"Did you mean {near[0]!r}? " if near else ""
         return f"{where} has no metric {key!r}. {advice}It has: {', '.join(known)}."
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    return {step: path for step, path in by_step(folder) if path.suffix == ".jsonl"}
 
 
 def read_run(path: str | Path) -> Run:

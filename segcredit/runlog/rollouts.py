@@ -6,11 +6,13 @@ from typing import Any
 
 from segcredit.runlog.atomic import remove_leftovers, replacing
 from segcredit.runlog.folder import by_step, step_name
-from segcredit.runlog.lines import read_lines, revived, to_line
+from segcredit.runlog.lines import read_some_lines, revived, to_line
 
 COLUMNS: Mapping[str, str] = {
     "prompt_id": "which prompt",
-    "prompt": "its text",
+    "prompt": "its text, as the model reads it",
+    "messages": "the same as role and content, with <image> where a picture stands",
+    "images": "its pictures: paths in the run folder",
     "response": "the response's text",
     "tokens": "token ids",
     "pieces": "text of each token",
@@ -43,10 +45,15 @@ def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
     """The rows of one such file."""
+    return sample_rollouts(path, None)[0]
+
+
+def sample_rollouts(path: Path, count: int | None) -> tuple[list[dict[str, Any]], int]:
+    """At most ``count`` rows, evenly spread over the file, and how many it has."""
+    rows, total = read_some_lines(path, count)
     return [
-        {key: revived(x) if key in _NUMBERS else x for key, x in row.items()}
-        for row in read_lines(path)
-    ]
+        {key: revived(x) if key in _NUMBERS else x for key, x in row.items()} for row in rows
+    ], total
 
 
 def delete_after(folder: Path, step: int) -> list[Path]:

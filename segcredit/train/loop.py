@@ -17,6 +17,7 @@ from segcredit.train.seeds import derive
 from segcredit.train.stages import AnyStage, enter, step_of
 from segcredit.train.state import State
 from segcredit.train.step import Stepped
+from segcredit.train.watch import watch
 from segcredit.types import Sampling
 
 
@@ -79,9 +80,14 @@ class Loop:
         if self.folder is None or not settings.rollouts_every or not state.parallel.first:
             return
         if (state.stage_step - 1) % settings.rollouts_every == 0:
-            rows = rollout_rows(stepped, state.policy.codec, settings.rollouts)
-            with saying_how_to_go_on(self.folder.rollouts):
-                write_rollouts(self.folder.rollouts, state.step, rows)
+            self._write(self.folder.rollouts, stepped, settings.rollouts)
+
+    def _write(self, place: Path, stepped: Stepped, count: int) -> None:
+        """The first responses of a batch, token by token, and their pictures."""
+        assert self.folder is not None
+        rows = rollout_rows(stepped, self.state.policy.codec, count, self.folder.images)
+        with saying_how_to_go_on(place):
+            write_rollouts(place, self.state.step, rows)
 
     def _evaluate(self, name: str | None) -> None:
         found = evaluate_state(self.state)
@@ -98,6 +104,9 @@ class Loop:
             with saying_how_to_go_on(self.folder.evaluations):
                 write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
+        watched = watch(state)  # every process takes part
+        if self.folder is not None and state.parallel.first and watched is not None:
+            self._write(self.folder.watched, watched, len(watched.collected.responses))
 
     def _save(self) -> None:
         state = self.state

@@ -1,16 +1,20 @@
 """What a run keeps of a step's responses: text, tokens, segments, credit, reward and reason."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from segcredit.models import Codec
+from segcredit.runlog.pictures import keep_picture
 from segcredit.train.step import Stepped
 
 
-def rollout_rows(stepped: Stepped, codec: Codec, count: int) -> Iterator[dict[str, Any]]:
-    """The first ``count`` responses of a step, token by token."""
+def rollout_rows(
+    stepped: Stepped, codec: Codec, count: int, images: Path
+) -> Iterator[dict[str, Any]]:
+    """The first ``count`` responses of a step, token by token; pictures go to ``images``."""
     batch, collected = stepped.batch, stepped.collected
     rollouts = batch.rollouts
     columns: dict[str, Tensor] = {"logp_old": rollouts.logp_old}
@@ -30,6 +34,8 @@ def rollout_rows(stepped: Stepped, codec: Codec, count: int) -> Iterator[dict[st
         yield {
             "prompt_id": response.prompt.id,
             "prompt": codec.render(response.prompt),
+            "messages": [dict(x) for x in response.prompt.messages],
+            "images": [keep_picture(images, x) for x in response.prompt.images],
             "response": response.text,
             "tokens": tokens,
             "pieces": codec.pieces(tokens),

@@ -109,6 +109,7 @@ def _reopen_a_longer_stage(state: State) -> None:
 def forget_after(state: State, folder: RunFolder) -> None:
     """Delete what an earlier process wrote after the step from which the run goes on."""
     delete_after(folder.rollouts, state.step)
+    delete_after(folder.watched, state.step)
     delete_after(folder.evaluations, state.step)
     checkpoint.delete_after(folder.checkpoints, state.step)
     if not _reference_is_made(state):

@@ -69,7 +69,8 @@ def test_scores_values_and_gradients_are_those_of_separate_prompts(name: str, ho
 def test_each_prompt_is_read_once(name: str) -> None:
     owner = fresh_policy(name)
     shared, separate = shared_and_separate(name)
-    passes = rows_read(owner.model)
+    assert owner.plain_head
+    passes = rows_read(owner.model.base_model)
     prompts, responses = len(encoded(name)), len(shared)
     with torch.no_grad():
         owner.score(shared, 1.0)
@@ -88,6 +89,22 @@ def test_the_same_is_drawn_for_shared_prompts(name: str) -> None:
     again = engine(policy(name)).sample(separate.prompts, Sampling(12), seeded())
     assert torch.equal(shared.tokens, again.tokens)
     assert float((shared.logp_old - again.logp_old).abs().max()) <= CLOSE
+
+
+def test_a_head_that_does_more_is_noticed() -> None:
+    rollouts, _ = shared_and_separate("llama")
+    plain, odd = fresh_policy("llama"), fresh_policy("llama")
+    odd.model.get_output_embeddings().register_forward_hook(lambda _, __, out: 3.0 * out.tanh())
+    assert plain.plain_head
+    assert not odd.plain_head
+    with torch.no_grad():
+        logits = odd.model(input_ids=rollouts.tokens[:1, :3]).logits
+    assert float(logits.abs().max()) <= 3.0, "the hook acts"
+    logp, h = odd.score(rollouts, 0.7, with_entropy=True)
+    assert h is not None
+    assert float((logp - plain.score(rollouts, 0.7)[0]).detach().abs().max()) > 0.1
+    logp.sum().backward()
+    assert float(gradients(odd.model).abs().max()) > 0.0
 
 
 def test_one_token_responses() -> None:

@@ -36,7 +36,15 @@ def test_paths_survive_a_change_of_directory(
 
 def test_create_makes_every_place(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "deep" / "run") as folder:
-        for place in ("rollouts", "evaluations", "checkpoints", "tensorboard", "plots"):
+        for place in (
+            "rollouts",
+            "watched",
+            "images",
+            "evaluations",
+            "checkpoints",
+            "tensorboard",
+            "plots",
+        ):
             assert (folder.path / place).is_dir()
 
 
