@@ -8,6 +8,7 @@ import typer
 
 from segcredit import __version__
 from segcredit.commands import evaluate as evaluation
+from segcredit.commands import report as reporting
 from segcredit.commands import train as training
 from segcredit.viewer import command as segment
 from segcredit.viewer.visible import one_line
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command(epilog=training.DEMO_EPILOG)(training.demo)
 app.command(epilog=training.EPILOG)(training.train)
 app.command(epilog=evaluation.EPILOG)(evaluation.evaluate)
+app.command(epilog=reporting.EPILOG)(reporting.report)
 app.command(epilog=segment.EPILOG)(segment.segment)
 
 

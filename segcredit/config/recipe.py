@@ -133,6 +133,16 @@ class UpdateSettings(Settings):
     """Prompt and response tokens, padding included, in one forward pass: changes memory alone."""
 
 
+class MemorySettings(Settings):
+    """What to give up for room on the device; results stay the same."""
+
+    recompute_activations: bool = False
+    """Keep one state per layer and compute the rest again in the backward pass: a third more
+    arithmetic, a fraction of the memory."""
+    offload_optimizer: bool = False
+    """Moments and float32 originals rest in main memory while they are not needed."""
+
+
 class OptimizerSettings(Settings):
     """AdamW, its schedule, and when a step is refused."""
 
@@ -253,6 +263,7 @@ class Recipe(Settings):
     stages: list[Stage] = Field(min_length=1)
     rollout: RolloutSettings = RolloutSettings()
     update: UpdateSettings = UpdateSettings()
+    memory: MemorySettings = MemorySettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     save: SaveSettings = SaveSettings()

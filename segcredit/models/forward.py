@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig
 
 from segcredit.inputs import answer_inputs, distinct, full_inputs, prompt_inputs
+from segcredit.models.recompute import recomputes, recomputing
 from segcredit.types import Encoded, Rollouts
 
 
@@ -21,12 +22,13 @@ def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Tensor
     width = int(rollouts.mask.any(dim=0).nonzero().max()) + 1
     tokens, mask = rollouts.tokens[:, :width], rollouts.mask[:, :width]
     few, which = distinct(prompts)
-    if len(few) < len(prompts) and can_share(model.config):
+    if len(few) < len(prompts) and can_share(model.config) and not recomputes(model):
         return _prompts_once(model, few, which.to(tokens.device), tokens, mask, head)
     inputs = full_inputs(prompts, tokens, mask)
     # the state before response token t is one place to its left: of the last T'+1, all but one
     extra = {"logits_to_keep": width + 1} if head else {}
-    outputs = model(**inputs.arguments(), use_cache=False, **extra)
+    with recomputing(model):
+        outputs = model(**inputs.arguments(), use_cache=False, **extra)
     found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
     return found[:, :-1]
 

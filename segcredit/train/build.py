@@ -17,6 +17,7 @@ from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, Policy
 from segcredit.models.policy import is_vision
+from segcredit.models.recompute import recompute_activations
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
@@ -95,6 +96,8 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     policy.model.to(device)
     if recipe.model.freeze_vision:
         freeze_vision(policy.model)
+    if recipe.memory.recompute_activations:
+        recompute_activations(policy.model)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
     return State(
         recipe=recipe,

@@ -20,7 +20,7 @@ def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict
         count = rollouts.mask.sum()
     optimizer = state.policy_optimizer
     assert optimizer is not None
-    with log.time("update"):
+    with log.time("update"), optimizer.awake():
         total: Tensor = torch.zeros((), device=rollouts.mask.device)
         right = torch.zeros((), device=rollouts.mask.device)
         micros = by_tokens(rollouts, state.recipe.update.tokens_per_micro)

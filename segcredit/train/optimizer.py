@@ -1,12 +1,14 @@
 """AdamW with a schedule, a norm limit, and a refusal to step on what is not finite."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from segcredit.config import OptimizerSettings
+from segcredit.train.offload import HostCopies
 
 PATIENCE = 5
 """Refused steps in a row after which the run stops."""
@@ -29,23 +31,54 @@ def rate(step: int, total: int, schedule: str, warmup: int = 0, end: float = 0.0
 
 
 class Optimizer:
-    """One model's AdamW."""
+    """One model's AdamW.
 
-    def __init__(self, name: str, model: nn.Module, lr: float, settings: OptimizerSettings) -> None:
+    Weights of lower precision than float32 are copies: the optimizer holds the float32 originals,
+    adds gradients up in float32, and writes the rounded result back after each step. A learning
+    rate of 1e-6 would otherwise change nothing, since bfloat16 keeps three digits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        lr: float,
+        settings: OptimizerSettings,
+        offload: bool = False,
+    ) -> None:
         self.name = name
         self.lr = lr
         self.settings = settings
-        self.parameters = [x for x in model.parameters() if x.requires_grad]
         self.refused = 0
+        self.weights: list[Tensor] = [x for x in model.parameters() if x.requires_grad]
+        self._rounded = any(x.dtype != torch.float32 for x in self.weights)
+        self.parameters = self.weights
+        """What is stepped; holds the gradients."""
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        if self._rounded:
+            self.parameters = [x.detach().float().requires_grad_() for x in self.weights]
+            self._hooks = [
+                weight.register_post_accumulate_grad_hook(_moving_to(original))
+                for weight, original in zip(self.weights, self.parameters, strict=True)
+            ]
         self._adam = torch.optim.AdamW(
             _groups(self.parameters, settings.weight_decay),
             lr=lr,
             betas=(settings.beta1, settings.beta2),
             eps=settings.eps,
+            fused=True if all(x.is_cuda for x in self.parameters) else None,
         )
+        self._host = HostCopies() if offload else None
+        self._rest()
+
+    def close(self) -> None:
+        """Leave the weights alone; another optimizer takes them over."""
+        for hook in self._hooks:
+            hook.remove()
 
     def zero_grad(self) -> None:
-        self._adam.zero_grad(set_to_none=True)
+        for x in (*self.weights, *self.parameters):
+            x.grad = None
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
         """Clip, refuse or step."""
@@ -55,6 +88,7 @@ class Optimizer:
             for group in self._adam.param_groups:
                 group["lr"] = self.lr * factor
             self._adam.step()
+            self._write_back()
             self.refused = 0
         else:
             self.refused += 1
@@ -71,12 +105,69 @@ class Optimizer:
         }
         return shown | ({f"{self.name}/grad_norm": float(norm)} if finite else {})
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """With its state on the device; with offloading, it rests in main memory otherwise."""
+        if self._host is None:
+            yield
+            return
+        self._host.bring(self._resting())
+        try:
+            yield
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._host is not None:
+            self._host.send(self._resting())
+
     def state(self) -> dict[str, object]:
-        return {"adam": self._adam.state_dict(), "refused": self.refused}
+        originals = [x.detach() for x in self.parameters] if self._rounded else None
+        return {
+            "adam": self._adam.state_dict(),
+            "refused": self.refused,
+            "originals": originals,
+        }
 
     def load(self, state: dict[str, object]) -> None:
         self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
         self.refused = int(state["refused"])  # type: ignore[call-overload]
+        originals = state.get("originals")
+        if self._rounded and isinstance(originals, list):
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, originals)
+            self._write_back()
+        self._rest()
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        """Round the originals into the weights that the model uses."""
+        if self._rounded:
+            torch._foreach_copy_(self.weights, self.parameters)
+
+    def _resting(self) -> list[Tensor]:
+        """What only a step needs: moments, and originals where the weights are copies."""
+        moments = [
+            x
+            for found in self._adam.state.values()
+            for x in found.values()
+            if isinstance(x, Tensor) and x.ndim
+        ]
+        return [*moments, *(self.parameters if self._rounded else ())]
+
+
+def _moving_to(original: Tensor):  # type: ignore[no-untyped-def]
+    """Adds a weight's gradient to its original's, in float32, as soon as it is complete."""
+
+    def move(weight: Tensor) -> None:
+        assert weight.grad is not None
+        if original.grad is None:
+            original.grad = weight.grad.float()
+        else:
+            original.grad.add_(weight.grad)
+        weight.grad = None
+
+    return move
 
 
 def _groups(parameters: Iterable[Tensor], decay: float) -> list[dict[str, object]]:

@@ -13,9 +13,8 @@ from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy, own_memory
-from segcredit.train.optimizer import Optimizer
 from segcredit.train.source import Listed
-from segcredit.train.stages import add_critic
+from segcredit.train.stages import add_critic, set_policy_optimizer
 from segcredit.train.state import State, freeze
 from segcredit.train.tracker import Tracker
 
@@ -82,8 +81,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     for name, kept in found["optimizers"].items():
         if name == "policy":
             lr = found["rates"][name]
-            state.policy_optimizer = Optimizer(name, state.policy.model, lr, settings)
-            state.policy_optimizer.load(kept)
+            set_policy_optimizer(state, lr, settings).load(kept)
         else:
             assert state.critic_optimizer is not None
             state.critic_optimizer.lr = found["rates"][name]

@@ -7,9 +7,10 @@ import torch
 
 from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.config import Optimize, PretrainCritic, WarmStart
+from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
+from segcredit.models.recompute import recompute_activations
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
 from segcredit.train.describe import describe, describe_rewards
@@ -35,7 +36,7 @@ def enter(state: State, stage: AnyStage) -> None:
             state.policy_optimizer.lr = stage.lr  # imitation goes on: its moments still hold
             return
         quicker = optimizer.model_copy(update={"beta2": stage.beta2})
-        state.policy_optimizer = Optimizer("policy", state.policy.model, stage.lr, quicker)
+        set_policy_optimizer(state, stage.lr, quicker)
         return
     if "value" in state.algorithm.needs and state.critic is None:
         add_critic(state, Critic.from_policy(state.policy))
@@ -45,7 +46,7 @@ def enter(state: State, stage: AnyStage) -> None:
         return
     if state.critic_optimizer is not None:
         state.critic_optimizer.lr = optimizer.critic_lr
-    state.policy_optimizer = Optimizer("policy", state.policy.model, optimizer.lr, optimizer)
+    set_policy_optimizer(state, optimizer.lr, optimizer)
     if "logp_ref" in state.algorithm.needs and state.reference is None:
         state.reference = copy_of(state.policy)
     if "baseline" in state.algorithm.needs:
@@ -57,8 +58,20 @@ def add_critic(state: State, critic: Critic) -> None:
     settings = state.recipe.optimizer
     if state.recipe.model.freeze_vision:
         freeze_vision(critic.trunk)
+    if state.recipe.memory.recompute_activations:
+        recompute_activations(critic.trunk)
     state.critic = critic
-    state.critic_optimizer = Optimizer("critic", critic, settings.critic_lr, settings)
+    offload = state.recipe.memory.offload_optimizer
+    state.critic_optimizer = Optimizer("critic", critic, settings.critic_lr, settings, offload)
+
+
+def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
+    """A new one for the policy, in the place of the old."""
+    if state.policy_optimizer is not None:
+        state.policy_optimizer.close()
+    offload = state.recipe.memory.offload_optimizer
+    state.policy_optimizer = Optimizer("policy", state.policy.model, lr, settings, offload)
+    return state.policy_optimizer
 
 
 def copy_of(policy: Policy) -> Policy:

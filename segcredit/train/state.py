@@ -1,5 +1,6 @@
 """What a run holds while it trains."""
 
+import warnings
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -46,6 +47,24 @@ class State:
     """Prompts taken from the training source."""
     noted: dict[str, float] = field(default_factory=dict)
     """Results kept for the end: the evaluations before and after."""
+
+    micro_batches_halved: int = 0
+    """How often memory did not suffice."""
+
+    @property
+    def tokens_per_micro(self) -> int:
+        """Prompt and response tokens in one forward pass with gradients."""
+        return max(1, self.recipe.update.tokens_per_micro >> self.micro_batches_halved)
+
+    def halve_micro_batches(self) -> None:
+        """For the rest of the run; gradients stay what they are."""
+        self.micro_batches_halved += 1
+        warnings.warn(
+            f"out of memory in the update: going on with micro-batches of {self.tokens_per_micro} "
+            f"tokens, which changes nothing but time. To begin so: "
+            f"update.tokens_per_micro={self.tokens_per_micro}",
+            stacklevel=2,
+        )
 
     @property
     def seed(self) -> int:

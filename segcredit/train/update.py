@@ -1,13 +1,19 @@
 """From a batch with credit to gradient steps."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import numbered, rows_of
+from segcredit.train.optimizer import Optimizer
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Batch, Outputs
+
+Watch = Callable[[Tensor, Tensor], None]
+"""Gets row numbers of a mini-batch and log π of their tokens."""
 
 
 def update(
@@ -20,55 +26,96 @@ def update(
     factor: float = 1.0,
     critic_only: bool = False,
 ) -> Tensor:
-    """Epochs of mini-batches over the batch: forward, loss, backward, step.
+    """Epochs of mini-batches over the batch, first for the policy, then for the critic.
 
-    Returns log π of each token when its row last entered a gradient, (B, T); of this rank's rows.
+    The two losses reach different weights, so their order changes nothing; one after the other,
+    only one model's gradients and optimizer need to be on the device. Returns log π of each token
+    when its row last entered a gradient, (B, T); of this rank's rows.
     """
     seen = batch.rollouts.logp_old.clone()
-    budget = state.recipe.update.tokens_per_micro
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
-    for epoch in range(epochs):
-        order = generator(state.seed, "minibatches", *purpose, epoch)
-        for number, rows in enumerate(batch.split_rows(state.recipe.update.minibatches, order)):
-            part = batch.select(rows)
-            micros = rows_of(part, budget)
-            part = algorithm.minibatch(part, numbered(micros, len(rows)))
-            totals: dict[str, Tensor] = {}
-            for micro_rows in state.parallel.own(micros):
-                micro = part.select(micro_rows)
-                outputs = _outputs(state, micro, critic_only)
-                loss = algorithm.loss(outputs, micro)
-                if critic_only:
-                    assert loss.value is not None
-                    loss.value.backward()
-                else:
-                    loss.total.backward()
-                for name, value in loss.metrics.items():
-                    totals[name] = totals.get(name, torch.zeros((), device=value.device)) + value
-                seen[rows[micro_rows]] = outputs.logp.detach().float()
-                if epoch == number == 0 and not critic_only:
-                    log.highest("agreement/ratio_error", _ratio_error(outputs.logp, micro))
-            if critic_only:
-                totals = {"value_loss": totals["value_loss"]} if totals else {}
-            log.add(state.parallel.add(totals))
-            for optimizer in optimizers:
-                state.parallel.add_gradients(optimizer.parameters)
-                log.add(optimizer.step(factor))
+    for optimizer in optimizers:
+        if optimizer.name == "critic" and "value" not in state.algorithm.needs:
+            continue
+        with optimizer.awake():
+            for epoch in range(epochs):
+                order = generator(state.seed, "minibatches", *purpose, epoch)
+                split = batch.split_rows(state.recipe.update.minibatches, order)
+                for number, rows in enumerate(split):
+                    part = batch.select(rows)
+
+                    def watch(
+                        micro: Tensor,
+                        logp: Tensor,
+                        rows: Tensor = rows,
+                        part: Batch = part,
+                        first: bool = epoch == number == 0,
+                    ) -> None:
+                        seen[rows[micro]] = logp
+                        if first:
+                            error = _ratio_error(logp, part.select(micro))
+                            log.highest("agreement/ratio_error", error)
+
+                    log.add(
+                        state.parallel.add(_gradients(state, algorithm, part, optimizer, watch))
+                    )
+                    state.parallel.add_gradients(optimizer.parameters)
+                    log.add(optimizer.step(factor))
     return seen
 
 
-def _outputs(state: State, micro: Batch, critic_only: bool) -> Outputs:
-    """log π_θ and V_φ, with gradients."""
-    value = None
-    if state.critic is not None and "value" in state.algorithm.needs:
-        value = state.critic(micro.rollouts)
-    if critic_only:
-        return Outputs(micro.rollouts.logp_old, value)
-    logp, _ = state.policy.score(micro.rollouts, state.recipe.rollout.temperature)
-    return Outputs(logp, value)
+def _gradients(
+    state: State, algorithm: Algorithm, part: Batch, optimizer: Optimizer, watch: Watch
+) -> dict[str, Tensor]:
+    """Add up a mini-batch's gradients, micro-batch by micro-batch; what the loss measured.
+
+    Where memory does not suffice, the mini-batch begins again in micro-batches of half the size:
+    the gradient is the same.
+    """
+    while True:
+        micros = rows_of(part, state.tokens_per_micro)
+        try:
+            return _micro_by_micro(state, algorithm, part, micros, optimizer.name, watch)
+        except torch.OutOfMemoryError:
+            if max(len(x) for x in micros) <= part.rows_per_item:
+                raise
+            state.halve_micro_batches()
+            optimizer.zero_grad()  # some layers may have added theirs already
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def _micro_by_micro(
+    state: State,
+    algorithm: Algorithm,
+    part: Batch,
+    micros: list[Tensor],
+    name: str,
+    watch: Watch,
+) -> dict[str, Tensor]:
+    part = algorithm.minibatch(part, numbered(micros, len(part.rollouts)))
+    totals: dict[str, Tensor] = {}
+    for rows in state.parallel.own(micros):
+        micro = part.select(rows)
+        rollouts = micro.rollouts
+        if name == "critic":
+            assert state.critic is not None
+            loss = algorithm.loss(Outputs(rollouts.logp_old, state.critic(rollouts)), micro)
+            assert loss.value is not None
+            loss.value.backward()
+            found = {"value_loss": loss.metrics["value_loss"]}
+        else:
+            logp, _ = state.policy.score(rollouts, state.recipe.rollout.temperature)
+            loss = algorithm.loss(Outputs(logp, rollouts.value), micro)
+            loss.policy.backward()
+            found = {key: x for key, x in loss.metrics.items() if key != "value_loss"}
+            watch(rows, logp.detach().float())
+        for key, value in found.items():
+            totals[key] = totals.get(key, torch.zeros((), device=value.device)) + value
+    return totals
 
 
 def _ratio_error(logp: Tensor, micro: Batch) -> Tensor:
     """Largest |π_θ / π_old − 1| before the first update: sampler and trainer must agree."""
-    difference = (logp.detach() - micro.rollouts.logp_old).masked_fill(~micro.rollouts.mask, 0.0)
+    difference = (logp - micro.rollouts.logp_old).masked_fill(~micro.rollouts.mask, 0.0)
     return difference.expm1().abs().max()

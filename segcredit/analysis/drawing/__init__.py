@@ -1,0 +1,1 @@
+"""How the analyses look: one style, one file per kind of figure."""

@@ -1,0 +1,129 @@
+"""Last hidden states of a run's saved policy before every token of recorded responses."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from segcredit.analysis.result import CannotAnalyseError
+from segcredit.runlog import Run
+from segcredit.runlog.manifest import CheckpointError, verify
+
+if TYPE_CHECKING:
+    from segcredit.models import Policy
+    from segcredit.types import Encoded, Prompt
+
+TOKENS_AT_ONCE = 16_384
+OLDER = (
+    "its rollouts hold no messages: it was written by an older version, which did not keep what a "
+    "prompt is made of."
+)
+
+
+def last_whole_checkpoint(run: Run) -> Path:
+    """The newest that is undamaged; each newer one that is not costs a warning."""
+    for path in reversed(run.checkpoints):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            warnings.warn(f"checkpoint {path.name} is refused: {error}", stacklevel=2)
+        else:
+            return path
+    raise CannotAnalyseError("it has no whole checkpoint yet.")
+
+
+def load_policy(run: Run, checkpoint: Path) -> "Policy":
+    """The policy of a checkpoint, as the run's config.yaml says."""
+    import torch
+    from safetensors import SafetensorError
+
+    from segcredit.models import Policy
+
+    settings = run.config.get("model") or {}
+    dtype = torch.bfloat16 if settings.get("dtype") == "bfloat16" else torch.float32
+    try:
+        policy = Policy.from_pretrained(
+            checkpoint / "policy",
+            dtype,
+            settings.get("attention", "sdpa"),
+            settings.get("trust_remote_code") is True,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise CannotAnalyseError(
+            f"its checkpoint {checkpoint.name} does not load: {first}"
+        ) from None
+    if torch.cuda.is_available():
+        policy.model.to("cuda")
+    return policy
+
+
+def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
+    """The prompt of a recorded response, its pictures read from the run folder."""
+    from segcredit.types import Prompt
+
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise CannotAnalyseError(OLDER)
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise CannotAnalyseError("a recorded message is no object with role and content.")
+    images = []
+    for name in row.get("images") or ():
+        path = (folder / str(name)).resolve()
+        if not path.is_relative_to(folder.resolve()) or not path.is_file():
+            raise CannotAnalyseError(f"the picture {str(name)[:80]!r} is not in the run folder.")
+        images.append(path)
+    made = tuple({"role": str(x.get("role", "user")), "content": x["content"]} for x in messages)
+    return Prompt(str(row.get("prompt_id", "")), made, tuple(images))
+
+
+def hidden_states(
+    policy: "Policy",
+    prompts: "Sequence[Encoded]",
+    responses: Sequence[Int[np.ndarray, "_"]],
+) -> Iterator[Float[np.ndarray, "_ F"]]:
+    """Of each response, what the trunk says before each of its tokens; a few at a time."""
+    import torch
+
+    from segcredit.models.forward import response_outputs
+    from segcredit.types import Rollouts
+
+    width = policy.model.get_input_embeddings().weight.shape[0]
+    trunk = policy.model.base_model
+    for part in _parts([len(x.tokens) for x in prompts], [len(x) for x in responses]):
+        lengths = [len(x) for x in responses[part]]
+        tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        for row, ids in enumerate(responses[part]):
+            tokens[row, : len(ids)] = torch.from_numpy(ids.clip(0, width - 1))
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        nothing = torch.zeros(len(lengths), device=policy.device)
+        rollouts = Rollouts(
+            tokens=tokens.to(policy.device),
+            mask=mask.to(policy.device),
+            logp_old=torch.zeros(mask.shape, device=policy.device),
+            reward=nothing,
+            group=nothing.long(),
+            truncated=nothing.bool(),
+            prompts=prompts[part],
+        )
+        with torch.inference_mode():
+            found = response_outputs(trunk, rollouts, head=False).float().cpu().numpy()
+        for states, length in zip(found, lengths, strict=True):
+            yield states[:length]
+
+
+def _parts(prompts: Sequence[int], responses: Sequence[int]) -> Iterator[slice]:
+    """Neighbours that together, padded, are not too many tokens."""
+    first, longest = 0, [0, 0]
+    for number, lengths in enumerate(zip(prompts, responses, strict=True)):
+        wider = [max(pair) for pair in zip(longest, lengths, strict=True)]
+        if number > first and sum(wider) * (number + 1 - first) > TOKENS_AT_ONCE:
+            yield slice(first, number)
+            first, wider = number, list(lengths)
+        longest = wider
+    if first < len(prompts):
+        yield slice(first, len(prompts))

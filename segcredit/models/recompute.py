@@ -1,0 +1,42 @@
+"""Activations that are computed again in the backward pass instead of being kept."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Keep one state per layer; the rest is computed again when the gradient needs it."""
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"{type(model).__name__} cannot recompute activations. "
+            f"Set memory.recompute_activations=false."
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def recomputes(model: nn.Module) -> bool:
+    """Whether a forward pass with gradients will do so now."""
+    return torch.is_grad_enabled() and bool(getattr(model, "is_gradient_checkpointing", False))
+
+
+@contextmanager
+def recomputing(model: nn.Module) -> Iterator[None]:
+    """transformers recomputes only in training mode, and then refuses to fill a cache.
+
+    So the layers are in that mode during such a forward pass alone, and what they contain never:
+    dropout stays off.
+    """
+    layers = [x for x in model.modules() if isinstance(x, GradientCheckpointingLayer)]
+    active = layers if recomputes(model) else []
+    for layer in active:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in active:
+            layer.training = False

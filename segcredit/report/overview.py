@@ -1,0 +1,142 @@
+"""What ran, how it went: everything of a run but its responses, as the page reads it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from segcredit.algorithms import make_algorithm
+from segcredit.report.rows import LONGEST, plain_number, shortened
+from segcredit.runlog import Run
+
+MOST_POINTS = 1500
+"""Of one curve; of a longer one every n-th step is shown."""
+RESULTS = (
+    ("sampled", "sampled accuracy"),
+    ("greedy", "greedy accuracy"),
+    ("response_length", "tokens per response"),
+    ("truncated", "truncated"),
+)
+STAGES = ("warm_start", "pretrain_critic", "optimize", "evaluation")
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """Of one run."""
+    return {
+        "name": run.path.name,
+        "group": _without_seed(run.config),
+        "facts": facts(run),
+        "method": method(run.config),
+        "results": results(run),
+        "curves": curves(run),
+        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+    }
+
+
+def facts(run: Run) -> list[list[str]]:
+    """Labels and what stands behind them; unknown ones are left out."""
+    config, environment = run.config, run.environment
+    model, data = _part(config, "model"), _part(config, "data")
+    packages, hardware = _part(environment, "packages"), _part(environment, "hardware")
+    git = _part(environment, "git")
+    versions = ("segcredit", "torch", "transformers", "vllm", "verl")
+    found = {
+        "method": _name(config.get("algorithm")),
+        "model": model.get("path") or (model.get("tiny") and f"tiny {model['tiny']}"),
+        "data": data.get("world") or _listed(data.get("train")),
+        "reward": _name(config.get("reward")),
+        "seed": config.get("seed"),
+        "started": environment.get("started"),
+        "versions": ", ".join(f"{x} {packages[x]}" for x in versions if x in packages),
+        "python": environment.get("python"),
+        "hardware": _hardware(hardware),
+        "source": git.get("commit")
+        and f"{str(git['commit'])[:12]}{' + changes' * bool(git.get('dirty'))}",
+        "command": _listed(environment.get("command"), " "),
+    }
+    return [
+        [label, shortened(str(x), LONGEST)] for label, x in found.items() if x not in (None, "")
+    ]
+
+
+def method(config: Mapping[str, Any]) -> list[list[str]]:
+    """The method as a composition: its parts and their settings."""
+    given = config.get("algorithm")
+    if given is None:
+        return []
+    settings = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = settings.pop("name", None)
+    try:
+        algorithm = make_algorithm(str(name), **settings)
+    except (ValueError, TypeError):  # of another version
+        return [["algorithm", shortened(repr(given), LONGEST)]]
+    parts = [
+        (x.name, getattr(algorithm, x.name))
+        for x in dataclasses.fields(algorithm)  # type: ignore[arg-type]  # every method is one
+    ]
+    return [[name, repr(part)] for name, part in parts if part not in (None, ())]
+
+
+def results(run: Run) -> list[dict[str, Any]]:
+    """First and last evaluation: before and after."""
+    rows = [x for x in run.metrics if x.get("stage") == "evaluation"]
+    if not rows:
+        return []
+    first, last = rows[0], rows[-1] if len(rows) > 1 else {}
+    return [
+        {"label": label, "before": _measured(first, key), "after": _measured(last, key)}
+        for key, label in RESULTS
+        if key in first
+    ]
+
+
+def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:
+    """stage → metric → [steps, values]."""
+    found: dict[str, dict[str, list[list[Any]]]] = {}
+    for stage in STAGES:
+        lines = [x for x in run.metrics if x.get("stage") == stage and _is_step(x.get("step"))]
+        lines = lines[:: -max(1, -(-len(lines) // MOST_POINTS))][::-1]  # the last one is in
+        keys = dict.fromkeys(key for x in lines for key in x if key not in ("step", "stage"))
+        for key in keys:
+            steps = [x["step"] for x in lines if key in x]
+            values = [plain_number(x[key]) for x in lines if key in x]
+            found.setdefault(stage, {})[key] = [steps, values]
+    return found
+
+
+def _measured(row: Mapping[str, Any], key: str) -> list[Any]:
+    """Value, and its interval where there is one."""
+    return [plain_number(row.get(name)) for name in (key, f"{key}_low", f"{key}_high")]
+
+
+def _without_seed(config: Mapping[str, Any]) -> str:
+    """Equal for runs that differ in nothing but the seed."""
+    rest = {key: x for key, x in config.items() if key not in ("seed", "name", "threads")}
+    return yaml.safe_dump(rest)
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _name(part: Any) -> Any:
+    return part.get("name") if isinstance(part, Mapping) else part
+
+
+def _listed(x: Any, between: str = ", ") -> str:
+    return between.join(map(str, x)) if isinstance(x, list) else str(x or "")
+
+
+def _is_step(x: Any) -> bool:
+    return type(x) is int and 0 <= x < 2**53
+
+
+def _hardware(found: Mapping[str, Any]) -> str:
+    shown = [_listed(found["gpus"])] if found.get("gpus") else []
+    if found.get("cpus"):
+        shown.append(f"{found['cpus']} CPU cores")
+    if found.get("memory_gib"):
+        shown.append(f"{found['memory_gib']} GiB memory")
+    return ", ".join(shown)

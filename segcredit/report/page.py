@@ -1,0 +1,78 @@
+"""The page itself: one file that needs nothing else, and can run nothing but its own script."""
+
+import base64
+import hashlib
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from segcredit.report.build import Rows, to_json
+
+SCRIPTS = (
+    *("base", "colours", "charts", "overview", "tokens", "staircase", "panel"),
+    *("trajectories", "partitions", "main"),
+)
+"""In the order in which they build on one another."""
+_STATIC = files("segcredit.report") / "static"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with what it says, drawn elsewhere."""
+
+    title: str
+    note: str
+    svg: str
+
+
+def script() -> str:
+    """All of the page's code, in one closed scope."""
+    parts = [(_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
+    return '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
+
+
+def policy(live: bool) -> str:
+    """What a browser lets the page do: run this script, show pictures it holds, nothing else."""
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def render_page(
+    title: str,
+    overview: Mapping[str, Any],
+    rows: Sequence[Rows] = (),
+    images: Mapping[str, str] | None = None,
+    figures: Sequence[Figure] = (),
+    live: bool = False,
+) -> str:
+    """HTML. The overview comes first, so that it shows before the responses are read."""
+    frame = (_STATIC / "page.html").read_text(encoding="utf-8")
+    parts = {
+        "POLICY": html.escape(policy(live)),
+        "TITLE": html.escape(title),
+        "STYLE": (_STATIC / "page.css").read_text(encoding="utf-8"),
+        "FIGURES": "\n".join(_figure(x) for x in figures),
+        "OVERVIEW": _data("overview", to_json({**overview, "live": live})),
+        "SCRIPT": f"<script>{script()}</script>",
+        "ROWS": "\n".join(_data(part.name, part.json) for part in rows),
+        "IMAGES": _data("images", to_json(images or {})),
+    }
+    pieces = frame.split("%%")
+    return "".join(parts[x] if number % 2 else x for number, x in enumerate(pieces))
+
+
+def _data(name: str, content: str) -> str:
+    return f'<script type="application/json" id="{html.escape(name)}">{content}</script>'
+
+
+def _figure(figure: Figure) -> str:
+    return (
+        f'<figure class="card figure"><figcaption><h3>{html.escape(figure.title)}</h3>'
+        f"<p>{html.escape(figure.note)}</p></figcaption>{figure.svg}</figure>"
+    )

@@ -1,0 +1,109 @@
+"""The page of runs in progress, for a browser on this machine alone."""
+
+import re
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from segcredit.report.build import (
+    Kind,
+    Rows,
+    files,
+    gather_images,
+    gather_overview,
+    read_rows,
+    to_json,
+)
+from segcredit.report.page import policy, render_page
+from segcredit.report.write import report_title
+from segcredit.runlog import Run, read_run
+
+HOST = "127.0.0.1"
+RESPONSES = 64
+"""Of each step."""
+_ROWS = re.compile(r"/rows/(\d{1,4})-(rollouts|watched)-(\d{1,9})")
+
+
+class Server(ThreadingHTTPServer):
+    """Reads the run folders anew for every question."""
+
+    daemon_threads = True
+
+    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+        self.folders = list(folders)
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """What to type into a browser."""
+        return f"http://localhost:{self.server_address[1]}/"
+
+    def runs(self) -> list[Run]:
+        """As they are now."""
+        return [read_run(folder) for folder in self.folders]
+
+
+def list_rows(runs: Sequence[Run]) -> list[Rows]:
+    """Which files there are, without reading them."""
+    kinds: tuple[Kind, ...] = ("rollouts", "watched")
+    return [
+        Rows(number, kind, step, 0, 0, (), "", ())
+        for number, run in enumerate(runs)
+        for kind in kinds
+        for step in files(run, kind)
+    ]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        """Page, numbers, or responses; nothing else is there."""
+        # a foreign site may point its own name at this machine; its requests carry that name
+        host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
+        if host not in ("localhost", HOST):
+            self.send_error(403, "only for a browser on this machine")
+            return
+        try:
+            self._answer()
+        except ConnectionError:  # the browser went away
+            return
+        except (OSError, ValueError) as error:  # a run that was moved away, or is half-written
+            self._send(to_json({"error": str(error)}), "application/json", 503)
+
+    def _answer(self) -> None:
+        runs = self.server.runs()
+        if self.path in ("/", "/index.html"):
+            overview = gather_overview(runs, list_rows(runs))
+            self._send(render_page(report_title(runs), overview, live=True), "text/html")
+        elif self.path == "/overview.json":
+            overview = gather_overview(runs, list_rows(runs))
+            self._send(to_json({**overview, "live": True}), "application/json")
+        elif (match := _ROWS.fullmatch(self.path)) is not None:
+            self._send_rows(runs, int(match[1]), match[2], int(match[3]))
+        else:
+            self.send_error(404)
+
+    def _send_rows(self, runs: Sequence[Run], number: int, kind: str, step: int) -> None:
+        chosen: Kind = "watched" if kind == "watched" else "rollouts"
+        if number >= len(runs) or step not in files(runs[number], chosen):
+            self.send_error(404)
+            return
+        rows = read_rows(runs[number], number, chosen, step, RESPONSES)
+        images = to_json(gather_images(runs, [rows]))
+        listed = to_json(rows.listed())
+        self._send(f'{rows.json[:-1]},"images":{images},"listed":{listed}}}', "application/json")
+
+    def _send(self, text: str, kind: str, status: int = 200) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", policy(live=True))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""

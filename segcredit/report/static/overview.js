@@ -1,0 +1,133 @@
+// What ran, before and after, and the curves of all runs over one another.
+
+const CHARTS = [
+  { title: "Held-out accuracy", unit: "share of right answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]] },
+  { title: "Training reward", unit: "mean", lines: [["optimize", "reward", "reward"]] },
+  { title: "Entropy", unit: "nats per token", lines: [["optimize", "entropy", "entropy"]] },
+  { title: "Response length", unit: "tokens", lines: [["optimize", "response_length", "mean"]] },
+  { title: "KL to the reference", unit: "nats per token", lines: [["optimize", "kl", "KL"]] },
+  { title: "Clip fraction", unit: "share of tokens", lines: [["optimize", "clip_fraction", "clipped"]] },
+  { title: "Value loss", unit: "", lines: [["optimize", "value_loss", "optimisation"], ["pretrain_critic", "value_loss", "pretraining", "5 4"]] },
+  { title: "Explained variance of the reward", unit: "1 is an oracle", lines: [["optimize", "explained_variance", "optimisation"], ["pretrain_critic", "explained_variance", "pretraining", "5 4"]] },
+  { title: "Segments per response", unit: "", lines: [["optimize", "segments", "segments"]] },
+  { title: "Segment length", unit: "tokens", lines: [["optimize", "segment_length", "tokens"]] },
+  { title: "Advantage", unit: "standard deviation over tokens", lines: [["optimize", "advantage_std", "deviation"]] },
+  { title: "Gradient norm", unit: "before clipping", lines: [["optimize", "policy/grad_norm", "policy"], ["optimize", "critic/grad_norm", "critic", "5 4"]] },
+  { title: "Imitation", unit: "−log π per token, nats", lines: [["warm_start", "nll", "warm start"]] },
+];
+const PHASES = ["sample", "score", "annotate", "credit", "update", "sync"];
+
+const curve = (run, stage, key) => (Object.hasOwn(run.curves, stage) && Object.hasOwn(run.curves[stage], key) ? run.curves[stage][key] : undefined);
+const chartOf = (name) => { // "stage metric"
+  const place = name.indexOf(" "), stage = name.slice(0, place), key = name.slice(place + 1);
+  return { title: visible(beginning(`${stage}: ${key}`, 200)), unit: "", lines: [[stage, key, visible(beginning(key, 80))]] };
+};
+
+const overviewView = {
+  smooth: 0.6,
+  grouped: true,
+  also: [], // "stage metric", chosen by the reader
+
+  draw(data) {
+    this.data = data;
+    const view = byId("view-overview");
+    const opened = [...view.querySelectorAll("details")].map((x) => x.open); // drawn anew while a run goes on
+    const focused = view.contains(document.activeElement) ? document.activeElement.id : "";
+    const charts = el("div", { class: "charts" }), also = el("div", { class: "charts" });
+    const redraw = () => {
+      charts.replaceChildren(...this.charts(CHARTS));
+      also.replaceChildren(...this.charts(this.also.map(chartOf)));
+    };
+    const several = new Set(data.runs.map((run) => run.group)).size < data.runs.length;
+    const controls = el("div", { class: "controls" },
+      el("label", {}, "Smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: this.smooth, id: "smooth", oninput: (event) => { this.smooth = Number(event.target.value); redraw(); } })),
+      several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; redraw(); } }), " seeds together (mean and 95 % t-interval)") : null,
+      data.runs.length > 1 ? this.legend() : null);
+    view.replaceChildren(...data.runs.map((run, i) => this.card(run, i)), el("h2", { text: "Curves" }), controls, charts, this.phases(), this.more(also, redraw));
+    redraw();
+    view.querySelectorAll("details").forEach((x, i) => { x.open = opened[i] ?? false; });
+    if (focused) byId(focused)?.focus();
+  },
+
+  legend() {
+    return el("ul", { class: "legend", "aria-label": "Runs" }, this.data.runs.map((run, i) =>
+      el("li", {}, el("span", { class: "swatch", style: { background: this.colour(i) } }), visible(run.name))));
+  },
+
+  colour(i) {
+    if (!this.grouped) return RUN_COLOURS[i % RUN_COLOURS.length];
+    const groups = [...new Set(this.data.runs.map((run) => run.group))];
+    return RUN_COLOURS[groups.indexOf(this.data.runs[i].group) % RUN_COLOURS.length];
+  },
+
+  card(run, i) {
+    const result = run.results.length ? el("table", { class: "results" },
+      el("thead", {}, el("tr", {}, ["held-out prompts", "before", "after", "change"].map((x) => el("th", { scope: "col", text: x })))),
+      el("tbody", {}, run.results.map((row) => this.resultRow(row)))) : el("p", { class: "quiet", text: "No evaluation was recorded." });
+    return el("article", { class: "card run" },
+      el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.colour(i) } }) : null, visible(run.name)),
+      el("div", { class: "columns" },
+        el("div", {}, result,
+          el("details", {}, el("summary", { text: "The method as a composition" }), el("dl", { class: "facts parts" }, run.method.map(([name, part]) => [el("dt", { text: name }), el("dd", {}, el("code", { text: visible(part) }))]))),
+          el("details", {}, el("summary", { text: "The whole configuration" }), el("pre", { text: visible(run.config) }))),
+        el("dl", { class: "facts" }, run.facts.map(([label, fact]) => [el("dt", { text: label }), el("dd", { text: visible(fact) })]))));
+  },
+
+  resultRow({ label, before, after }) {
+    const share = label.includes("accuracy") || label === "truncated";
+    const say = ([x, low, high]) => share ? `${percent(x)}${isNumber(low) && isNumber(high) ? ` (${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` : ""}` : number(x);
+    const change = isNumber(after[0]) && isNumber(before[0]) ? after[0] - before[0] : null;
+    const said = change === null ? "–" : share ? `${change >= 0 ? "+" : "−"}${Math.abs(100 * change).toFixed(1)} points` : number(Number(change.toPrecision(3)));
+    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", { text: say(before) }), el("td", { text: say(after) }), el("td", { text: said }));
+  },
+
+  lines(parts) {
+    return this.data.runs.flatMap((run, i) => parts.flatMap(([stage, key, label, dash]) => {
+      const found = curve(run, stage, key);
+      if (!found || !found[1].some(isNumber)) return [];
+      const bounds = ["low", "high"].map((end) => curve(run, stage, `${key}_${end}`)?.[1]);
+      const named = this.data.runs.length > 1 ? `${visible(run.name)}${parts.length > 1 ? `, ${label}` : ""}` : label;
+      const second = this.data.runs.length === 1 && dash;
+      return [{ label: named, colour: second ? RUN_COLOURS[1] : this.colour(i), dash, steps: found[0], values: found[1], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
+    }));
+  },
+
+  charts(wanted) {
+    return wanted.map(({ title, unit, marks, lines }) => {
+      const found = this.lines(lines);
+      if (!found.length) return null;
+      const chart = lineChart({ title, unit, marks, smooth: this.smooth, lines: this.grouped ? together(found) : found });
+      if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.colour } }), line.label))));
+      return chart;
+    }).filter(Boolean);
+  },
+
+  phases() {
+    const rows = this.data.runs.map((run) => {
+      const found = PHASES.map((phase) => {
+        const values = (curve(run, "optimize", `time/${phase}`)?.[1] ?? []).filter(isNumber).sort((a, b) => a - b);
+        return values.length ? values[Math.floor(values.length / 2)] : 0;
+      });
+      return { name: run.name, found, total: found.reduce((a, b) => a + b, 0) };
+    }).filter((row) => row.total > 0);
+    if (!rows.length) return "";
+    const longest = Math.max(...rows.map((row) => row.total));
+    return el("figure", { class: "card phases" }, el("figcaption", {}, el("h3", { text: "Time per phase" }), el("span", { class: "unit", text: "median seconds of an optimisation step" })),
+      rows.map((row) => el("div", { class: "phase-row" }, el("span", { class: "phase-name", text: `${visible(row.name)}: ${number(Number(row.total.toPrecision(3)))} s` }),
+        el("div", { class: "bar" }, row.found.map((x, i) => x ? el("span", { class: "piece", title: `${PHASES[i]} ${number(Number(x.toPrecision(3)))} s`, style: { width: `${100 * x / longest}%`, background: RUN_COLOURS[i] } }) : null)))),
+      el("ul", { class: "legend" }, PHASES.map((phase, i) => el("li", {}, el("span", { class: "swatch", style: { background: RUN_COLOURS[i] } }), phase))));
+  },
+
+  more(place, redraw) {
+    const shown = new Set(CHARTS.flatMap((chart) => chart.lines.map(([stage, key]) => `${stage} ${key}`)));
+    const names = new Set(this.data.runs.flatMap((run) => Object.entries(run.curves).flatMap(([stage, found]) => Object.keys(found).map((key) => `${stage} ${key}`))));
+    const others = [...names].filter((name) => !shown.has(name) && !/_(low|high)$/.test(name)).sort();
+    const select = el("select", { id: "more", onchange: (event) => {
+      const name = others[Number(event.target.value)];
+      this.also = [name, ...this.also.filter((x) => x !== name)];
+      redraw();
+      event.target.value = "";
+    } }, el("option", { value: "", text: "another metric…" }), others.map((name, i) => el("option", { value: i, text: visible(beginning(name, 80)) })));
+    return el("div", { class: "more" }, el("label", {}, "Also draw ", select), place);
+  },
+};
