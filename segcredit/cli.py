@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from segcredit import __version__
+from segcredit.commands import analyze as analysis
 from segcredit.commands import evaluate as evaluation
+from segcredit.commands import prepare as preparing
 from segcredit.commands import report as reporting
 from segcredit.commands import train as training
 from segcredit.viewer import command as segment
@@ -24,6 +26,8 @@ app.command(epilog=training.DEMO_EPILOG)(training.demo)
 app.command(epilog=training.EPILOG)(training.train)
 app.command(epilog=evaluation.EPILOG)(evaluation.evaluate)
 app.command(epilog=reporting.EPILOG)(reporting.report)
+app.command(epilog=analysis.EPILOG)(analysis.analyze)
+app.command(epilog=preparing.EPILOG)(preparing.prepare)
 app.command(epilog=segment.EPILOG)(segment.segment)
 
 

@@ -46,6 +46,30 @@ class Inputs:
         }
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Sequences end to end in one row, for a model that notices where they begin.
+
+    Positions are 0 where one begins. A vision model gets the plain positions as a further plane in
+    front: with its own three alone it would attend across sequences, without a word.
+    """
+
+    tokens: Int[Tensor, "1 L"]
+    positions: Int[Tensor, "R 1 L"]
+    vision: dict[str, Tensor]
+    before: Int[Tensor, " N"]
+    """The place before each response token on the mask."""
+
+    def arguments(self) -> dict[str, Tensor]:
+        """Keyword arguments of a transformers model."""
+        single = len(self.positions) == 1
+        return {
+            "input_ids": self.tokens,
+            "position_ids": self.positions[0] if single else self.positions,
+            **self.vision,
+        }
+
+
 def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu") -> Inputs:
     """The prompts alone, ending together at the right edge."""
     if len({len(x.positions) for x in prompts}) > 1:
@@ -55,13 +79,11 @@ def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu"
     length = torch.tensor([len(x.tokens) for x in prompts])
     attended = torch.arange(tokens.shape[1]) >= tokens.shape[1] - length[:, None]
     positions = pad_sequence([x.positions.T for x in prompts], **pad)  # type: ignore[arg-type]
-    names = {name for x in prompts for name in x.vision}
-    vision = {
-        name: torch.cat([x.vision[name] for x in prompts if name in x.vision]).to(device)
-        for name in sorted(names)
-    }
     return Inputs(
-        tokens.to(device), attended.to(device), positions.permute(2, 0, 1).to(device), vision
+        tokens=tokens.to(device),
+        attended=attended.to(device),
+        positions=positions.permute(2, 0, 1).to(device),
+        vision=_pictures(prompts, device),
     )
 
 
@@ -94,6 +116,42 @@ def full_inputs(
         positions=torch.cat([asked.positions, answered.positions], dim=2),
         vision=asked.vision,
     )
+
+
+def packed_inputs(
+    prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Packed:
+    """Every prompt with its response, one behind the other."""
+    device = tokens.device
+    inside = mask.flip(1).cummax(dim=1).values.flip(1)
+    written = inside.sum(dim=1).tolist()
+    ids, positions, before = [], [], []
+    first = 0
+    for row, prompt in enumerate(prompts):
+        count = len(prompt.tokens)
+        length = count + written[row] - 1  # nothing is said after the last token
+        later = int(prompt.positions.max()) + 1 + torch.arange(written[row] - 1)
+        planes = torch.cat([prompt.positions, later.expand(len(prompt.positions), -1)], dim=1)
+        if len(planes) > 1:
+            planes = torch.cat([torch.arange(length)[None], planes])
+        ids += [prompt.tokens.to(device), tokens[row, : written[row] - 1]]
+        positions.append(planes)
+        before.append(mask[row].nonzero().flatten() + (first + count - 1))
+        first += length
+    return Packed(
+        tokens=torch.cat(ids)[None],
+        positions=torch.cat(positions, dim=1)[:, None].to(device),
+        vision=_pictures(prompts, device),
+        before=torch.cat(before),
+    )
+
+
+def _pictures(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
+    names = {name for x in prompts for name in x.vision}
+    return {
+        name: torch.cat([x.vision[name] for x in prompts if name in x.vision]).to(device)
+        for name in sorted(names)
+    }
 
 
 def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B"]]:

@@ -70,7 +70,7 @@ def _of_a_run(
     watch: Callable[[str], None],
 ) -> None:
     try:
-        whole = read_steps(run)
+        whole = read_steps(run, settings)
     except CannotAnalyseError as reason:
         found.skipped.extend(Skipped(x, name, str(reason)) for x in OF_A_RUN if x in wanted)
         return

@@ -11,7 +11,14 @@ import numpy as np
 from jaxtyping import Float
 
 from segcredit.analysis.drawing.compare import draw_compared
-from segcredit.analysis.result import Analysis, CannotAnalyseError, Table, interval_text, plain
+from segcredit.analysis.result import (
+    Analysis,
+    CannotAnalyseError,
+    Table,
+    interval_text,
+    number_text,
+    plain,
+)
 from segcredit.analysis.settings import Settings
 from segcredit.analysis.trend import smooth
 from segcredit.printable import printable
@@ -232,10 +239,10 @@ def _table(curves: list[Curve], window: int) -> Table:
             (
                 curve.label,
                 str(curve.num_runs),
-                f"{first[0][0]:.3g}",
-                f"{last[0][0]:.3g}",
+                number_text(float(first[0][0]), ".3g"),
+                number_text(float(last[0][0]), ".3g"),
                 interval_text(last[1][:, 0], ".3g"),
-                f"{fluctuation(curve, window):.2g}",
+                number_text(fluctuation(curve, window), ".2g"),
             )
         )
     share = f"{ENDS:.0%}"

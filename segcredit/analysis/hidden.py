@@ -45,12 +45,8 @@ def load_policy(run: Run, checkpoint: Path) -> "Policy":
     settings = run.config.get("model") or {}
     dtype = torch.bfloat16 if settings.get("dtype") == "bfloat16" else torch.float32
     try:
-        policy = Policy.from_pretrained(
-            checkpoint / "policy",
-            dtype,
-            settings.get("attention", "sdpa"),
-            settings.get("trust_remote_code") is True,
-        )
+        trusted = settings.get("trust_remote_code") is True
+        policy = Policy.from_pretrained(checkpoint / "policy", dtype, trust_remote_code=trusted)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise CannotAnalyseError(
@@ -112,8 +108,7 @@ def hidden_states(
         )
         with torch.inference_mode():
             found = response_outputs(trunk, rollouts, head=False).float().cpu().numpy()
-        for states, length in zip(found, lengths, strict=True):
-            yield states[:length]
+        yield from np.split(found, np.cumsum(lengths)[:-1])
 
 
 def _parts(prompts: Sequence[int], responses: Sequence[int]) -> Iterator[slice]:

@@ -13,7 +13,14 @@ from segcredit.analysis.drawing.lift import draw_lift
 from segcredit.analysis.lift import Pool, lift, make_pool, stage_slices
 from segcredit.analysis.method import method_of
 from segcredit.analysis.reading import Step, require_column
-from segcredit.analysis.result import Analysis, CannotAnalyseError, Table, interval_text, plain
+from segcredit.analysis.result import (
+    Analysis,
+    CannotAnalyseError,
+    Table,
+    interval_text,
+    number_text,
+    plain,
+)
 from segcredit.analysis.segment_shapes import unit_lengths, unit_of
 from segcredit.analysis.settings import QUANTILES, Settings
 from segcredit.analysis.trend import slope, slope_over_steps, smooth, spearman
@@ -220,8 +227,9 @@ def _trend_text(trend: LiftTrend) -> str:
     ends = interval_text(100 * trend.slope_over_responses, "+.3f")
     over_steps = interval_text(100 * trend.slope_over_steps, "+.3f")
     return (
-        f"Trend of the mean over q: Spearman {trend.spearman:+.2f} smoothed, "
-        f"{trend.spearman_raw:+.2f} as measured; slope {100 * trend.slope:+.3f} per 100 steps, "
+        f"Trend of the mean over q: Spearman {number_text(trend.spearman, '+.2f')} smoothed, "
+        f"{number_text(trend.spearman_raw, '+.2f')} as measured; "
+        f"slope {number_text(100 * trend.slope, '+.3f')} per 100 steps, "
         f"95 % interval over responses {ends}, over steps {over_steps}."
     )
 

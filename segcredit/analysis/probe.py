@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from segcredit.analysis.hidden import hidden_states, last_whole_checkpoint, load_policy, prompt_of
+from segcredit.analysis.hidden import (
+    OLDER,
+    hidden_states,
+    last_whole_checkpoint,
+    load_policy,
+    prompt_of,
+)
 from segcredit.analysis.lift import stage_slices
 from segcredit.analysis.lift_curves import READING, lift_analysis
 from segcredit.analysis.reading import Step, require_column
@@ -64,8 +70,6 @@ def lift_of_probe(run: Run, name: str, steps: Sequence[Step], settings: Settings
 
 def _check_rows(steps: Sequence[Step]) -> None:
     """What can be known to be missing before a model is loaded."""
-    from segcredit.analysis.hidden import OLDER
-
     if not any(row.get("messages") for step in steps for row in step.rows):
         raise CannotAnalyseError(OLDER)
     if not any((step.token >= 0).any() for step in steps):

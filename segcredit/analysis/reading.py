@@ -8,8 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from segcredit.analysis.result import CannotAnalyseError
+from segcredit.analysis.settings import Settings
 from segcredit.printable import printable
 from segcredit.runlog import Run
+from segcredit.runlog.rollouts import evenly, sample_rollouts
 
 COLUMNS = ("entropy", "value", "ratio", "logp_old")
 TEXTS = ("prompt_id", "messages", "images")
@@ -61,9 +63,13 @@ def run_name(run: Run) -> str:
     return printable(run.path.name, 60)
 
 
-def read_steps(run: Run) -> list[Step]:
-    """Every recorded step; raises if there is none."""
-    steps = [_step(step, run.rollouts(step)) for step in run.rollout_steps]
+def read_steps(run: Run, settings: Settings) -> list[Step]:
+    """Every recorded step, or as many as asked for; raises if there is none."""
+    chosen = evenly(list(run.rollout_files), settings.steps)
+    steps = [
+        _step(step, sample_rollouts(run.rollout_files[step], settings.responses)[0])
+        for step in chosen
+    ]
     steps = [step for step in steps if len(step.owner)]
     if not steps:
         raise CannotAnalyseError(

@@ -72,8 +72,13 @@ def plain(x: Any) -> Any:
     return x
 
 
+def number_text(x: float, form: str) -> str:
+    """With a true minus, or a dash where there is no number."""
+    return f"{x:{form}}".replace("-", "−") if np.isfinite(x) else "–"
+
+
 def interval_text(ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:
     """Both ends, or a dash where there is no interval."""
     if not np.isfinite(ends).all():
         return "–"
-    return f"{ends[0]:{form}} … {ends[1]:{form}}"
+    return " … ".join(number_text(float(x), form) for x in ends)

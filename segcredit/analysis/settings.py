@@ -20,6 +20,10 @@ class Settings:
     """Recorded steps that are averaged into one point of a smooth curve."""
     seed: int = 0
     """Of the bootstrap and the probe's folds."""
+    steps: int | None = None
+    """Recorded steps that are read, evenly spread; None: all."""
+    responses: int | None = None
+    """Responses of each that are read, evenly spread; None: all."""
     probe: bool = False
     """Whether to fit a value probe, for which the last checkpoint is loaded."""
 
@@ -29,9 +33,10 @@ class Settings:
                 f"threshold must be a quantile between 0 and 1; got {self.threshold}. "
                 f"For the largest tenth of the jumps pass 0.9."
             )
-        for name in ("resamples", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("resamples", "window", "steps", "responses"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1; got {given}.")
 
     @property
     def thresholds(self) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from segcredit.analysis.drawing.within import draw_within
 from segcredit.analysis.method import method_of
 from segcredit.analysis.padding import pad
 from segcredit.analysis.reading import Step, require_column
-from segcredit.analysis.result import Analysis, CannotAnalyseError, Table, plain
+from segcredit.analysis.result import Analysis, CannotAnalyseError, Table, number_text, plain
 from segcredit.analysis.segment_shapes import unit_lengths, unit_of
 from segcredit.analysis.settings import Settings
 from segcredit.analysis.trend import smooth
@@ -168,7 +168,7 @@ def _analysis(
         "tokens_left_out": left_out,
     }
     rows = tuple(
-        (label, f"{np.nanmean(x):.1%}", f"{x[0]:.1%}", f"{x[-1]:.1%}")
+        (label, *(number_text(float(y), ".1%") for y in (np.nanmean(x), x[0], x[-1])))
         for label, x in (
             ("the run's segments", found.share),
             ("as many of equal length", found.equal_cut),

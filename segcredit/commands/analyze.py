@@ -59,6 +59,7 @@ def analyze(
 ) -> None:
     """Lift, ratio bias, segments, variance within them; value loss, entropy and length of runs."""
     from rich.console import Console
+    from rich.text import Text
 
     from segcredit.analysis import Settings, analyse
     from segcredit.runlog import read_run
@@ -79,8 +80,12 @@ def analyze(
 
             quiet_libraries()
         with console.status("reading…") as status:
-            found = analyse(found_runs, settings, names, lambda what: status.update(f"{what}…"))
-            folders = _write(found, found_runs, output, status.update)
+
+            def watch(what: str) -> None:
+                status.update(Text(f"{what}…"))  # names are no markup
+
+            found = analyse(found_runs, settings, names, watch)
+            folders = _write(found, found_runs, output, watch)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
@@ -103,7 +108,7 @@ def _write(
     together = runs[0].path / "analysis" if output is None else output
     folders = []
     for analysis in found.done:
-        watch(f"drawing {analysis.title}…")
+        watch(f"drawing {analysis.title}")
         folder = together if analysis.compares else own[analysis.runs[0]]
         write(analysis, folder)
         folders.append(folder)
@@ -116,11 +121,14 @@ def _folders(runs: "list[Run]", output: Path | None) -> list[Path]:
         return [run.path / "analysis" for run in runs]
     if len(runs) == 1:
         return [output]
-    names: list[str] = []
+    folders: list[Path] = []
     for run in runs:
-        number = sum(1 for other in names if other.partition("/")[0] == run.path.name)
-        names.append(run.path.name if not number else f"{run.path.name}/{number + 1}")
-    return [output / name for name in names]
+        name, number = run.path.name, 1
+        while output / name in folders:
+            number += 1
+            name = f"{run.path.name}-{number}"
+        folders.append(output / name)
+    return folders
 
 
 def _show(console: "Console", found: "Analysed", folders: list[Path]) -> None:

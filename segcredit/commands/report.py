@@ -100,5 +100,22 @@ def _serve(folders: list[Path], port: int) -> None:
 
 
 def draw_analyses(runs: "list[Run]") -> "list[Figure]":
-    """What the runs' responses say when they are counted."""
-    return []
+    """What the runs' responses say when they are counted; a part of them, for speed."""
+    from segcredit.analysis import INK, Settings, analyse, svg
+    from segcredit.report import Figure
+
+    found = analyse(runs, Settings(resamples=300, steps=40, responses=64)).done
+    return [
+        Figure(x.heading, x.note, svg(x).replace(INK, "currentColor"))
+        for x in found
+        if not x.compares  # the overview shows those
+    ]
+
+
+def write_quick_report(folder: Path) -> Path:
+    """The page of a run that has just ended, into its folder."""
+    from segcredit.report import Limits, write_report
+    from segcredit.runlog import read_run
+
+    run = read_run(folder)
+    return write_report([run], folder / "report.html", Limits(), draw_analyses([run]))

@@ -147,6 +147,8 @@ def _train(
     console.print(f"run     {result.folder}", markup=False, highlight=False)
     if (plot := _draw(result.folder)) is not None:
         console.print(f"curves  {plot}", markup=False, highlight=False)
+    if (page := _report(result.folder)) is not None:
+        console.print(f"report  {page}", markup=False, highlight=False)
     console.print(f"model   {result.model}", markup=False, highlight=False)
 
 
@@ -159,6 +161,17 @@ def _draw(folder: Path) -> Path | None:
         return draw_curves(read_run(folder), RunFolder(folder).plots / "curves.png")
     except (OSError, ValueError) as error:
         complain(f"the curves could not be drawn: {error}")
+        return None
+
+
+def _report(folder: Path) -> Path | None:
+    """The run's page; one that cannot be written does not spoil a finished run either."""
+    from segcredit.commands.report import write_quick_report
+
+    try:
+        return write_quick_report(folder)
+    except (OSError, ValueError) as error:
+        complain(f"the report could not be written: {error}")
         return None
 
 

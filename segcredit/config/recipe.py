@@ -53,7 +53,9 @@ class ModelSettings(Settings):
     """Attention heads of a tiny model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """packed: no padding is computed, and pictures go through the vision tower together; auto: that
+    on a GPU in half precision, else sdpa."""
     freeze_vision: bool = False
     """Leave the vision tower as it is."""
     device: str = "auto"

@@ -14,6 +14,7 @@ from segcredit.data import load_prompts
 from segcredit.data.worlds import make_world
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.models import Policy
+from segcredit.models.packed import set_attention
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.runlog import Run, read_run
@@ -130,10 +131,9 @@ def _policy(source: str, recipe: Recipe | None) -> Policy:
         dtype = getattr(torch, recipe.model.dtype)
     elif torch.cuda.is_available():
         dtype = torch.bfloat16
-    attention = "sdpa" if recipe is None else recipe.model.attention
     trusted = recipe is not None and recipe.model.trust_remote_code
     try:
-        policy = Policy.from_pretrained(source, dtype, attention, trusted)
+        policy = Policy.from_pretrained(source, dtype, trusted)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise ValueError(
@@ -142,4 +142,5 @@ def _policy(source: str, recipe: Recipe | None) -> Policy:
         ) from error
     if torch.cuda.is_available():
         policy.model.to("cuda")
+    set_attention(policy.model, "auto" if recipe is None else recipe.model.attention)
     return policy

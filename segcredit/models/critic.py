@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from segcredit.models.forward import response_outputs, widened
+from segcredit.models.forward import response_outputs, spread
 from segcredit.models.policy import Policy
 from segcredit.types import Rollouts
 
@@ -71,7 +71,7 @@ class Critic(nn.Module):
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """V before each response token."""
         hidden = response_outputs(self.trunk, rollouts, head=False)
-        return widened(self.head(hidden.float()).squeeze(-1), rollouts)
+        return spread(self.head(hidden.float()).squeeze(-1), rollouts)
 
 
 def verify_equal(original: nn.Module, copied: nn.Module) -> None:

@@ -1,18 +1,20 @@
-"""One forward pass over prompts with their responses; a prompt that several share is read once."""
+"""The model's states before each response token: packed, or padded with prompts read once."""
 
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig
 
-from segcredit.inputs import answer_inputs, distinct, full_inputs, prompt_inputs
+from segcredit.inputs import answer_inputs, distinct, full_inputs, packed_inputs, prompt_inputs
+from segcredit.models.packed import packs
 from segcredit.models.recompute import recomputes, recomputing
 from segcredit.types import Encoded, Rollouts
 
 
-def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Tensor:
-    """What the model says before each response token, (B, T', ·), T' the longest response here.
+def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Float[Tensor, "N _"]:
+    """What the model says before each of the N tokens on the mask, row by row.
 
     Logits with ``head``, else the trunk's last hidden states.
     """
@@ -21,16 +23,27 @@ def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Tensor
         raise ValueError("scoring needs the rollouts' 'prompts'; got none. Pass Encoded prompts.")
     width = int(rollouts.mask.any(dim=0).nonzero().max()) + 1
     tokens, mask = rollouts.tokens[:, :width], rollouts.mask[:, :width]
+    if packs(model):
+        packed = packed_inputs(prompts, tokens, mask)
+        with recomputing(model):
+            outputs = model(**packed.arguments(), use_cache=False)
+        return (outputs.logits if head else outputs.last_hidden_state)[0, packed.before]
     few, which = distinct(prompts)
     if len(few) < len(prompts) and can_share(model.config) and not recomputes(model):
-        return _prompts_once(model, few, which.to(tokens.device), tokens, mask, head)
+        return _prompts_once(model, few, which.to(tokens.device), tokens, mask, head)[mask]
     inputs = full_inputs(prompts, tokens, mask)
     # the state before response token t is one place to its left: of the last T'+1, all but one
     extra = {"logits_to_keep": width + 1} if head else {}
     with recomputing(model):
         outputs = model(**inputs.arguments(), use_cache=False, **extra)
     found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
-    return found[:, :-1]
+    return found[:, :-1][mask]
+
+
+def spread(x: Float[Tensor, " N"], rollouts: Rollouts) -> Float[Tensor, "B T"]:
+    """Numbers of the tokens on the mask, put where the tokens are; zeros elsewhere."""
+    empty = torch.zeros(rollouts.mask.shape, dtype=x.dtype, device=x.device)
+    return empty.masked_scatter(rollouts.mask, x)
 
 
 def can_share(config: PreTrainedConfig) -> bool:
@@ -61,8 +74,3 @@ def _prompts_once(
     outputs = model(**answered.arguments(), past_key_values=cache, use_cache=True)
     rest = outputs.logits if head else outputs.last_hidden_state
     return torch.cat([before_first, rest[:, :-1]], dim=1)
-
-
-def widened(x: Tensor, rollouts: Rollouts) -> Tensor:
-    """Zeros behind T', up to the rollouts' own width."""
-    return nn.functional.pad(x, (0, rollouts.tokens.shape[1] - x.shape[1]))

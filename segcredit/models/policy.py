@@ -20,7 +20,8 @@ from transformers import (
 from segcredit.core.head import head_logp_and_entropy
 from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
-from segcredit.models.forward import response_outputs
+from segcredit.models.forward import response_outputs, spread
+from segcredit.models.packed import packs
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
 
@@ -42,7 +43,6 @@ class Policy:
         cls,
         source: str | Path,
         dtype: torch.dtype = torch.float32,
-        attention: str = "sdpa",
         trust_remote_code: bool = False,
     ) -> "Policy":
         """From a folder or a hub id."""
@@ -52,7 +52,7 @@ class Policy:
             source,
             config=config,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation="sdpa",
             trust_remote_code=trust_remote_code,
         )
         codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code)
@@ -84,6 +84,11 @@ class Policy:
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are read end to end, without padding."""
+        return packs(self.model)
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
@@ -132,13 +137,12 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
-        mask = rollouts.mask
-        tokens = rollouts.tokens[mask]
+        tokens = rollouts.tokens[rollouts.mask]
         if self.plain_head:
             hidden = response_outputs(self.model.base_model, rollouts, head=False)
             head = self.model.get_output_embeddings()
             logp, h = head_logp_and_entropy(
-                hidden[mask[:, : hidden.shape[1]]],
+                hidden,
                 head.weight,
                 tokens,
                 temperature,
@@ -147,13 +151,8 @@ class Policy:
             )
         else:
             logits = response_outputs(self.model, rollouts, head=True)
-            logp, h = token_logp_and_entropy(
-                logits[mask[:, : logits.shape[1]]], tokens, temperature, self.banned
-            )
-        empty = torch.zeros(mask.shape, dtype=logp.dtype, device=logp.device)
-        return empty.masked_scatter(mask, logp), (
-            empty.masked_scatter(mask, h) if with_entropy else None
-        )
+            logp, h = token_logp_and_entropy(logits, tokens, temperature, self.banned)
+        return spread(logp, rollouts), spread(h, rollouts) if with_entropy else None
 
     @cached_property
     def plain_head(self) -> bool:

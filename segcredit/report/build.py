@@ -4,16 +4,16 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from segcredit import __version__
 from segcredit.report.cuts import PARTITIONS
 from segcredit.report.overview import overview
 from segcredit.report.pictures import as_data_uri
 from segcredit.report.rows import page_rows, prompt_id
 from segcredit.runlog import Run
-from segcredit.runlog.rollouts import sample_rollouts
+from segcredit.runlog.rollouts import evenly, sample_rollouts
 
 Kind = Literal["rollouts", "watched"]
 Progress = Callable[[str], None]
@@ -71,15 +71,6 @@ def files(run: Run, kind: Kind) -> dict[int, Path]:
     return {step: path for step, path in found.items() if step < LAST_STEP}
 
 
-def chosen_steps(steps: Sequence[int], count: int) -> list[int]:
-    """The first, the last, and others evenly between."""
-    if len(steps) <= count:
-        return list(steps)
-    if count == 1:
-        return [steps[-1]]
-    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
-
-
 def gather_rows(
     runs: Sequence[Run], limits: Limits, progress: Progress = lambda _: None
 ) -> list[Rows]:
@@ -88,7 +79,7 @@ def gather_rows(
         (number, kind, step)
         for number, run in enumerate(runs)
         for kind in ("rollouts", "watched")
-        for step in chosen_steps(list(files(run, kind)), limits.steps)
+        for step in evenly(list(files(run, kind)), limits.steps)
     ]
     found: list[Rows] = []
     spent = 0
@@ -147,7 +138,7 @@ def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]
         with _not_too_deep(run.path):
             shown.append(overview(run))
     return {
-        "version": __version__,
+        "version": version("segcredit"),
         "runs": shown,
         "files": [part.listed() for part in rows],
         "partitions": [name for name, _ in PARTITIONS],

@@ -22,8 +22,13 @@ def as_data_uri(run: Path, name: str) -> str | None:
     except (PictureError, OSError, ValueError, RuntimeError):
         return None  # no picture; or no name that a file can have, or links in a circle
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    few = picture.getcolors(512) is not None  # a drawing, mostly: PNG is smaller, and exact
+    made = {kind: _saved(picture, kind) for kind in (("png", "jpeg") if few else ("jpeg",))}
+    kind = min(made, key=lambda x: len(made[x]))
+    return f"data:image/{kind};base64,{base64.b64encode(made[kind]).decode()}"
+
+
+def _saved(picture: Image.Image, kind: str) -> bytes:
     file = io.BytesIO()
-    few = picture.getcolors(512) is not None  # a drawing: PNG is smaller, and exact
-    picture.save(file, "PNG" if few else "JPEG")
-    kind = "png" if few else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    picture.save(file, kind)
+    return file.getvalue()

@@ -1,9 +1,11 @@
 """The page of runs in progress, for a browser on this machine alone."""
 
 import re
+import sys
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from segcredit.report.build import (
     Kind,
@@ -38,6 +40,11 @@ class Server(ThreadingHTTPServer):
         """What to type into a browser."""
         return f"http://localhost:{self.server_address[1]}/"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def runs(self) -> list[Run]:
         """As they are now."""
         return [read_run(folder) for folder in self.folders]
@@ -66,8 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self._answer()
-        except ConnectionError:  # the browser went away
-            return
+        except ConnectionError:  # the browser went away: there is nobody to tell
+            raise
         except (OSError, ValueError) as error:  # a run that was moved away, or is half-written
             self._send(to_json({"error": str(error)}), "application/json", 503)
 

@@ -56,6 +56,15 @@ def sample_rollouts(path: Path, count: int | None) -> tuple[list[dict[str, Any]]
     ], total
 
 
+def evenly(steps: list[int], count: int | None) -> list[int]:
+    """The first, the last, and others evenly between: at most ``count`` of them."""
+    if count is None or len(steps) <= count:
+        return steps
+    if count == 1:
+        return steps[-1:]
+    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
+
+
 def delete_after(folder: Path, step: int) -> list[Path]:
     """On resume: delete the files of later steps, and what killed writers left; which they were."""
     remove_leftovers(folder)

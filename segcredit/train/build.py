@@ -16,6 +16,7 @@ from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, Policy
+from segcredit.models.packed import set_attention
 from segcredit.models.policy import is_vision
 from segcredit.models.recompute import recompute_activations
 from segcredit.models.tiny import tiny_config
@@ -94,6 +95,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     policy = _policy(plan) if policy is None else policy
     device = _device(recipe.model.device, parallel)
     policy.model.to(device)
+    set_attention(policy.model, recipe.model.attention)
     if recipe.model.freeze_vision:
         freeze_vision(policy.model)
     if recipe.memory.recompute_activations:
@@ -117,9 +119,7 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
     settings = recipe.model
     dtype = getattr(torch, settings.dtype)
     try:
-        policy = Policy.from_pretrained(
-            source, dtype, settings.attention, settings.trust_remote_code
-        )
+        policy = Policy.from_pretrained(source, dtype, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise RecipeError(f"model: {str(source)!r} does not load: {first}") from error
@@ -146,7 +146,6 @@ def _policy(plan: Plan) -> Policy:
     sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
     policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
-    policy.model.set_attn_implementation(settings.attention)
     return policy
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from segcredit.inputs import as_responses
 from segcredit.train.metrics import Metrics
-from segcredit.train.micro import by_tokens
+from segcredit.train.micro import micro_batches
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.types import Prompt, Response, Reward, Rollouts, Sampling
@@ -64,20 +65,20 @@ def collect(
 def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollouts:
     """Fill the columns that the algorithm reads, and no other."""
     temperature = state.recipe.rollout.temperature
-    budget = state.recipe.update.tokens_per_micro
+    cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     policy, critic, reference = state.policy, state.critic, state.reference
     if state.recipe.rollout.old_logp == "recompute":
         logp, entropy = _in_parts(
-            rollouts, budget, lambda part: policy.score(part, temperature, with_entropy=True)
+            rollouts, cut, lambda part: policy.score(part, temperature, with_entropy=True)
         )
         rollouts = rollouts.replace(logp_old=logp, entropy=entropy)
     if "value" in needs:
         assert critic is not None
-        (value,) = _in_parts(rollouts, budget, lambda part: (critic(part),))
+        (value,) = _in_parts(rollouts, cut, lambda part: (critic(part),))
         rollouts = rollouts.replace(value=value)
     if "logp_ref" in needs:
         assert reference is not None
-        (logp,) = _in_parts(rollouts, budget, lambda part: reference.score(part, temperature)[:1])
+        (logp,) = _in_parts(rollouts, cut, lambda part: reference.score(part, temperature)[:1])
         rollouts = rollouts.replace(logp_ref=logp)
     if "pieces" in needs:
         pieces = [policy.codec.pieces(row) for row in rollouts.tokens.tolist()]
@@ -91,10 +92,12 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
 
 
 def _in_parts(
-    rollouts: Rollouts, budget: int, work: Callable[[Rollouts], Sequence[Tensor | None]]
+    rollouts: Rollouts,
+    cut: Callable[[Rollouts], list[Tensor]],
+    work: Callable[[Rollouts], Sequence[Tensor | None]],
 ) -> list[Tensor]:
     """Results of forward passes over parts of the rows, put back in the rows' order."""
-    parts = by_tokens(rollouts, budget)
+    parts = cut(rollouts)
     results = [work(rollouts.select(rows)) for rows in parts]
     back = torch.cat(parts).argsort()
     columns = []

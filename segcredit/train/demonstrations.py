@@ -7,7 +7,7 @@ from torch import Tensor
 
 from segcredit.data.worlds import Demonstration
 from segcredit.train.metrics import Metrics
-from segcredit.train.micro import by_tokens
+from segcredit.train.micro import micro_batches
 from segcredit.train.state import State
 from segcredit.types import Rollouts
 
@@ -23,7 +23,7 @@ def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict
     with log.time("update"), optimizer.awake():
         total: Tensor = torch.zeros((), device=rollouts.mask.device)
         right = torch.zeros((), device=rollouts.mask.device)
-        micros = by_tokens(rollouts, state.recipe.update.tokens_per_micro)
+        micros = micro_batches(rollouts, state.tokens_per_micro, state.policy.packs)
         for rows in state.parallel.own(micros):
             micro = rollouts.select(rows)
             logp, _ = state.policy.score(micro, temperature=1.0)

@@ -1,11 +1,13 @@
 """Micro-batches: as many rows at once as fit a budget of tokens."""
 
+import heapq
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from segcredit.inputs import distinct
-from segcredit.types import Batch, Rollouts
+from segcredit.types import Rollouts
 
 
 def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
@@ -16,10 +18,7 @@ def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
     together) is a micro-batch even where it alone exceeds the budget.
     """
     assert rollouts.prompts is not None
-    position = torch.arange(1, rollouts.mask.shape[1] + 1)
-    written = (rollouts.mask.cpu() * position).amax(dim=1)
-    asked = torch.tensor([len(x.tokens) for x in rollouts.prompts])
-    both = torch.stack([asked, written], dim=1).view(-1, item, 2).amax(dim=1)
+    both = _lengths(rollouts).view(-1, item, 2).amax(dim=1)
     prompt = distinct(rollouts.prompts)[1][::item]
     order = _longest_first(both.sum(dim=1), prompt).tolist()
     parts: list[list[int]] = []
@@ -33,9 +32,20 @@ def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
         else:
             parts.append([i])
             longest = (ask, write)
-    within = torch.arange(item)
-    device = rollouts.mask.device
-    return [(torch.tensor(part)[:, None] * item + within).flatten().to(device) for part in parts]
+    return [_rows(part, item, rollouts.mask.device) for part in parts]
+
+
+def _lengths(rollouts: Rollouts) -> Int[Tensor, "B 2"]:
+    """Tokens of the prompt, and of the response up to its last one."""
+    assert rollouts.prompts is not None
+    position = torch.arange(1, rollouts.mask.shape[1] + 1)
+    written = (rollouts.mask.cpu() * position).amax(dim=1)
+    asked = torch.tensor([len(x.tokens) for x in rollouts.prompts])
+    return torch.stack([asked, written], dim=1)
+
+
+def _rows(items: list[int], item: int, device: torch.device) -> Tensor:
+    return (torch.tensor(items)[:, None] * item + torch.arange(item)).flatten().to(device)
 
 
 def _longest_first(length: Int[Tensor, " N"], prompt: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
@@ -46,6 +56,27 @@ def _longest_first(length: Int[Tensor, " N"], prompt: Int[Tensor, " N"]) -> Int[
     return order[longest[order].argsort(descending=True, stable=True)]
 
 
+def balanced(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
+    """The same for packed rows: no padding counts, and all micro-batches are about equally long.
+
+    Longest first, each to the micro-batch that is emptiest so far.
+    """
+    length = _lengths(rollouts).sum(dim=1).view(-1, item).sum(dim=1)
+    order = length.argsort(descending=True, stable=True).tolist()
+    count = max(1, -(-int(length.sum()) // budget))
+    while True:
+        heap = [(0, number) for number in range(count)]
+        parts: list[list[int]] = [[] for _ in heap]
+        for i in order:
+            filled, number = heapq.heappop(heap)
+            parts[number].append(i)
+            heapq.heappush(heap, (filled + int(length[i]), number))
+        fits = all(filled <= budget or len(parts[number]) == 1 for filled, number in heap)
+        if fits or count == len(order):
+            return [_rows(part, item, rollouts.mask.device) for part in parts if part]
+        count += 1
+
+
 def numbered(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
     """Each row's micro-batch."""
     number = torch.empty(rows, dtype=torch.long, device=parts[0].device)
@@ -54,6 +85,8 @@ def numbered(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
     return number
 
 
-def rows_of(batch: Batch, budget: int) -> list[Tensor]:
-    """Micro-batches of a mini-batch."""
-    return by_tokens(batch.rollouts, budget, batch.rows_per_item)
+def micro_batches(
+    rollouts: Rollouts, budget: int, packed: bool = False, item: int = 1
+) -> list[Tensor]:
+    """As the model reads them: packed or padded."""
+    return (balanced if packed else by_tokens)(rollouts, budget, item)

@@ -9,6 +9,7 @@ import torch
 
 from segcredit.config import Optimize, OptimizerSettings, WarmStart
 from segcredit.models import Critic, Policy
+from segcredit.models.packed import set_attention
 from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
 from segcredit.train import checkpoint
@@ -70,9 +71,10 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     model = state.recipe.model
     if (place / CRITIC).exists():
         critic = Critic.from_saved(place / CRITIC, getattr(torch, model.dtype))
-        critic.trunk.set_attn_implementation(model.attention)
         own_memory(critic)
-        add_critic(state, critic.to(state.policy.device))
+        critic.to(state.policy.device)
+        set_attention(critic.trunk, model.attention)
+        add_critic(state, critic)
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
@@ -131,4 +133,5 @@ def _load_reference(state: State, folder: RunFolder) -> Policy:
         ) from None
     reference = load_policy(state.recipe, kept)
     freeze(reference.model.to(state.policy.device))
+    set_attention(reference.model, state.recipe.model.attention)
     return reference

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from segcredit.train.metrics import Metrics
-from segcredit.train.micro import numbered, rows_of
+from segcredit.train.micro import micro_batches, numbered
 from segcredit.train.optimizer import Optimizer
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
@@ -73,7 +73,9 @@ def _gradients(
     the gradient is the same.
     """
     while True:
-        micros = rows_of(part, state.tokens_per_micro)
+        micros = micro_batches(
+            part.rollouts, state.tokens_per_micro, state.policy.packs, part.rows_per_item
+        )
         try:
             return _micro_by_micro(state, algorithm, part, micros, optimizer.name, watch)
         except torch.OutOfMemoryError:

@@ -177,7 +177,7 @@ def test_values_with_holes_and_neighbours(name: str) -> None:
     tokens = one.tokens.clone()
     tokens[0, 3] = 10 + (tokens[0, 3] + 1) % 30
     change = (values(critic, holed.replace(tokens=tokens)) - value[row])[0].abs()
-    assert change[:4].max() < 1e-5
+    assert change[:3].max() < 1e-5
     assert change[5:length].max() > 1e-4
 
 
@@ -187,8 +187,8 @@ def test_columns_of_padding_get_no_value() -> None:
     short[:, 3:] = False
     value = values(critic, rollouts.replace(mask=short))
     assert value.shape == short.shape
-    assert not value[:, 3:].any()
-    assert value[:, :3].all()
+    assert not value[~short].any()
+    assert value[short].all()
 
 
 def test_values_are_in_float32_whatever_the_trunk_is_in() -> None:

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from segcredit.analysis.drawing.style import COLOURS, INK, REFERENCE, band, integer_steps, signed
+from segcredit.analysis.drawing.style import COLOURS, INK, REFERENCE, band, integer_steps
+from segcredit.analysis.result import number_text
 
 if TYPE_CHECKING:
     from segcredit.analysis.lift_curves import LiftCurves
@@ -39,6 +40,6 @@ def _over_time(axis: Any, curves: "LiftCurves") -> None:
     axis.plot(trend.step, trend.lift, ".", color=COLOURS[3], markersize=4, alpha=0.5)
     axis.plot(trend.step, trend.smoothed, color=COLOURS[3])
     axis.axhline(1.0, **REFERENCE)
-    axis.set_title(f"Mean over q, Spearman ρ = {signed(trend.spearman)}")
+    axis.set_title(f"Mean over q, Spearman ρ = {number_text(trend.spearman, '+.2f')}")
     axis.set_xlabel(f"training step (line: {trend.window} recorded steps averaged)")
     integer_steps(axis)

@@ -22,6 +22,9 @@ _GROUP_IDS = re.compile(r'(<g) id="[^"]*"')
 _STROKES = '<svg style="stroke-linejoin: round; stroke-linecap: butt" '
 """What matplotlib says in a style sheet, which inside a page would be the whole page's."""
 
+LETTER = 0.092
+"""Inches of a letter of the title: wrapping would read a name's dollar signs as mathematics."""
+
 
 def svg(analysis: Analysis) -> str:
     """The figure as one <svg> element, to stand in a page: transparent, text as text.
@@ -84,6 +87,7 @@ def _figure(analysis: Analysis, title: bool, salt: str = "") -> Iterator["Figure
         figure = Figure(figsize=analysis.size, layout="constrained")
         FigureCanvasAgg(figure)
         if title:
-            figure.suptitle(analysis.heading, fontsize=11)
+            fits = analysis.size[0] / (LETTER * len(analysis.heading))
+            figure.suptitle(analysis.heading, fontsize=11 * min(1.0, fits))
         analysis.draw(figure)
         yield figure

@@ -81,8 +81,3 @@ def integer_steps(axis: Any) -> None:
     axis.xaxis.set_major_locator(
         MaxNLocator(nbins=6, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
     )
-
-
-def signed(x: float) -> str:
-    """A number with its sign, and a true minus."""
-    return f"{x:+.2f}".replace("-", "−")

@@ -62,7 +62,7 @@ const path = (points) => {
 
 // lines: [{label, colour, steps, values, low?, high?, group, dash?}]
 const lineChart = ({ title, unit, lines, smooth, marks }) => {
-  const W = 420, H = 220, left = 52, right = 12, top = 12, bottom = 30;
+  const W = 420, H = 226, left = 52, right = 12, top = 12, bottom = 36;
   const shown = lines.map((line) => ({ ...line, drawn: marks || line.steps.length < 16 ? line.values : smoothed(line.values, smooth) }));
   const [x0, x1] = extent(shown.flatMap((line) => line.steps));
   // wide bands (two seeds) may leave the picture: the lines are what is looked at
@@ -79,9 +79,9 @@ const lineChart = ({ title, unit, lines, smooth, marks }) => {
   for (const y of ticks(y0, y1, 4)) chart.append(
     svg("line", { x1: left, x2: W - right, y1: Y(y), y2: Y(y), class: "grid" }),
     svg("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end", text: tickLabel(y) }));
-  for (const x of ticks(x0, x1, 5)) chart.append(svg("text", { x: X(x), y: H - 12, "text-anchor": "middle", text: tickLabel(x) }));
+  for (const x of ticks(x0, x1, 5)) chart.append(svg("text", { x: X(x), y: H - 20, "text-anchor": "middle", text: tickLabel(x) }));
   chart.append(svg("line", { x1: left, x2: W - right, y1: H - bottom, y2: H - bottom, class: "axis" }),
-    svg("text", { x: W - right, y: H - 1, "text-anchor": "end", class: "unit", text: "step" }));
+    svg("text", { x: W - right, y: H - 5, "text-anchor": "end", class: "unit", text: "step" }));
   for (const line of shown) {
     if (line.low) {
       const up = line.steps.map((step, i) => [X(step), isNumber(line.high[i]) ? Y(line.high[i]) : NaN]);

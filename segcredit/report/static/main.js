@@ -47,9 +47,9 @@ byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dar
 byId("help").addEventListener("click", () => byId("keys").showModal());
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-let before; // paper is light
-addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; again(); });
-addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; again(); });
+let onScreen = null; // paper is light
+addEventListener("beforeprint", () => { onScreen ??= document.documentElement.dataset.theme ?? ""; document.documentElement.dataset.theme = "light"; again(); });
+addEventListener("afterprint", () => { if (onScreen) document.documentElement.dataset.theme = onScreen; else delete document.documentElement.dataset.theme; onScreen = null; again(); });
 addEventListener("hashchange", open);
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || byId("keys").open) {

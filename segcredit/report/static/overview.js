@@ -41,7 +41,7 @@ const overviewView = {
     const several = new Set(data.runs.map((run) => run.group)).size < data.runs.length;
     const controls = el("div", { class: "controls" },
       el("label", {}, "Smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: this.smooth, id: "smooth", oninput: (event) => { this.smooth = Number(event.target.value); redraw(); } })),
-      several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; redraw(); } }), " seeds together (mean and 95 % t-interval)") : null,
+      several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; this.draw(this.data); } }), " seeds together (mean and 95 % t-interval)") : null,
       data.runs.length > 1 ? this.legend() : null);
     view.replaceChildren(...data.runs.map((run, i) => this.card(run, i)), el("h2", { text: "Curves" }), controls, charts, this.phases(), this.more(also, redraw));
     redraw();
@@ -61,9 +61,9 @@ const overviewView = {
   },
 
   card(run, i) {
-    const result = run.results.length ? el("table", { class: "results" },
+    const result = run.results.length ? el("div", { class: "wide" }, el("table", { class: "results" },
       el("thead", {}, el("tr", {}, ["held-out prompts", "before", "after", "change"].map((x) => el("th", { scope: "col", text: x })))),
-      el("tbody", {}, run.results.map((row) => this.resultRow(row)))) : el("p", { class: "quiet", text: "No evaluation was recorded." });
+      el("tbody", {}, run.results.map((row) => this.resultRow(row))))) : el("p", { class: "quiet", text: "No evaluation was recorded." });
     return el("article", { class: "card run" },
       el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.colour(i) } }) : null, visible(run.name)),
       el("div", { class: "columns" },
@@ -75,10 +75,11 @@ const overviewView = {
 
   resultRow({ label, before, after }) {
     const share = label.includes("accuracy") || label === "truncated";
-    const say = ([x, low, high]) => share ? `${percent(x)}${isNumber(low) && isNumber(high) ? ` (${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` : ""}` : number(x);
+    const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
+    const say = (found) => [share ? percent(found[0]) : number(found[0]), interval(found)];
     const change = isNumber(after[0]) && isNumber(before[0]) ? after[0] - before[0] : null;
     const said = change === null ? "–" : share ? `${change >= 0 ? "+" : "−"}${Math.abs(100 * change).toFixed(1)} points` : number(Number(change.toPrecision(3)));
-    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", { text: say(before) }), el("td", { text: say(after) }), el("td", { text: said }));
+    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, say(before)), el("td", {}, say(after)), el("td", { text: said }));
   },
 
   lines(parts) {

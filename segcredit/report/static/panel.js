@@ -45,11 +45,12 @@ const responsePanel = (row, texts, scales, colour, label, narrow = false) => {
       ] : row.segment.length ? [["segment", "none: not written by the policy"]] : []),
     ];
   };
-  const point = (t) => {
+  const point = (place) => {
+    const t = place in row.pieces ? place : null; // an empty response has no token
     pointed = t;
     for (const node of text.querySelectorAll(".pointed, .in-segment")) node.classList.remove("pointed", "in-segment");
     chart?.show(t);
-    if (t === null || t === undefined) { numbers.replaceChildren(el("div", {}, el("dt", { class: "quiet", text: "Point at a token, or tap it, for its numbers." }))); return; }
+    if (t === null) { numbers.replaceChildren(el("div", {}, el("dt", { class: "quiet", text: "Point at a token, or tap it, for its numbers." }))); return; }
     const token = text.querySelector(`[data-t="${t}"]`);
     token?.classList.add("pointed");
     token?.parentElement.classList.add("in-segment");
@@ -74,8 +75,8 @@ const responsePanel = (row, texts, scales, colour, label, narrow = false) => {
     reveal() { const token = text.querySelector(".pointed"); if (token) reveal(token, text); },
     moved(by, whole) {
       const last = row.pieces.length - 1;
-      if (pointed === null || pointed === undefined) return by > 0 ? 0 : last;
-      if (!whole || !segments.length) return clamp(pointed + by, 0, last);
+      if (pointed === null) return by > 0 ? 0 : last;
+      if (!whole || !segments.length) return clamp(pointed + by, 0, Math.max(last, 0));
       const firsts = segments.map((x) => x.first);
       const here = firsts.findLastIndex((first) => first <= pointed);
       pinned = firsts[clamp(here + by, 0, firsts.length - 1)];

@@ -39,10 +39,12 @@ const staircase = (row, scales, narrow, onPoint) => {
     const Y = (h) => base - (h / most) * (base - middle - 6);
     chart.append(svg("line", { x1: left, x2: W - right, y1: base, y2: base, class: "axis" }),
       svg("text", { x: left - 6, y: Y(most) + 9, "text-anchor": "end", text: `H ${tickLabel(Number(most.toPrecision(2)))}` }));
-    row.entropy.forEach((h, t) => { if (isNumber(h)) chart.append(svg("rect", { x: X(t) + 0.5, width: Math.max(X(1) - X(0) - 1, 0.6), y: Y(h), height: Math.max(base - Y(h), 0), class: "hesitation" })); });
+    const width = Math.max(X(1) - X(0) - 1, 0.6); // one path for all bars: there may be ten thousand
+    const bars = row.entropy.map((h, t) => (isNumber(h) ? `M${(X(t) + 0.5).toFixed(2)} ${base}V${Math.min(Y(h), base).toFixed(1)}h${width.toFixed(2)}V${base}Z` : ""));
+    chart.append(svg("path", { d: bars.join(""), class: "hesitation" }));
     said.push("entropy of each token as bars");
   }
-  for (const { last } of segments.slice(0, -1)) chart.append(svg("line", { x1: X(last + 1), x2: X(last + 1), y1: top, y2: H - bottom, class: "boundary" }));
+  chart.append(svg("path", { d: segments.slice(0, -1).map(({ last }) => `M${X(last + 1).toFixed(1)} ${top}V${H - bottom}`).join(""), class: "boundary" }));
   for (const t of ticks(0, count, 8)) if (Number.isInteger(t)) chart.append(svg("text", { x: X(t), y: H - 6, "text-anchor": "middle", text: String(t) }));
   const cross = svg("rect", { y: top, height: H - bottom - top, width: Math.max(X(1) - X(0), 2), class: "cursor", visibility: "hidden" });
   chart.append(cross);

@@ -1,0 +1,239 @@
+"""A whole training step of a model of real size: what fits, how long each phase takes.
+
+    python benchmarks/real_step.py --data geo3k/train.jsonl             # Qwen2.5-VL-3B on a GPU
+    python benchmarks/real_step.py --size small --prompts 8 --tokens 16 # on a CPU, to see it run
+
+Random weights of the real shapes; rows with pictures from --data (as segcredit prepare writes
+them), or generated ones. Utilisation counts the arithmetic that the update executes (the
+recomputed forward pass included) against 990 TFLOP/s, an H200's in bfloat16.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from real_shapes import config_for, policy_for, save_small_files, tokenizer_for
+
+from segcredit.config import parse_recipe
+from segcredit.data import load_prompts
+from segcredit.data.worlds import make_world
+from segcredit.train.build import build, make_plan
+from segcredit.train.stages import enter, step_of
+from segcredit.types import Encoded, Prompt, Rollouts, Sampling
+
+PEAK = 990e12
+PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
+
+
+def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
+    """As a user would write it."""
+    on_gpu = torch.cuda.is_available()
+    return parse_recipe(
+        {
+            "name": "real-step",
+            "model": {"path": str(folder), "dtype": "bfloat16" if on_gpu else "float32"},
+            "data": {"train": [str(rows)]},
+            "reward": "geo3k",
+            "algorithm": {"name": given.algorithm},
+            "stages": [{"kind": "optimize", "steps": given.steps}],
+            "rollout": {
+                "prompts": given.prompts,
+                "samples": given.samples,
+                "max_tokens": given.tokens,
+                "rows": given.rows,
+                "old_logp": "recompute" if given.no_sampling else "sampler",
+            },
+            "update": {"minibatches": given.minibatches, "tokens_per_micro": given.micro},
+            "memory": {
+                "recompute_activations": not given.keep_activations,
+                "offload_optimizer": given.offload,
+            },
+            "optimizer": {"lr": 1e-6, "critic_lr": 2e-6},
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+def operations(rollouts: Rollouts, size: str, vision: bool, recompute: bool) -> tuple[float, float]:
+    """Floating-point operations of one epoch's update of the policy, and of the critic."""
+    config = config_for(size, vision)
+    text = config.get_text_config()
+    hidden, layers = text.hidden_size, text.num_hidden_layers
+    wide = hidden // text.num_attention_heads * text.num_key_value_heads
+    weights = layers * (
+        2 * hidden * hidden + 2 * hidden * wide + 3 * hidden * text.intermediate_size
+    )
+    passes = 4 if recompute else 3
+    total = 0.0
+    assert rollouts.prompts is not None
+    written = rollouts.mask.sum(dim=1).tolist()
+    for prompt, count in zip(rollouts.prompts, written, strict=True):
+        length = len(prompt.tokens) + count - 1
+        total += 2 * weights * length + layers * 2 * hidden * length * length  # causal: half of 4
+        if prompt.vision:
+            tower = config.vision_config
+            own = tower.depth * (
+                4 * tower.hidden_size**2 + 3 * tower.hidden_size * tower.intermediate_size
+            )
+            total += 2 * own * len(prompt.vision["pixel_values"])
+    head = 2 * hidden * text.vocab_size * sum(written)
+    return passes * total + 4 * head, passes * total
+
+
+def generated(count: int, folder: Path) -> Path:
+    """Rows with pictures, where there are no real ones."""
+    import json
+
+    world = make_world("shape_grid")
+    lines = []
+    for index in range(count):
+        prompt: Prompt = world.prompt("train", index)
+        (folder / f"{index}.png").write_bytes(prompt.images[0])  # type: ignore[arg-type]
+        lines.append(
+            json.dumps(
+                {
+                    "problem": prompt.messages[0]["content"],
+                    "answer": prompt.answer,
+                    "images": [f"{index}.png"],
+                }
+            )
+        )
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class Dice:
+    """Instead of an engine: responses of random tokens, all of full length, in no time."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def load_weights(self, policy: torch.nn.Module) -> None:
+        """Nothing to load."""
+
+    def sample(
+        self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        """Tokens below 8000, which are all plain text."""
+        shape = (len(prompts), sampling.max_tokens)
+        tokens = torch.randint(0, 8000, shape, generator=generator).to(self.device)
+        zeros = torch.zeros(shape, device=self.device)
+        return Rollouts(
+            tokens=tokens,
+            mask=torch.ones_like(tokens, dtype=torch.bool),
+            logp_old=zeros,
+            reward=zeros[:, 0],
+            group=torch.arange(len(prompts), device=self.device),
+            truncated=zeros[:, 0].bool(),
+            entropy=zeros,
+            prompts=list(prompts),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
+    parser.add_argument("--data", type=Path, help="rows with pictures (jsonl, parquet)")
+    parser.add_argument("--algorithm", default="sapo")
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rows", type=int, default=256, help="responses drawn at once")
+    parser.add_argument("--minibatches", type=int, default=4)
+    parser.add_argument("--micro", type=int, default=32_768, help="tokens of a micro-batch")
+    parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
+    parser.add_argument("--offload", action="store_true", help="optimizers rest in main memory")
+    parser.add_argument("--keep-activations", action="store_true", help="do not recompute")
+    parser.add_argument("--no-sampling", action="store_true", help="random tokens as responses")
+    parser.add_argument("--profile", action="store_true", help="which kernels the last step runs")
+    given = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        rows = given.data or generated(given.prompts, folder)
+        prompts = load_prompts([str(rows)], limit=given.prompts).prompts
+        tokenizer = tokenizer_for(x["content"] for prompt in prompts for x in prompt.messages)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        begin = time.perf_counter()
+        policy = policy_for(given.size, True, tokenizer, device, dtype)
+        save_small_files(policy, folder / "model")
+        plan = make_plan(recipe_of(given, folder / "model", rows))
+        state = build(plan, policy)
+        if given.no_sampling:
+            state.engine = Dice(device)  # type: ignore[assignment]
+        enter(state, plan.recipe.stages[0])
+        count = sum(x.numel() for x in policy.model.parameters())
+        print(
+            f"torch {torch.__version__}, transformers {transformers.__version__}, "
+            f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}; {given.size}: "
+            f"{count / 1e9:.2f} B parameters; ready after {time.perf_counter() - begin:.0f} s",
+            flush=True,
+        )
+        found = []
+        for _ in range(given.steps):
+            begin = time.perf_counter()
+            last = given.profile and len(found) == given.steps - 1
+            with torch.profiler.profile() if last else nullcontext() as seen:
+                metrics, stepped = step_of(state, plan.recipe.stages[0])
+            state.step += 1
+            state.stage_step += 1
+            seconds = time.perf_counter() - begin
+            assert stepped is not None
+            found.append((metrics, seconds, stepped.batch.rollouts))
+            shown = {
+                k: round(v, 4) for k, v in metrics.items() if k.startswith(("time/", "memory/"))
+            }
+            print(f"step {len(found)}: {seconds:.1f} s {shown}", flush=True)
+    report(found[1:] or found, given)
+    if seen is not None:
+        key = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
+        table = seen.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=70)
+        lines = [f"{x[:72]}{x[-110:]}" for x in table.splitlines()]
+        print("\n".join(lines))
+
+
+def report(
+    found: list[tuple[dict[str, float], float, Rollouts]], given: argparse.Namespace
+) -> None:
+    """Medians over the steps after the first."""
+    wall = statistics.median(x[1] for x in found)
+    print(f"\n{'phase':<10}{'s':>9}{'share':>8}{'peak GiB':>10}")
+    for phase in PHASES:
+        if f"time/{phase}" in found[0][0]:
+            seconds = statistics.median(x[0][f"time/{phase}"] for x in found)
+            memory = max(x[0].get(f"memory/{phase}", 0.0) for x in found)
+            print(f"{phase:<10}{seconds:>9.3f}{seconds / wall:>8.1%}{memory:>10.1f}")
+    print(f"{'step':<10}{wall:>9.3f}")
+    metrics, _, rollouts = found[-1]
+    written = int(rollouts.mask.sum())
+    assert rollouts.prompts is not None
+    asked = sum(len(x.tokens) for x in rollouts.prompts)
+    work = operations(rollouts, given.size, True, not given.keep_activations)
+    critic = "value_loss" in metrics
+    done = work[0] + (work[1] if critic else 0.0)
+    update = metrics["time/update"]
+    print(
+        f"{len(rollouts)} responses, {written / len(rollouts):.0f} tokens each after "
+        f"{asked / len(rollouts):.0f} of the prompt\n"
+        f"sampling {written / metrics['time/sample']:,.0f} tokens/s, "
+        f"whole step {written / wall:,.0f} tokens/s\n"
+        f"update: {done / 1e15:.2f} PFLOP, {done / update / PEAK:.1%} of {PEAK / 1e12:.0f} "
+        f"TFLOP/s\n"
+        f"credit {metrics['time/credit'] / wall:.3%} of the step; "
+        f"ratio error {metrics.get('agreement/ratio_error', float('nan')):.3g}"
+    )
+
+
+if __name__ == "__main__":
+    main()

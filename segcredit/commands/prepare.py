@@ -1,0 +1,222 @@
+"""``segcredit prepare``: verl's rows in parquet from Geometry3K, GSM8K, MATH or files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcredit.commands.complain import complain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from segcredit.data.prepare import Report, Shared
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit prepare geo3k  [dim]# from the Hub into data/geo3k/train.parquet, test.parquet …[/dim]
+
+segcredit prepare gsm8k --from downloads/gsm8k -o rows  [dim]# a folder, with or without Hub[/dim]
+
+segcredit prepare math --from test=HuggingFaceH4/MATH-500 --from train=my-math.jsonl
+
+segcredit prepare mine.csv test=held-out.csv --question Frage --answer Antwort --image Bild
+
+segcredit prepare geo3k --drop-duplicates --tokenizer Qwen/Qwen2.5-VL-3B-Instruct
+"""
+_BAD_SHOWN = 5
+
+
+def prepare(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help="geo3k, gsm8k or math; or files of your own: .parquet, .jsonl, .json, .csv, .tsv, "
+            ".arrow, a folder of them, an id on the Hub.",
+            metavar="geo3k|gsm8k|math|FILE…",
+        ),
+    ],
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="Where the data set lies: folder, file or id on the Hub; test=PLACE for a split.",
+            metavar="PLACE",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder; data/geo3k … or prepared if not given."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", help="The part of a data set that has several.")
+    ] = None,
+    question: Annotated[
+        str | None, typer.Option("--question", help="Column with the question.", metavar="COLUMN")
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option("--answer", help="Column with the answer.", metavar="COLUMN")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="Column with the pictures.", metavar="COLUMN")
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", help="Column that goes into extra_info, too.", metavar="COLUMN"),
+    ] = None,
+    suffix: Annotated[
+        str | None, typer.Option("--suffix", help="Behind every question; verl's if not given.")
+    ] = None,
+    data_source: Annotated[
+        str | None, typer.Option("--data-source", help="Name by which verl chooses its scorer.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Count tokens by it: a folder or a hub id.")
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option("--max-prompt-tokens", help="Count longer prompts; 1024.", min=1),
+    ] = None,
+    drop_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--drop-duplicates",
+            help="Leave out training rows whose question and picture held-out data has.",
+        ),
+    ] = False,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Go on without rows that cannot be used.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
+) -> None:
+    """Data as verl and segcredit train on it: parquet files with pictures, checked for leaks."""
+    from rich.console import Console
+
+    from segcredit.data.prepare import KNOWN, Columns
+    from segcredit.data.prepare import prepare as prepare_data
+
+    if tokenizer is not None:
+        from segcredit.commands.quiet import quiet_libraries
+
+        quiet_libraries()
+    folder = output or (Path("data") / what[0] if what[0] in KNOWN else Path("prepared"))
+    console = Console()
+    try:
+        with console.status("looking…") as status:
+            report = prepare_data(
+                what,
+                folder,
+                source=source or (),
+                config=config,
+                columns=Columns(question, answer, image, tuple(keep or ())),
+                suffix=suffix,
+                data_source=data_source,
+                tokenizer=tokenizer,
+                max_prompt_tokens=max_prompt_tokens,
+                drop_duplicates=drop_duplicates,
+                skip_bad_rows=skip_bad_rows,
+                force=force,
+                watch=lambda doing: status.update(f"{doing}…"),
+            )
+    except (ValueError, OSError) as error:
+        complain(error)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    _show(console, report, folder)
+
+
+def _show(console: "Console", report: "Report", folder: Path) -> None:
+    console.print(_splits(report, folder))
+    if any(shared.question or shared.picture for shared in report.shared):
+        console.print(_shared(report))
+    else:
+        console.print("no question and no picture occurs twice")
+    for note in _notes(report):
+        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(_recipe(report), markup=False, highlight=False, soft_wrap=True)
+
+
+def _splits(report: "Report", folder: Path) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    from segcredit.printable import printable
+
+    names = [printable(name, 60) for name in report.data_sources[:4]]
+    names += ["…"] if len(report.data_sources) > 4 else []
+    title = escape(f"{', '.join(names)} → {folder}")
+    table = Table(title=title, title_justify="left")
+    table.add_column("split")
+    names = ["read", "left out", "dropped", "written", "MB"]
+    if report.max_prompt_tokens is not None:
+        names += [f"text > {report.max_prompt_tokens}", "longest"]
+    for name in names:
+        table.add_column(name, justify="right")
+    for split in report.splits:
+        bad = sum(split.left_out.values())
+        size = f"{split.path.stat().st_size / 1e6:.1f}"
+        cells = [str(n) for n in (split.read, bad, split.dropped, split.written)] + [size]
+        if report.max_prompt_tokens is not None:
+            cells += [str(split.over_long), str(split.longest)]
+        table.add_row(escape(split.name), *cells)
+    return table
+
+
+def _shared(report: "Report") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Rows that are not new, by what was seen before", title_justify="left")
+    table.add_column("split")
+    table.add_column("rows", justify="right")
+    table.add_column("seen in")
+    names = ["question"]
+    if report.with_pictures:
+        names += ["file", "picture", "both"]
+    for name in names:
+        table.add_column(name, justify="right")
+    for shared in report.shared:
+        where = "itself" if shared.within == shared.split else shared.within
+        cells = _senses(shared) if report.with_pictures else [str(shared.question)]
+        table.add_row(escape(shared.split), str(shared.rows), escape(where), *cells)
+    return table
+
+
+def _senses(shared: "Shared") -> list[str]:
+    return [str(n) for n in (shared.question, shared.file, shared.picture, shared.both)]
+
+
+def _notes(report: "Report") -> list[str]:
+    notes = []
+    for split in report.splits:
+        if split.left_out:
+            why = ", ".join(f"{num} {reason}" for reason, num in sorted(split.left_out.items()))
+            notes.append(f"left out of {split.name}: {why}")
+    notes += [f"  {bad}" for bad in report.bad[:_BAD_SHOWN]]
+    if len(report.bad) > _BAD_SHOWN:
+        notes.append(f"  and {len(report.bad) - _BAD_SHOWN} more")
+    if report.leaking:
+        what = "question and picture" if report.with_pictures else "question"
+        dropped = sum(split.dropped for split in report.splits)
+        advice = "left out" if dropped else "--drop-duplicates leaves them out"
+        notes.append(f"training rows whose {what} held-out data has: {report.leaking}; {advice}")
+    if report.max_prompt_tokens is not None and report.with_pictures:
+        notes.append("tokens are those of the text; pictures come on top")
+    if "custom" in report.data_sources:
+        notes.append(
+            "verl has no scorer for the data source 'custom': name one with --data-source, such as "
+            "openai/gsm8k, or give verl a reward function of your own"
+        )
+    return notes
+
+
+def _recipe(report: "Report") -> str:
+    """What stands in a recipe, or behind ``segcredit train``."""
+    paths = {split.name: split.path for split in report.splits}
+    words = [f"data.{name}=[{paths[name]}]" for name in ("train", "test") if name in paths]
+    if report.reward is not None:
+        words.append(f"reward={report.reward}")
+    return "recipe  " + (" ".join(words) or ", ".join(map(str, paths.values())))
