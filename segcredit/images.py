@@ -104,7 +104,12 @@ def _upright(image: Image.Image) -> Image.Image:
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits a pixel; convert() would clip at 255
         image = image.convert("I").point(lambda x: x * (1 / 257)).convert("L")
-    if not image.has_transparency_data:
+    if not image.has_transparency_data or _is_opaque(image):
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _is_opaque(image: Image.Image) -> bool:
+    """Whether an alpha channel is there but hides nothing: common, and quicker to see than mix."""
+    return image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255)

@@ -63,8 +63,9 @@ def run_name(run: Run) -> str:
     return printable(run.path.name, 60)
 
 
-def read_steps(run: Run, settings: Settings) -> list[Step]:
+def read_steps(run: Run, settings: Settings | None = None) -> list[Step]:
     """Every recorded step, or as many as asked for; raises if there is none."""
+    settings = settings or Settings()
     chosen = evenly(list(run.rollout_files), settings.steps)
     steps = [
         _step(step, sample_rollouts(run.rollout_files[step], settings.responses)[0])

@@ -102,14 +102,16 @@ def _serve(folders: list[Path], port: int) -> None:
 def draw_analyses(runs: "list[Run]") -> "list[Figure]":
     """What the runs' responses say when they are counted; a part of them, for speed."""
     from segcredit.analysis import INK, Settings, analyse, svg
+    from segcredit.analysis.analyses import OF_A_RUN
     from segcredit.report import Figure
 
-    found = analyse(runs, Settings(resamples=300, steps=40, responses=64)).done
-    return [
-        Figure(x.heading, x.note, svg(x).replace(INK, "currentColor"))
-        for x in found
-        if not x.compares  # the overview shows those
-    ]
+    settings = Settings(resamples=300, steps=40, responses=64)
+    names = [name for name in OF_A_RUN if name != "lift_probe"]  # that one loads a model
+    try:
+        found = analyse(runs, settings, names).done
+    except (ValueError, RecursionError):  # what cannot be counted can still be looked at
+        return []
+    return [Figure(x.heading, x.note, svg(x).replace(INK, "currentColor")) for x in found]
 
 
 def write_quick_report(folder: Path) -> Path:

@@ -171,7 +171,7 @@ def _parquet(path: Path) -> Iterator[Found]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-                yield from _table_rows(str(path), batch, number)
+                yield from table_rows(str(path), batch, number)
                 number += len(batch)
     except (OSError, import_module("pyarrow").ArrowException) as error:
         raise _not_parquet(path, error) from None
@@ -184,7 +184,7 @@ def _not_parquet(path: Path, error: Exception) -> ValueError:
     )
 
 
-def _table_rows(name: str, table: Any, first: int) -> Iterator[Found]:
+def table_rows(name: str, table: Any, first: int) -> Iterator[Found]:
     """The rows of an Arrow table or batch; a row that Python cannot hold is found by itself."""
     try:
         rows: list[object] = table.to_pylist()
@@ -218,7 +218,7 @@ def _hub(name: str, repository: str, config: str | None, split: str) -> Source:
     def rows() -> Iterator[Found]:
         number = 1
         for part in table.iter(batch_size=_ROWS_AT_ONCE):  # Arrow: pictures stay encoded
-            yield from _table_rows(name, part, number)
+            yield from table_rows(name, part, number)
             number += len(part)
 
     stem = repository.rpartition("/")[2]

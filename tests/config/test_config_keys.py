@@ -40,7 +40,7 @@ def the_error_of(**changes: Any) -> str:
         ({"stages__1__betta2": 1}, "stages.1.betta2: unknown key. Did you mean 'beta2'?"),
         ({"stages__2__phase": "x"}, "stages.2.phase: unknown key. Known: epochs, kind, lr, steps."),
         ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known: kind, steps."),
-        ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, model, name, "),
+        ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, memory, model, name, "),
     ],
 )
 def test_unknown_keys_with_the_nearest_of_that_place(changes: Any, expected: str) -> None:

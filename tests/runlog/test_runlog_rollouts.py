@@ -19,6 +19,8 @@ def row(**columns: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "prompt_id": "p1",
         "prompt": "1+1?",
+        "messages": [{"role": "user", "content": "1+1?"}],
+        "images": [],
         "response": "2",
         "tokens": [5, 6],
         "pieces": ["2", ""],

@@ -281,7 +281,7 @@ def test_a_run_with_objects_goes_on_in_python(
     trainer_of(loaded, rows, FailsAfter(99)).train(whole)
     folder = tmp_path / "run"
     with pytest.raises(RewardError):
-        trainer_of(loaded, rows, FailsAfter(4)).train(folder)
+        trainer_of(loaded, rows, FailsAfter(5)).train(folder)
     assert [line["step"] for line in metrics(folder)] == [0, 1, 2]
     result = trainer_of(loaded, rows, FailsAfter(99)).train(folder, resume=True)
     assert result.before.keys() == result.after.keys() == {"sampled", "greedy"}
@@ -295,7 +295,7 @@ def test_the_command_line_says_that_only_python_can_go_on_with_it(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(RewardError):
-        trainer_of(model, rows, FailsAfter(4)).train(folder)
+        trainer_of(model, rows, FailsAfter(5)).train(folder)
     call = run(tmp_path, "train", "--resume", "run")
     assert call.code == 2
     assert call.complained == (

@@ -8,8 +8,7 @@ from typing import Any
 
 from segcredit.data.prepare.snapshot import SPLITS, data_files, in_order
 from segcredit.data.prepare.tables import SUFFIXES, open_table
-from segcredit.data.readers import Found, Source
-from segcredit.data.readers import _table_rows as table_rows
+from segcredit.data.readers import Found, Source, table_rows
 from segcredit.printable import printable, shown
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -9,8 +9,7 @@ from typing import Any
 
 from segcredit.data.problems import RowError
 from segcredit.data.readers import SUFFIXES as LOADED
-from segcredit.data.readers import Found, Source, no_rows, open_source
-from segcredit.data.readers import _table_rows as table_rows
+from segcredit.data.readers import Found, Source, no_rows, open_source, table_rows
 from segcredit.printable import named, printable
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")

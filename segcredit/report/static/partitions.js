@@ -42,6 +42,7 @@ const partitionsView = {
   },
 
   key(event) {
+    if (!this.data || this.count === undefined) return false; // not drawn yet
     if (event.key === "j") this.draw(this.data, { row: clamp(this.state.row + 1, 0, this.count - 1) });
     else if (event.key === "k") this.draw(this.data, { row: clamp(this.state.row - 1, 0, this.count - 1) });
     else return false;

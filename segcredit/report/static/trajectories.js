@@ -183,6 +183,7 @@ const trajectoriesView = {
   },
 
   key(event) {
+    if (!this.data) return false; // not drawn yet
     const n = Number(event.key);
     if (event.key === "j") this.move(1);
     else if (event.key === "k") this.move(-1);
