@@ -38,7 +38,11 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
     return parse_recipe(
         {
             "name": "real-step",
-            "model": {"path": str(folder), "dtype": "bfloat16" if on_gpu else "float32"},
+            "model": {
+                "path": str(folder),
+                "dtype": "bfloat16" if on_gpu else "float32",
+                "compile": given.compile,
+            },
             "data": {"train": [str(rows)]},
             "reward": "geo3k",
             "algorithm": {"name": given.algorithm},
@@ -154,6 +158,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
     parser.add_argument("--offload", action="store_true", help="optimizers rest in main memory")
     parser.add_argument("--keep-activations", action="store_true", help="do not recompute")
+    parser.add_argument("--compile", action="store_true", help="norms and feed-forward parts")
     parser.add_argument("--no-sampling", action="store_true", help="random tokens as responses")
     parser.add_argument("--profile", action="store_true", help="which kernels the last step runs")
     given = parser.parse_args()

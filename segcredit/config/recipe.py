@@ -56,6 +56,8 @@ class ModelSettings(Settings):
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
     """packed: no padding is computed, and pictures go through the vision tower together; auto: that
     on a GPU in half precision, else sdpa."""
+    compile: bool = False
+    """Fuse norms and feed-forward parts by torch.compile: faster on a GPU after a minute."""
     freeze_vision: bool = False
     """Leave the vision tower as it is."""
     device: str = "auto"

@@ -10,6 +10,7 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
+from segcredit.models.compiled import compile_parts
 from segcredit.models.recompute import recompute_activations
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
@@ -58,6 +59,8 @@ def add_critic(state: State, critic: Critic) -> None:
     settings = state.recipe.optimizer
     if state.recipe.model.freeze_vision:
         freeze_vision(critic.trunk)
+    if state.recipe.model.compile:
+        compile_parts(critic.trunk)
     if state.recipe.memory.recompute_activations:
         recompute_activations(critic.trunk)
     state.critic = critic

@@ -1,0 +1,39 @@
+"""Photographs a report for the documentation: python docs/make_report.py RUN/report.html
+
+Wants playwright and chromium. Shows a watched prompt before and after training, by value.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+OUTPUT = Path(__file__).parent / "img" / "report.png"
+
+
+def main() -> None:
+    report = Path(sys.argv[1]).absolute()
+    page_text = report.read_text(encoding="utf-8")
+    found = re.search(r'id="overview">(.*?)</script>', page_text)
+    assert found is not None
+    files = json.loads(found[1])["files"]
+    watched = [f"{x['run']}-{x['kind']}-{x['step']}" for x in files if x["kind"] == "watched"]
+    view = f"trajectories?file={watched[-1]}&beside={watched[0]}&colour=value"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
+        page.goto(f"{report.as_uri()}#{view}")
+        page.locator(".response").nth(1).wait_for()
+        for _ in range(2):
+            page.keyboard.press("ArrowRight")
+        page.screenshot(path=OUTPUT, clip={"x": 0, "y": 0, "width": 1400, "height": 880})
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
