@@ -1,6 +1,8 @@
-"""Photographs a report for the documentation: python docs/make_report.py RUN/report.html
+"""Photographs a report for the documentation, a watched prompt before and after training.
 
-Wants playwright and chromium. Shows a watched prompt before and after training, by value.
+    python docs/make_report.py RUN/report.html
+
+Wants playwright and chromium.
 """
 
 import json

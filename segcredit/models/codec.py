@@ -130,7 +130,14 @@ class Codec:
         special = self.tokenizer.chat_template is None  # a template writes its own
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         if not ids:
-            raise ValueError(f"prompt {prompt.id!r} is empty: the model needs a token to begin on.")
+            reason = (
+                "it has no text"
+                if not text.strip()
+                else "the tokenizer makes nothing of its text; are its files in the model's folder?"
+            )
+            raise ValueError(
+                f"prompt {prompt.id!r} is empty: {reason}. The model needs a token to begin on."
+            )
         return torch.tensor(ids, dtype=torch.long), vision
 
     def _pixels(self, images: Sequence[bytes | Path]) -> dict[str, Tensor]:

@@ -58,6 +58,11 @@ class Critic(nn.Module):
                     f"{sorted(map(str, found[name]))[:3]}. Use Critic.from_policy(policy)."
                 )
         critic = cls(trunk.eval())
+        if not (folder / HEAD_FILE).is_file():
+            raise ValueError(
+                f"{folder} is no saved critic: it has no {HEAD_FILE}. "
+                f"Use Critic.from_policy(policy)."
+            )
         critic.head.load_state_dict(load_file(folder / HEAD_FILE))
         return critic
 

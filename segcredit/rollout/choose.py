@@ -14,7 +14,8 @@ def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tens
     total = logp.double().exp().cumsum(dim=-1)
     threshold = uniform.double() * total[:, -1]
     # right: a token of probability zero shares its sum with its neighbour and is never first
-    return torch.searchsorted(total, threshold[:, None], right=True).squeeze(-1)
+    found = torch.searchsorted(total, threshold[:, None], right=True).squeeze(-1)
+    return found.clamp(max=logp.shape[-1] - 1)  # of NaN nothing is found; the engine says so
 
 
 def nucleus(logp: Float[Tensor, "B V"], top_p: float = 1.0, top_k: int = 0) -> Float[Tensor, "B V"]:

@@ -83,6 +83,14 @@ class HFEngine:
             some = slice(first, first + self.rows)
             parts.append(self._sample_rows(begun[some], budget[some], uniform[some], sampling))
         tokens, mask, logp, entropies, ended = (torch.cat(x) for x in zip(*parts, strict=True))
+        wrong = (mask & ~logp.isfinite()).nonzero()
+        if len(wrong):
+            row, place = wrong[0].tolist()
+            raise ValueError(
+                f"the model's logits are not finite: response {row} has log π = "
+                f"{float(logp[row, place])} at token {place}. Its weights are damaged, or "
+                f"overflowed in training: go back to an earlier checkpoint, or lower the rate."
+            )
         width = int(mask.any(dim=0).nonzero().max()) + 1
         return Rollouts(
             tokens=tokens[:, :width],

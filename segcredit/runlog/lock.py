@@ -2,9 +2,11 @@
 
 import errno
 import os
+import time
 import warnings
 from pathlib import Path
 
+TRIES = 8
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 """What some network file systems answer."""
 
@@ -25,11 +27,9 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        import fcntl  # here, so that runs can be read where there is none (Windows)
-
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(self._descriptor)
         except BlockingIOError:
             holder = os.read(self._descriptor, 20).decode("ascii", "replace").strip()
             self.release()
@@ -53,6 +53,21 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = None
         _held.discard(self)
+
+
+def _take(descriptor: int) -> None:
+    """Try for a moment: a worker forked just before its parent died lets go within milliseconds."""
+    import fcntl  # here, so that runs can be read where there is none (Windows)
+
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 _held: set[Lock] = set()

@@ -97,8 +97,8 @@ class MetricsWriter:
                 self._file.truncate(self._position)
             raise OSError(
                 error.errno,
-                f"{error.strerror}. Make room there, then type: {resume_command(self.path.parent)}",
-                str(self.path),
+                f"{error.strerror} at {self.path}. Make room there, then type: "
+                f"{resume_command(self.path.parent)}",
             ) from error
         self._position += written
 

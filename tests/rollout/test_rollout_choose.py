@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_policies import encoded, engine, fresh_policy, seeded
 from torch import Tensor
 
 from segcredit.rollout.choose import choose, nucleus
+from segcredit.types import Sampling
 
 
 def log(p: list[float]) -> Tensor:
@@ -154,3 +156,11 @@ def test_as_transformers_cuts(top_k: int) -> None:
     top_p = 0.2 * top_k
     assert torch.equal(nucleus(logp, top_k=top_k), TopKLogitsWarper(top_k)(ids, logp))
     assert torch.equal(nucleus(logp, top_p=top_p), TopPLogitsWarper(top_p)(ids, logp))
+
+
+def test_a_damaged_model_is_named() -> None:
+    owner = fresh_policy("llama")
+    with torch.no_grad():
+        owner.model.get_output_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"response 0 has log π = nan at token 0.*checkpoint"):
+        engine(owner).sample(encoded("llama"), Sampling(4), seeded())
