@@ -1,7 +1,8 @@
-"""Reading recipes: YAML files, overrides as ``key.path=value``, and errors that name the key."""
+"""Reading recipes: files on their bases, overrides as ``key.path=value``, errors with the key."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +17,10 @@ from segcredit.printable import shown
 
 GIVEN_IN_PYTHON = "given_in_python"
 """Where config.yaml says what was an object and not a setting."""
+BASE = "base"
+"""The key under which a recipe names what it is a change of."""
+NAMED = ("algorithm", "reward")
+"""Settings that belong to a name, and say nothing under another."""
 
 
 class RecipeError(ValueError):
@@ -46,28 +51,79 @@ def _parse(text: str) -> Any:
 
 def recipe_path(name: str) -> Path:
     """A file, or one of the recipes that come with the package."""
-    if Path(name).is_file():
+    if _is_file(Path(name)):
         return Path(name)
-    shipped = {path.stem: path for path in _shipped()}
+    shipped = shipped_recipes()
     if name in shipped:
         return shipped[name]
     near = get_close_matches(name, shipped, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    if (Path(name) / "config.yaml").is_file():
+    if _is_file(Path(name) / "config.yaml"):
         hint = f" It is a run; to go on with it: --resume {name}"
     raise RecipeError(
-        f"no recipe {name!r}: neither a YAML file nor one of {', '.join(sorted(shipped))}.{hint}"
+        f"no recipe {shown(name)}: neither a YAML file nor one of {_listed(name, shipped)}.{hint}"
     )
 
 
-def _shipped() -> Iterator[Path]:
-    folder = Path(str(files("segcredit"))) / "recipes"
-    return folder.rglob("*.yaml")
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name: ``demo``, ``geo3k/qwen2.5-vl-3b-sapo``."""
+    return {name: path for name, path in _by_name().items() if not path.name.startswith("_")}
+
+
+def _by_name() -> dict[str, Path]:
+    """Recipes, and the parts that they are made of, whose files begin with an underscore."""
+    folder = _folder()
+    found = sorted(_shipped("**/*.yaml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
+
+
+def _shipped(pattern: str = "*.yaml") -> Iterator[Path]:
+    return _folder().glob(pattern)
+
+
+def _folder() -> Path:
+    return Path(str(files("segcredit"))) / "recipes"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        return False
+
+
+def _listed(name: str, shipped: Iterable[str]) -> str:
+    """All names of the folder that was meant, else those in no folder and how many are in each."""
+    folder = name.partition("/")[0] + "/"
+    if inside := [x for x in shipped if x.startswith(folder)]:
+        return ", ".join(inside)
+    count = Counter(x.partition("/")[0] + "/…" if "/" in x else x for x in shipped)
+    return ", ".join(f"{x} ({n})" if x.endswith("…") else x for x, n in sorted(count.items()))
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by file or name, with ``key.path=value`` applied, validated whole."""
+    """A recipe by file or name, on its bases, with ``key.path=value`` applied, validated whole."""
     path = recipe_path(name)
+    found = _with_bases(path)
+    for override in overrides:
+        _override(found, override)
+    return parse_recipe(found, str(path))
+
+
+def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file's settings merged into those of its bases, and these into those of theirs."""
+    if path.resolve() in [x.resolve() for x in above]:
+        circle = " → ".join(str(x) for x in (*above, path))
+        raise RecipeError(f"{above[0]}: a recipe cannot be its own base; got {circle}.")
+    own = _read(path)
+    merged: dict[str, Any] = {}
+    for name in _base_names(path, own.pop(BASE, None)):
+        merged = _merged(merged, _with_bases(_base_path(path, name), (*above, path)))
+    return _merged(merged, own)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """One file as it is."""
     try:
         found = _parse(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -76,9 +132,63 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: a recipe is a mapping of settings; got {type(found).__name__}.")
     if given := found.get(GIVEN_IN_PYTHON):
         raise RecipeError(_only_in_python(path, given))
-    for override in overrides:
-        _override(found, override)
-    return parse_recipe(found, str(path))
+    return found
+
+
+def _base_names(path: Path, base: Any) -> list[str]:
+    """What stands under ``base``: a name, or several, of which a later one has the last word."""
+    names = [] if base is None else base if isinstance(base, list) else [base]
+    for name in names:
+        if not isinstance(name, str):
+            raise RecipeError(
+                f"{path}: base is a recipe or a list of them, as in base: demo; got {shown(base)}."
+            )
+    return names
+
+
+def _base_path(path: Path, name: str) -> Path:
+    """The base's file: relative to the file that names it, or by a name of the package's own."""
+    for beside in (path.parent / name, path.parent / f"{name}.yaml"):
+        if _is_file(beside):
+            return beside
+    known = _by_name()
+    if name in known:
+        return known[name]
+    others = [x.stem for x in path.parent.glob("*.yaml") if x.name != path.name]
+    near = get_close_matches(name, [*others, *known], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise RecipeError(
+        f"{path}: no base {shown(name)}: neither a YAML file, as seen from {path.parent}, nor a "
+        f"recipe that comes along.{hint}"
+    )
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``under``; another method or reward comes without the old one's settings.
+
+    Settings without a name belong to the name that is there.
+    """
+    under = dict(under)
+    for key in NAMED:
+        named, own = under.get(key), over.get(key)
+        if not isinstance(own, dict) or named is None:
+            continue
+        if isinstance(named, str):
+            named = under[key] = {"name": named}
+        if isinstance(named, dict) and own.get("name", named.get("name")) != named.get("name"):
+            del under[key]
+    return _deep(under, over)
+
+
+def _deep(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Mappings merge key by key; everything else, lists too, is replaced."""
+    merged = dict(under)
+    for key, value in over.items():
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _deep(before, value)
+        merged[key] = value
+    return merged
 
 
 def parse_recipe(found: dict[str, Any], source: str = "recipe") -> Recipe:
@@ -109,6 +219,8 @@ def _override(found: dict[str, Any], override: str) -> None:
         raise RecipeError(
             f"an override is key.path=value, such as optimizer.lr=1e-5; got {override!r}."
         )
+    if key == BASE:
+        raise RecipeError(f"base stands in a file and is no override; got {override!r}.")
     try:
         value = _parse(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -129,7 +241,7 @@ def _enter(place: Any, name: str, path: str) -> Any:
     inner = place.get(name)
     if inner is None:
         inner = place[name] = {}
-    if isinstance(inner, str) and name in {"algorithm", "reward"}:
+    if isinstance(inner, str) and name in NAMED:
         inner = place[name] = {"name": inner}  # a bare name takes settings
     if not isinstance(inner, dict | list):
         raise RecipeError(f"{path} is {inner!r}, which has no settings below it.")

@@ -55,7 +55,7 @@ class ModelSettings(Settings):
     """Of the weights."""
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
     """packed: no padding is computed, and pictures go through the vision tower together; auto: that
-    on a GPU in half precision, else sdpa."""
+    on a GPU in half precision, else sdpa without copies of keys that heads share."""
     compile: bool = False
     """Fuse norms and feed-forward parts by torch.compile: faster on a GPU after a minute."""
     freeze_vision: bool = False

@@ -14,24 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from segcredit.models.grouped import GROUPED, grouped_attention
 
 PACKED = "segcredit_packed_flash"
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
     """By the recipe's word; "auto" packs where the kernel is, on a GPU in half precision."""
-    if name == "auto":
-        half = model.dtype in (torch.bfloat16, torch.float16)
-        name = "packed" if model.device.type == "cuda" and half else "sdpa"
-    if name != "packed":
+    if name not in ("auto", "packed"):
         model.set_attn_implementation(name)
         return
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, _mask)
+    AttentionInterface.register(GROUPED, grouped_attention)
+    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    pack = name == "packed" or (model.device.type == "cuda" and half)
     # set_attn_implementation would look for a package of that name; the parts' settings follow
-    model.config._attn_implementation = PACKED
+    model.config._attn_implementation = PACKED if pack else GROUPED
 
 
 def packs(model: nn.Module) -> bool:
@@ -58,19 +60,12 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Of (1, heads, all tokens, size); sequences begin where positions are 0, or as given.
 
-    Whatever is no packed row (a batch with padding, a step behind a cache) goes to SDPA.
+    Whatever is no packed row is a batch with padding, or a step behind a cache.
     """
     alone = query.shape[0] == 1 and query.shape[2] == key.shape[2] and attention_mask is None
     if cu_seq_lens_q is None and not (alone and position_ids is not None):
-        return sdpa_attention_forward(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=scaling,
-            is_causal=is_causal,
-            **others,
+        return grouped_attention(
+            module, query, key, value, attention_mask, scaling, is_causal=is_causal, **others
         )
     if cu_seq_lens_q is None:
         assert position_ids is not None

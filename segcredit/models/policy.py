@@ -21,7 +21,7 @@ from segcredit.core.head import head_logp_and_entropy
 from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
 from segcredit.models.forward import response_outputs, spread
-from segcredit.models.packed import packs
+from segcredit.models.packed import packs, set_attention
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
 
@@ -56,6 +56,7 @@ class Policy:
             trust_remote_code=trust_remote_code,
         )
         codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code)
+        set_attention(model, "auto")
         return cls(model.eval(), codec)
 
     @classmethod
@@ -72,6 +73,7 @@ class Policy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        set_attention(model, "auto")
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         return cls(model.eval(), Codec.for_tiny(tokenizer, config))

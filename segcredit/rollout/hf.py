@@ -1,6 +1,7 @@
 """Sampling by transformers alone: batched, cached, and readable; it runs wherever torch does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from segcredit.rollout.cache import growing_cache
 from segcredit.rollout.choose import choose, nucleus
 from segcredit.types import Encoded, Rollouts, Sampling
 
+SMALL_STEP = 2**18
+"""Logits of one step, of all rows together."""
 COMPACT_BELOW = 0.75
 """Finished rows leave the batch once the unfinished make up less than this share of it."""
 
@@ -145,7 +148,8 @@ class HFEngine:
                 picked = picked[alive]
             now = position[:, None].expand(planes, -1, -1)
             inputs = Inputs(picked[:, None], attended, now, {})
-            logits = self._next_logits(cache, inputs.arguments())
+            with enough_threads(logits):
+                logits = self._next_logits(cache, inputs.arguments())
             position = position + 1
         return tokens, mask, logp, entropies, ended
 
@@ -167,6 +171,20 @@ class HFEngine:
         if sampling.top_p < 1.0 or sampling.top_k:
             allowed = nucleus(log_pi, sampling.top_p, sampling.top_k)
         return log_pi, choose(allowed, uniform)
+
+
+@contextmanager
+def enough_threads(logits: Tensor) -> Iterator[None]:
+    """One CPU thread for steps so small that waking a second one takes longer than the work."""
+    before = torch.get_num_threads()
+    if logits.is_cuda or before == 1 or logits.numel() > SMALL_STEP:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_sampling(sampling: Sampling) -> None:

@@ -19,7 +19,10 @@ def watch(state: State) -> Stepped | None:
         count = min(count, state.test.size)
     algorithm = state.algorithm
     # a tracker knows training prompts alone; pairs and filters give no credit to look at
-    credited = isinstance(algorithm, PolicyGradient) and "baseline" not in algorithm.needs
+    missing = {"baseline"}
+    missing |= {"value"} if state.critic is None else set()  # before its stage, or without one
+    missing |= {"logp_ref"} if state.reference is None else set()
+    credited = isinstance(algorithm, PolicyGradient) and not missing & algorithm.needs
     needs = algorithm.needs if credited else frozenset()
     collected = collect(state, state.test.take(0, count), needs, Metrics(), "watch")
     rollouts = collected.rollouts

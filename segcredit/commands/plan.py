@@ -1,0 +1,105 @@
+"""``segcredit plan``: will it fit, how long will it take, and what to change if not."""
+
+from typing import Annotated
+
+import typer
+
+from segcredit.commands.complain import complain
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit plan my.yaml --gpus 1xH200
+
+segcredit plan my.yaml memory.offload_optimizer=true --gpus 8xA100-80G --mean-length 600
+
+segcredit plan my.yaml --prompt-tokens 240 --picture-tokens 200 --gpus RTX-4090 --json
+
+segcredit plan my.yaml  [dim]# for the GPUs of this machine[/dim]
+"""
+
+
+def plan(
+    recipe: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a recipe that comes along.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…"),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            help="How many and which, as 8xA100-80G; this machine's if not given.",
+            metavar="COUNTxNAME",
+        ),
+    ] = None,
+    mean_length: Annotated[
+        int | None,
+        typer.Option(
+            "--mean-length",
+            help="Of responses; half of rollout.max_tokens if not given.",
+            min=1,
+            metavar="TOKENS",
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--prompt-tokens",
+            help="Of a prompt on average, pictures included; from the data if not given.",
+            min=1,
+            metavar="TOKENS",
+        ),
+    ] = None,
+    longest_prompt: Annotated[
+        int | None,
+        typer.Option(
+            "--longest-prompt",
+            help="Of a batch: while sampling all are padded to it.",
+            min=1,
+            metavar="TOKENS",
+        ),
+    ] = None,
+    picture_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--picture-tokens",
+            help="Of a prompt's tokens, those that are pictures.",
+            min=0,
+            metavar="TOKENS",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Numbers for a program.")] = False,
+) -> None:
+    """Predict a step's memory and time without loading weights; say what to change."""
+    from rich.console import Console
+
+    from segcredit.commands.quiet import quiet_libraries
+    from segcredit.config import load_recipe
+    from segcredit.plan import plan as predict_plan
+
+    quiet_libraries()
+    try:
+        found = predict_plan(
+            load_recipe(recipe, overrides or []),
+            gpus,
+            mean_length=mean_length,
+            prompt_tokens=prompt_tokens,
+            longest_prompt=longest_prompt,
+            picture_tokens=picture_tokens,
+        )
+    except (ValueError, OSError) as error:
+        complain(error)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if json:
+        import json as writer
+
+        typer.echo(writer.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        return
+    from segcredit.plan.show import show
+
+    show(Console(), found, recipe, overrides or [])

@@ -1,0 +1,141 @@
+"""One training step to be predicted: a model, a recipe's settings, lengths, and GPUs."""
+
+import math
+from dataclasses import dataclass
+
+from segcredit.config import Optimize, Recipe
+from segcredit.plan.gpus import Gpu
+from segcredit.plan.lengths import Lengths
+from segcredit.plan.shape import Shape
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the prediction depends on."""
+
+    shape: Shape
+    lengths: Lengths
+    gpu: Gpu
+    gpus: int = 1
+
+    critic: bool = True
+    reference: bool = True
+    tracked: bool = False
+    """Whether each prompt's last response is scored again after the step (single-stream SPO)."""
+    rescored: bool = False
+    """Whether log π_old comes from a forward pass of its own."""
+    half: bool = True
+    """bfloat16; else float32."""
+    packed: bool = True
+    eager: bool = False
+    """Attention that writes its matrix down."""
+    compile: bool = False
+    freeze_vision: bool = False
+    recompute: bool = False
+    offload: bool = False
+
+    prompts: int = 128
+    samples: int = 1
+    max_tokens: int = 2048
+    rows: int = 256
+    minibatches: int = 4
+    epochs: int = 1
+    tokens_per_micro: int = 16_384
+    steps: int = 0
+    """Of the recipe's reinforcement learning; 0: not asked."""
+
+    @property
+    def bytes(self) -> int:
+        """Of a weight or an activation."""
+        return 2 if self.half else 4
+
+    @property
+    def responses(self) -> int:
+        """Of a step, all GPUs together."""
+        return self.prompts * self.samples
+
+    @property
+    def own_responses(self) -> int:
+        """That one GPU draws."""
+        return math.ceil(self.responses / self.gpus)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Responses that one GPU draws at once."""
+        return min(self.rows, self.own_responses)
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Distinct prompts among them."""
+        return min(self.prompts, math.ceil(self.rows_at_once / self.samples))
+
+    @property
+    def per_minibatch(self) -> int:
+        """Responses of a mini-batch, all GPUs together."""
+        return math.ceil(self.responses / self.minibatches)
+
+    @property
+    def longest_row(self) -> int:
+        return self.lengths.longest + self.max_tokens
+
+    @property
+    def mean_row(self) -> float:
+        return self.lengths.prompt + self.lengths.response
+
+    def micro_tokens(self, responses: int) -> float:
+        """Of the fullest micro-batch when so many responses grow to their limit."""
+        longest = self.lengths.prompt if self.packed else self.lengths.longest
+        full = min(self.tokens_per_micro, responses * (longest + self.max_tokens))
+        return max(full, self.longest_row)  # a row is never divided
+
+    def micro_rows(self, responses: int) -> float:
+        """Responses in it: the more, the shorter they are."""
+        return min(responses, max(1.0, self.micro_tokens(responses) / self.mean_row))
+
+    def micro_count(self, responses: int, length: float) -> int:
+        """Micro-batches of so many responses of this length, prompts included."""
+        return min(responses, max(1, math.ceil(responses * length / self.tokens_per_micro)))
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a GPU's mini-batch may take several micro-batches: then gradients wait."""
+        full = self.lengths.prompt + self.max_tokens
+        return math.ceil(self.micro_count(self.per_minibatch, full) / self.gpus) > 1
+
+    def trainable(self, parameters: int) -> int:
+        """Parameters that have gradients."""
+        tower = self.shape.tower
+        return parameters - (tower.parameters if tower and self.freeze_vision else 0)
+
+
+def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) -> Job:
+    """What the recipe's settings mean for memory and time."""
+    needs = recipe.make_algorithm().needs
+    half = recipe.model.dtype == "bfloat16"
+    attention = recipe.model.attention
+    wanted = attention == "packed" or (attention == "auto" and half)
+    return Job(
+        shape=shape,
+        lengths=lengths,
+        gpu=gpu,
+        gpus=gpus,
+        critic="value" in needs,
+        reference="logp_ref" in needs,
+        tracked="baseline" in needs,
+        rescored=recipe.rollout.old_logp == "recompute",
+        half=half,
+        packed=wanted and shape.full_attention,
+        eager=attention == "eager",
+        compile=recipe.model.compile,
+        freeze_vision=recipe.model.freeze_vision,
+        recompute=recipe.memory.recompute_activations,
+        offload=recipe.memory.offload_optimizer,
+        prompts=recipe.rollout.prompts,
+        samples=recipe.rollout.samples,
+        max_tokens=recipe.rollout.max_tokens,
+        rows=recipe.rollout.rows,
+        minibatches=recipe.update.minibatches,
+        epochs=recipe.update.epochs,
+        tokens_per_micro=recipe.update.tokens_per_micro,
+        steps=sum(stage.steps for stage in recipe.stages if isinstance(stage, Optimize)),
+    )

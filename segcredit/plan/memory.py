@@ -1,0 +1,252 @@
+"""Memory on each GPU, part by part, at the fullest moment of every phase of a step."""
+
+import math
+from dataclasses import dataclass
+
+from segcredit.plan import activations as per
+from segcredit.plan.calibration import COMMUNICATION, CONTEXT, FIXED, FRAGMENTED, PER_TOKEN
+from segcredit.plan.job import Job
+
+PARTS = (
+    "weights",
+    "originals",
+    "moments",
+    "gradients",
+    "activations",
+    "logits",
+    "cache",
+    "workspace",
+)
+PHASES = ("sample", "annotate", "update policy", "update critic")
+CACHE_ROOM = 64
+"""Columns by which the cache grows (rollout/cache.py)."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What lies on the device at one moment."""
+
+    when: str
+    parts: dict[str, float]
+    """Bytes."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def memory(job: Job) -> dict[str, Moment]:
+    """The fullest moment of each phase."""
+    phases = {"sample": _sample(job), "annotate": _annotate(job), "update policy": _policy(job)}
+    if job.critic:
+        phases["update critic"] = _critic(job)
+    return {name: max(moments, key=lambda x: x.total) for name, moments in phases.items()}
+
+
+def between(job: Job, stepped: bool = True) -> float:
+    """Bytes held between the phases; before the first step there are no moments."""
+    held = _held(job)
+    return sum(x for name, x in held.items() if stepped or name != "moments")
+
+
+def needed(job: Job) -> float:
+    """Bytes that a GPU must have."""
+    peak = max(moment.total for moment in memory(job).values())
+    return peak * (1 + FRAGMENTED) + CONTEXT
+
+
+def room(job: Job) -> float:
+    """Bytes that it has."""
+    return job.gpu.memory * 2**30
+
+
+def over(job: Job) -> list[str]:
+    """Phases that do not fit."""
+    return [
+        name
+        for name, moment in memory(job).items()
+        if moment.total * (1 + FRAGMENTED) + CONTEXT > room(job)
+    ]
+
+
+def fits(job: Job) -> bool:
+    """Whether every phase does."""
+    return needed(job) <= room(job)
+
+
+def _held(job: Job, awake: str = "") -> dict[str, float]:
+    """Models and optimizers; ``awake``: whose optimizer is on the device if they rest elsewhere."""
+    shape = job.shape
+    trained = {"policy": job.trainable(shape.parameters)}
+    weights = job.bytes * shape.parameters * (2 if job.reference else 1)
+    if job.critic:
+        trained["critic"] = job.trainable(shape.critic_parameters)
+        weights += job.bytes * shape.trunk_parameters + 4 * (shape.hidden + 1)
+    here = sum(x for name, x in trained.items() if not job.offload or name == awake)
+    return {
+        "weights": weights,
+        # float32 weights are their own originals
+        "originals": 4 * here if job.half else 0,
+        "moments": 8 * here,
+        "workspace": FIXED
+        + PER_TOKEN * job.responses * job.max_tokens
+        + (COMMUNICATION if job.gpus > 1 else 0),
+    }
+
+
+def _moment(held: dict[str, float], when: str, **more: float) -> Moment:
+    return Moment(when, {name: held.get(name, 0) + more.get(name, 0) for name in PARTS})
+
+
+def _patches(job: Job, rows: float) -> float:
+    """Of the pictures of so many rows."""
+    return rows * job.lengths.pictures * job.shape.tower.merge if job.shape.tower else 0.0
+
+
+def _sample(job: Job) -> list[Moment]:
+    """Prompts are read padded to the longest; then the cache grows, at worst to the limit."""
+    shape, size, held = job.shape, job.bytes, _held(job)
+    few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
+    column = shape.layers * 2 * size * shape.key_width
+    asked = few * longest
+    patches = _patches(job, few)
+    pixels = patches * 4 * (shape.tower.pixels if shape.tower else 0)
+    mask = few * longest**2
+    begun = few * (longest + CACHE_ROOM) * column
+    full = rows * (longest + job.max_tokens)
+    grown = (full + rows * CACHE_ROOM) * column
+    # where keys have fewer heads than queries, one layer's are written out once per query head
+    repeated = 2 * size * shape.query_width if shape.heads > shape.key_heads else 0
+    drawn = rows * shape.vocabulary * (size + 4 + 4 + 16)  # probabilities are summed in float64
+    moments = [
+        _moment(
+            held,
+            "reading the prompts",
+            activations=asked * per.layer_forward(job) + pixels + mask,
+            cache=begun,
+        ),
+        _moment(
+            held,
+            "drawing the last token",
+            activations=full * repeated,
+            cache=grown + grown / shape.layers,
+            logits=drawn,
+        ),
+    ]
+    if patches:
+        inside = patches * (per.block_forward(job) + per.patch_inputs(job))
+        moments.append(_moment(held, "reading the pictures", activations=inside))
+    return moments
+
+
+def _annotate(job: Job) -> list[Moment]:
+    """Forward passes alone."""
+    shape, held = job.shape, _held(job)
+    tokens, rows = job.micro_tokens(job.responses), job.micro_rows(job.responses)
+    patches = _patches(job, rows)
+    pixels = patches * 4 * (shape.tower.pixels if shape.tower else 0)
+    moments = [
+        _moment(held, "in a layer", activations=tokens * per.layer_forward(job) + pixels),
+        _moment(
+            held, "in the head", activations=2 * tokens * per.state(job), logits=_chunk(job, tokens)
+        ),
+    ]
+    if patches:
+        inside = patches * (per.block_forward(job) + per.patch_inputs(job))
+        moments.append(_moment(held, "in the vision tower", activations=inside))
+    return moments
+
+
+def _chunk(job: Job, tokens: float) -> float:
+    """Logits that stand at once: bytes."""
+    from segcredit.core.head import CHUNK
+
+    rows = max(1, CHUNK // job.shape.vocabulary)
+    rows = rows if rows < 256 else rows // 256 * 256
+    return min(rows, math.ceil(tokens)) * job.shape.vocabulary * job.bytes
+
+
+def _policy(job: Job) -> list[Moment]:
+    """With the head, whose gradient waits for the embedding's where they are one."""
+    shape, size = job.shape, job.bytes
+    tokens = job.micro_tokens(job.per_minibatch)
+    rounded = size * shape.embedding
+    waiting = rounded if shape.tied else 0.0
+    done = 0.0 if shape.tied else 4.0 * shape.embedding
+    held, before = _held(job, "policy"), _before(job, shape.parameters)
+    kept = tokens * per.text_kept(job) + _patches_kept(job)
+    head = _moment(
+        held,
+        "in the head",
+        activations=kept + tokens * per.last_norm(job),
+        gradients=before,
+        # summed over chunks in float32, and rounded at the end
+        logits=max(_chunk(job, tokens), rounded if job.half else 0) + 4 * shape.embedding,
+    )
+    return [head, *_backward(job, held, shape.parameters, waiting, done)]
+
+
+def _critic(job: Job) -> list[Moment]:
+    held = _held(job, "critic")
+    return _backward(job, held, job.shape.critic_parameters, 0.0, 0.0)
+
+
+def _before(job: Job, parameters: int) -> float:
+    """Gradients that an earlier micro-batch left: float32."""
+    return 4.0 * job.trainable(parameters) if job.adds_up else 0.0
+
+
+def _patches_kept(job: Job) -> float:
+    return _patches(job, job.micro_rows(job.per_minibatch)) * per.tower_kept(job)
+
+
+def _backward(
+    job: Job, held: dict[str, float], parameters: int, waiting: float, done: float
+) -> list[Moment]:
+    """From the last layer to the embedding; gradients grow while activations go.
+
+    ``waiting``: the head's gradient until the embedding's joins it; ``done``: one of its own.
+    """
+    shape, rounded = job.shape, float(job.bytes * job.shape.embedding)
+    tokens = job.micro_tokens(job.per_minibatch)
+    every = 4.0 * job.trainable(parameters)
+    before = _before(job, parameters)
+    layers = 4.0 * shape.layer_parameters
+    at_work = tokens * per.text_backward(job)
+    pictures = _patches_kept(job)
+    moments = [
+        _moment(
+            held,
+            "in the last layer",
+            activations=tokens * per.text_kept(job) + at_work + pictures,
+            gradients=(before or done) + waiting,
+        ),
+        _moment(
+            held,
+            "in the first layer",
+            activations=tokens * per.state(job) + at_work + pictures,
+            gradients=(before or layers + done) + waiting,
+        ),
+        _moment(
+            held, "in the embedding", gradients=every + rounded + (waiting if job.adds_up else 0)
+        ),
+    ]
+    if pictures:
+        patches = _patches(job, job.micro_rows(job.per_minibatch))
+        at_work = patches * per.tower_backward(job) + tokens * per.state(job)
+        tower = 4.0 * (shape.tower.parameters if shape.tower else 0)
+        moments += [
+            _moment(
+                held,
+                "in the vision tower's last block",
+                activations=pictures + at_work,
+                gradients=(before or layers + done) + waiting,
+            ),
+            _moment(
+                held,
+                "in the vision tower's first block",
+                activations=at_work,
+                gradients=(before or layers + done + tower) + waiting,
+            ),
+        ]
+    return moments

@@ -1,0 +1,79 @@
+"""What a reader of a prediction must know: where numbers come from, and what is wasted."""
+
+import math
+
+from segcredit.plan.calibration import (
+    ANNOTATE_SHARE,
+    CACHE_SHARE,
+    COMPILED_ANNOTATE,
+    COMPILED_UPDATE,
+    CONTEXT,
+    FRAGMENTED,
+    LAUNCH,
+    UPDATE_SHARE,
+)
+from segcredit.plan.job import Job
+
+
+def assumptions(job: Job) -> list[str]:
+    """Each in one line."""
+    lengths = job.lengths
+    annotate = ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1)
+    update = UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1)
+    peak = job.gpu.bfloat16 if job.half else job.gpu.float32
+    kind = "bfloat16" if job.half else "float32"
+    here = "" if job.gpu.name == "H200" and job.half else ", carried over from bfloat16 on an H200"
+    pictures = f", {lengths.pictures:.0f} of them pictures" if lengths.pictures else ""
+    found = [
+        f"prompts: {lengths.prompt:.0f} tokens{pictures}, the longest {lengths.longest} "
+        f"({lengths.prompt_from})",
+        f"responses: {lengths.response:.0f} tokens ({lengths.response_from}); memory counts all of "
+        f"them at rollout.max_tokens={job.max_tokens}",
+        f"forward passes reach {annotate:.1%}, updates {update:.1%} of {peak:,g} TFLOP/s in "
+        f"{kind}{here}",
+        f"sampling: {LAUNCH * 1e3:g} ms per layer and token on the host, the cache read at "
+        f"{CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s",
+        f"a GPU must have the peak, {FRAGMENTED:.0%} for fragments, and {CONTEXT / 2**30:.1f} GiB "
+        f"for CUDA itself",
+        "not counted: grading the responses, evaluations, checkpoints, decoding of pictures",
+    ]
+    if job.compile:
+        found.append("model.compile: its gain in speed is counted, its smaller memory is not")
+    if not job.shape.full_attention:
+        found.append(
+            "this model has layers other than full attention; they are counted as if they were"
+        )
+    return found
+
+
+def warnings(job: Job) -> list[str]:
+    """What works, but not as one might think."""
+    found = []
+    if job.gpus > 1:
+        found.append(
+            f"each of the {job.gpus} GPUs holds whole models and optimizers; sharding is not there "
+            f"yet, so more GPUs save time, not memory"
+        )
+        micros = job.micro_count(job.per_minibatch, job.mean_row)
+        if micros % job.gpus:
+            turns = math.ceil(micros / job.gpus)
+            found.append(
+                f"a mini-batch makes {micros} micro-batches for {job.gpus} GPUs, so "
+                f"{turns * job.gpus - micros} of {turns * job.gpus} turns are idle: set "
+                f"update.tokens_per_micro so that they share out evenly"
+            )
+        if job.critic or job.reference or job.rescored:
+            found.append("every GPU annotates the whole batch, so that phase takes as long as on 1")
+    if not job.half:
+        found.append(
+            f"float32: {job.gpu.name} multiplies bfloat16 "
+            f"{job.gpu.bfloat16 / job.gpu.float32:.0f} times as fast; model.dtype=bfloat16 keeps "
+            f"float32 originals in the optimizer"
+        )
+    if job.longest_row > job.tokens_per_micro:
+        found.append(
+            f"one prompt and response may have {job.longest_row:,} tokens, more than "
+            f"update.tokens_per_micro={job.tokens_per_micro:,}: such a row is a micro-batch of its "
+            f"own, and sets the peak"
+        )
+    return found

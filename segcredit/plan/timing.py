@@ -1,0 +1,116 @@
+"""Seconds of each phase of a step, from operations executed and bytes read."""
+
+import math
+
+from segcredit.plan import operations
+from segcredit.plan.calibration import (
+    ANNOTATE_SHARE,
+    CACHE_SHARE,
+    COMPILED_ANNOTATE,
+    COMPILED_UPDATE,
+    LAUNCH,
+    LINK_SHARE,
+    STREAM_SHARE,
+    UPDATE_SHARE,
+)
+from segcredit.plan.job import Job
+
+STEP_BYTES = 46
+"""Per parameter: the norm, its limit, AdamW, and rounding into the weights."""
+ADD_BYTES = 12
+"""Per parameter and micro-batch: a gradient is made, and added up in float32."""
+
+
+def seconds(job: Job) -> dict[str, float]:
+    """Of each phase; grading the responses is left out, since it depends on them."""
+    found = {"sample": _sample(job), "annotate": _annotate(job)}
+    found["update policy"] = _update(job, operations.update_policy(job), job.shape.parameters)
+    if job.critic:
+        critic = operations.update_critic(job)
+        found["update critic"] = _update(job, critic, job.shape.critic_parameters)
+    return found
+
+
+def _speed(job: Job, share: float) -> float:
+    """Operations per second."""
+    return share * (job.gpu.bfloat16 if job.half else job.gpu.float32) * 1e12
+
+
+def _launches(job: Job, passes: float) -> float:
+    """Seconds that the host needs to start so many forward passes."""
+    tower = job.shape.tower.depth if job.shape.tower else 0
+    return passes * (job.shape.layers + tower) * LAUNCH
+
+
+def _sample(job: Job) -> float:
+    """A GPU's share of the responses, some rows at once."""
+    rounds = math.ceil(job.own_responses / job.rows_at_once)
+    return rounds * (_prefill(job) + _decode(job))
+
+
+def _prefill(job: Job) -> float:
+    """Each distinct prompt once, padded to the longest."""
+    shape, lengths = job.shape, job.lengths
+    each = operations.text_forward(job, lengths.longest) + operations.tower_forward(job)
+    total = job.prompts_at_once * each + job.rows_at_once * 2 * shape.embedding
+    return max(total / _speed(job, ANNOTATE_SHARE), _launches(job, 1))
+
+
+def _decode(job: Job) -> float:
+    """One token of every row after another, until the longest response ends at the limit.
+
+    The share of rows that still write falls as (1 − u)^k from the first token, u = 0, to the
+    limit, u = 1, with k such that the mean length comes out.
+    """
+    shape, size, limit = job.shape, job.bytes, job.max_tokens
+    share = job.lengths.response / limit
+    # Σ over steps of rows that write, and of their cache's columns
+    written = job.rows_at_once * job.lengths.response
+    columns = written * job.lengths.longest + job.rows_at_once * limit**2 * share**2 / (1 + share)
+    column = shape.layers * 2 * size * shape.key_width
+    groups = shape.heads // shape.key_heads
+    traffic = column * (1 if groups == 1 else 1 + 2 * groups)  # read, written out, read again
+    bandwidth = job.gpu.bandwidth * 1e9
+    weights = limit * size * (shape.parameters - (shape.tower.parameters if shape.tower else 0))
+    reading = weights / (STREAM_SHARE * bandwidth) + columns * traffic / (CACHE_SHARE * bandwidth)
+    work = written * 2 * (shape.layer_weights + shape.embedding)
+    return limit * shape.layers * LAUNCH + reading + work / _speed(job, ANNOTATE_SHARE)
+
+
+def _annotate(job: Job) -> float:
+    """Every process annotates the whole batch."""
+    passes = job.rescored + job.reference + job.tracked
+    total = passes * operations.annotate_policy(job)
+    total += operations.annotate_critic(job) if job.critic else 0.0
+    speed = _speed(job, ANNOTATE_SHARE) * (COMPILED_ANNOTATE if job.compile else 1.0)
+    micros = job.micro_count(job.responses, job.mean_row)
+    return max(total / speed, _launches(job, micros * (passes + job.critic)))
+
+
+def _update(job: Job, total: float, parameters: int) -> float:
+    """One model's gradient steps; GPUs share out the micro-batches of each mini-batch."""
+    micros = job.micro_count(job.per_minibatch, job.mean_row)
+    turns = math.ceil(micros / job.gpus)
+    steps = job.epochs * job.minibatches
+    speed = _speed(job, UPDATE_SHARE) * (COMPILED_UPDATE if job.compile else 1.0)
+    passes = 4 if job.recompute else 3
+    computing = max(total * turns / micros / speed, _launches(job, steps * turns * passes))
+    trained = job.trainable(parameters)
+    stream = STREAM_SHARE * job.gpu.bandwidth * 1e9
+    stepping = steps * trained * (STEP_BYTES + turns * ADD_BYTES) / stream
+    return computing + stepping + _adding(job, trained) * steps + _moving(job, trained)
+
+
+def _adding(job: Job, trained: int) -> float:
+    """A sum of float32 gradients over the GPUs, around a ring."""
+    if job.gpus == 1:
+        return 0.0
+    there_and_back = 2 * (job.gpus - 1) / job.gpus * 4 * trained
+    return there_and_back / (LINK_SHARE * job.gpu.link * 1e9)
+
+
+def _moving(job: Job, trained: int) -> float:
+    """Moments and originals from main memory and back, once a step."""
+    if not job.offload:
+        return 0.0
+    return 2 * (12 if job.half else 8) * trained / (LINK_SHARE * job.gpu.host * 1e9)
