@@ -1,5 +1,4 @@
-"""Bytes that one token or one patch takes while a model reads it: kept for the backward pass, or
-for a moment only.
+"""Bytes of one token or patch in a model: kept for the backward pass, or needed for a moment.
 
 Counted operation by operation as transformers writes these layers: a norm keeps its input in
 float32, what it normed, and its result; attention keeps queries, keys, values and its output; a

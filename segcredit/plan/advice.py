@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from segcredit.plan.gpus import GPUS, Gpu
+from segcredit.plan.host import main_memory_peak
 from segcredit.plan.job import Job
 from segcredit.plan.memory import fits, memory, over
 from segcredit.plan.timing import seconds
@@ -23,6 +24,8 @@ class Trial:
     fits: bool
     seconds: float
     """Of a step."""
+    main_memory: float
+    """Bytes, of each process."""
 
     @property
     def settings(self) -> list[str]:
@@ -31,26 +34,33 @@ class Trial:
 
 
 def advise(job: Job) -> list[Trial]:
-    """Trials until one fits, cheapest first; empty if the job fits as it is.
+    """Trials until one fits, cheapest first, the best one last; empty if the job fits as it is.
 
-    Smaller micro-batches cost next to nothing, recomputed activations a third more arithmetic,
-    offloading the way to main memory and back, and fewer rows at once as many more rounds of
-    sampling; so rows come last.
+    Smaller micro-batches cost little as long as they are not tiny, recomputed activations a third
+    more arithmetic, offloading the way to main memory and back, and fewer rows at once as many
+    more rounds of sampling; so rows come last. Where small micro-batches fit, what allows larger
+    ones is tried too, and told if it is faster.
     """
     if fits(job):
         return []
     tried: list[Trial] = []
-    for fewer_rows in (False, True):
-        for start in _switched(job):
-            found = _smaller_micro(start)
-            if fewer_rows:
-                found = _fewer_rows(found)
-            trial = _trial(job, found)
-            if not trial.changes or any(x.changes == trial.changes for x in tried):
-                continue
+    for start in _switched(job):
+        trial = _trial(job, _smaller_micro(start))
+        found = tried[-1] if tried and tried[-1].fits else None
+        faster = found is None or (trial.fits and trial.seconds < found.seconds)
+        if trial.changes and faster:
+            tried.append(trial)
+        if trial.fits and "update.tokens_per_micro" not in trial.changes:
+            break
+    if tried and tried[-1].fits:
+        return tried
+    for start in _switched(job):
+        smaller = _smaller_micro(start)
+        if over(smaller) == ["sample"]:
+            trial = _trial(job, _fewer_rows(smaller))
             tried.append(trial)
             if trial.fits:
-                return tried
+                break
     return tried
 
 
@@ -66,6 +76,20 @@ def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
         if last and last[0].fits:
             return gpu, last[0]
     return None
+
+
+def other_experiments(job: Job) -> list[tuple[list[str], Trial]]:
+    """Settings that change what is trained, and what more they need to fit; only those that do."""
+    asked: list[tuple[list[str], Job]] = []
+    if job.shape.tower is not None and not job.freeze_vision:
+        asked.append((["model.freeze_vision=true"], replace(job, freeze_vision=True)))
+    if job.critic:
+        samples = max(8, job.samples)
+        prompts = max(1, job.responses // samples)
+        words = ["algorithm=grpo", f"rollout.samples={samples}", f"rollout.prompts={prompts}"]
+        asked.append((words, replace(job, critic=False, samples=samples, prompts=prompts)))
+    found = [(words, (advise(other) or [_trial(other, other)])[-1]) for words, other in asked]
+    return [(words, trial) for words, trial in found if trial.fits]
 
 
 def _switched(job: Job) -> Iterator[Job]:
@@ -115,4 +139,4 @@ def _trial(asked: Job, job: Job) -> Trial:
         if getattr(job, name) != getattr(asked, name)
     }
     peak = max(x.total for x in memory(job).values())
-    return Trial(changes, job, peak, fits(job), sum(seconds(job).values()))
+    return Trial(changes, job, peak, fits(job), sum(seconds(job).values()), main_memory_peak(job))

@@ -58,7 +58,9 @@ def _built(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
     vision = getattr(config, "vision_config", None) is not None
     kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     with torch.device("meta"):
-        return kind.from_config(config, trust_remote_code=trust_remote_code)
+        return kind.from_config(
+            config, trust_remote_code=trust_remote_code, attn_implementation="eager"
+        )
 
 
 def _count(parameters: "Iterable[nn.Parameter]", factors: bool = False) -> int:

@@ -93,15 +93,15 @@ def present_gpus() -> tuple[int, Gpu]:
     here = torch.cuda.get_device_properties(0)
     gib = here.total_memory / 2**30
     words = re.sub(r"[^a-z0-9 ]", " ", here.name.lower()).split()
+    named = {gpu.name: set(gpu.name.lower().split("-")) - {"80g", "40g"} for gpu in GPUS.values()}
     fitting = [
         gpu
         for gpu in GPUS.values()
-        if set(re.split(r"-", gpu.name.lower())) - {"80g", "40g"} <= set(words)
-        and abs(gpu.memory - gib) < 0.2 * gpu.memory
+        if named[gpu.name] <= set(words) and abs(gpu.memory - gib) < 0.2 * gpu.memory
     ]
     if not fitting:
         raise ValueError(
             f"this machine's GPU, {shown(here.name)} with {gib:.0f} GiB, is not in the table: name "
             f"the one most like it, as in --gpus {count}xA100-80G. There are: {', '.join(GPUS)}."
         )
-    return count, fitting[0]
+    return count, max(fitting, key=lambda gpu: len(named[gpu.name]))

@@ -61,17 +61,20 @@ def lengths_of(
             f"--mean-length: responses have at most rollout.max_tokens={limit} tokens; got "
             f"{response:g}."
         )
-    response_from = f"--mean-length {response:g}"
-    if response is None:
+    if response is not None:
+        response_from = f"--mean-length {response:g}"
+    else:
         response = max(1.0, limit * RESPONSE_SHARE)
         response_from = (
             f"assumed: {RESPONSE_SHARE:.0%} of rollout.max_tokens on average; --mean-length "
             f"TOKENS if you know better"
         )
-    found, prompt_from = None, f"--prompt-tokens {prompt:g}" if prompt is not None else ""
-    if prompt is None:
+    found = None
+    if prompt is not None:
+        prompt_from = f"--prompt-tokens {prompt:g}"
+    else:
         found, prompt_from = _from_data(recipe, tower)
-    prompt = prompt if prompt is not None else found.prompt if found else _assumed(recipe)
+        prompt = found.prompt if found else _assumed(recipe)
     if longest is None:
         longest = found.longest if found else round(prompt * LONGEST)
         bound = recipe.data.max_prompt_tokens

@@ -103,14 +103,18 @@ def _patches(job: Job, rows: float) -> float:
     return rows * job.lengths.pictures * job.shape.tower.merge if job.shape.tower else 0.0
 
 
+def _pixels(job: Job, rows: float) -> float:
+    """Bytes of their pictures as the model is given them."""
+    return _patches(job, rows) * 4 * (job.shape.tower.pixels if job.shape.tower else 0)
+
+
 def _sample(job: Job) -> list[Moment]:
     """Prompts are read padded to the longest; then the cache grows, at worst to the limit."""
     shape, size, held = job.shape, job.bytes, _held(job)
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
     column = shape.layers * 2 * size * shape.key_width
     asked = few * longest
-    patches = _patches(job, few)
-    pixels = patches * 4 * (shape.tower.pixels if shape.tower else 0)
+    patches, pixels = _patches(job, few), _pixels(job, few)
     mask = few * longest**2
     begun = few * (longest + CACHE_ROOM) * column
     full = rows * (longest + job.max_tokens)
@@ -141,10 +145,9 @@ def _sample(job: Job) -> list[Moment]:
 
 def _annotate(job: Job) -> list[Moment]:
     """Forward passes alone."""
-    shape, held = job.shape, _held(job)
+    held = _held(job)
     tokens, rows = job.micro_tokens(job.responses), job.micro_rows(job.responses)
-    patches = _patches(job, rows)
-    pixels = patches * 4 * (shape.tower.pixels if shape.tower else 0)
+    patches, pixels = _patches(job, rows), _pixels(job, rows)
     moments = [
         _moment(held, "in a layer", activations=tokens * per.layer_forward(job) + pixels),
         _moment(
@@ -214,11 +217,23 @@ def _backward(
     layers = 4.0 * shape.layer_parameters
     at_work = tokens * per.text_backward(job)
     pictures = _patches_kept(job)
+    kept = tokens * per.text_kept(job) + pictures
+    # the embedding's gradient before it is added, or while it is copied to float32; a first
+    # float32 one is taken as it is
+    joining = rounded + waiting if job.adds_up else rounded if job.half or waiting else 0.0
+    # without recomputation the last layer's own states are among the kept ones already
+    passing = per.layer_forward(job) if job.recompute else per.state(job)
     moments = [
         _moment(
             held,
+            "at the end of the forward pass",
+            activations=kept + tokens * passing + _pixels(job, job.micro_rows(job.per_minibatch)),
+            gradients=before,
+        ),
+        _moment(
+            held,
             "in the last layer",
-            activations=tokens * per.text_kept(job) + at_work + pictures,
+            activations=kept + at_work,
             gradients=(before or done) + waiting,
         ),
         _moment(
@@ -227,9 +242,7 @@ def _backward(
             activations=tokens * per.state(job) + at_work + pictures,
             gradients=(before or layers + done) + waiting,
         ),
-        _moment(
-            held, "in the embedding", gradients=every + rounded + (waiting if job.adds_up else 0)
-        ),
+        _moment(held, "in the embedding", gradients=every + joining),
     ]
     if pictures:
         patches = _patches(job, job.micro_rows(job.per_minibatch))

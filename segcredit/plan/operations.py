@@ -35,6 +35,7 @@ def annotate_policy(job: Job) -> float:
 
 
 def annotate_critic(job: Job) -> float:
+    """The same through a critic."""
     return job.responses * trunk_forward(job)
 
 

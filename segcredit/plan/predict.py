@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from segcredit.config import Recipe
-from segcredit.plan.advice import Trial, advise, large_enough
+from segcredit.plan.advice import Trial, advise, large_enough, other_experiments
 from segcredit.plan.counting import shape_of
 from segcredit.plan.gpus import Gpu, parse_gpus, present_gpus
 from segcredit.plan.host import main_memory, main_memory_peak
@@ -41,6 +41,8 @@ class Prediction:
     """Changes of settings until one fits; empty if none is needed."""
     larger: tuple[Gpu, Trial | None] | None = None
     """Where no change suffices: the smallest GPU that would do."""
+    others: list[tuple[list[str], Trial]] = field(default_factory=list)
+    """And settings that would, but change what is trained; with what more they need."""
 
     @property
     def peak(self) -> float:
@@ -87,6 +89,9 @@ class Prediction:
                 "name": self.larger[0].name,
                 "settings": self.larger[1].settings if self.larger[1] else [],
             },
+            "other_experiments": [
+                {"change": words} | _as_dict(trial) for words, trial in self.others
+            ],
         }
 
 
@@ -100,6 +105,7 @@ def _as_dict(trial: Trial) -> dict[str, Any]:
         "peak_gib": _gib(trial.peak),
         "fits": trial.fits,
         "step_seconds": round(trial.seconds, 3),
+        "main_memory_gib": _gib(trial.main_memory),
     }
 
 
@@ -118,6 +124,7 @@ def predict(job: Job) -> Prediction:
         over=over(job),
         trials=trials,
         larger=None if fitting else large_enough(job),
+        others=[] if fitting else other_experiments(job),
     )
 
 

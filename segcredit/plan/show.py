@@ -6,30 +6,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcredit.plan.memory import PARTS
+from segcredit.plan.advice import Trial
+from segcredit.plan.memory import PARTS, needed
 from segcredit.plan.notes import assumptions, warnings
 from segcredit.plan.predict import GIB, Prediction, command
 
-_PARTS = {
-    "weights": "weights",
-    "originals": "float32 originals",
-    "moments": "Adam's moments",
-    "gradients": "gradients",
-    "activations": "activations",
-    "logits": "logits",
-    "cache": "key-value cache",
-    "workspace": "workspace",
-}
+_NAMES = {"moments": "Adam moments", "cache": "KV cache"}
 
 
-def show(
-    console: Console, found: Prediction, recipe: str, overrides: Sequence[str] = (), gpus: str = ""
-) -> None:
+def show(console: Console, found: Prediction, recipe: str, overrides: Sequence[str] = ()) -> None:
     """Tables, verdict, advice, assumptions."""
-    console.print(_headline(found), markup=False, highlight=False)
+    console.print(_headline(found), markup=False, highlight=False, soft_wrap=True)
     console.print(_memory(found))
     console.print(_time(found))
-    for line, style in _verdict(found, recipe, overrides, gpus):
+    for line, style in _verdict(found, recipe, overrides):
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     for warning in warnings(found.job):
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -42,9 +32,13 @@ def _headline(found: Prediction) -> str:
     job = found.job
     models = ["policy", *(["critic"] if job.critic else []), *(["reference"] * job.reference)]
     return (
-        f"{job.shape.kind}, {job.shape.parameters / 1e9:,.2f} B parameters; {', '.join(models)}; "
+        f"{job.shape.kind}, {_count(job.shape.parameters)} parameters; {', '.join(models)}; "
         f"{job.responses} responses a step on {job.gpus} × {job.gpu.name}"
     )
+
+
+def _count(x: int) -> str:
+    return f"{x / 1e9:,.2f} B" if x >= 1e8 else f"{x / 1e6:,.2f} M"
 
 
 def _memory(found: Prediction) -> Table:
@@ -55,7 +49,7 @@ def _memory(found: Prediction) -> Table:
     for part in PARTS:
         amounts = [moment.parts[part] for moment in found.memory.values()]
         if any(round(x / GIB, 2) for x in amounts):
-            table.add_row(_PARTS[part], *(_amount(x) for x in amounts))
+            table.add_row(_NAMES.get(part, part), *(_amount(x) for x in amounts))
     table.add_section()
     totals = [
         Text(_amount(x.total), style="red" if name in found.over else "")
@@ -85,39 +79,35 @@ def _time(found: Prediction) -> Table:
     return table
 
 
-def _verdict(
-    found: Prediction, recipe: str, overrides: Sequence[str], gpus: str
-) -> Iterator[tuple[str, str]]:
+def _verdict(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Lines and their styles."""
     job = found.job
     yield _totals(found), ""
+    margin = needed(job) - found.peak
+    sizes = f"{found.peak / GIB:.1f} GiB and {margin / GIB:.1f} of margin, of {job.gpu.memory:g}"
     if found.fits:
-        yield f"fits: {found.peak / GIB:.1f} of {job.gpu.memory:g} GiB", "green"
+        yield f"fits: {sizes}", "green"
         yield f"type   {command(recipe, overrides, job.gpus)}", ""
         return
-    yield (
-        (
-            f"does not fit: {found.peak / GIB:.1f} of {job.gpu.memory:g} GiB in {', '.join(found.over)}"
-        ),
-        "red",
-    )
+    yield f"does not fit: {sizes}; too much in {', '.join(found.over)}", "red"
     for trial in found.trials:
-        verdict = "fits" if trial.fits else "not enough"
-        yield (
-            (
-                f"  {' '.join(trial.settings)}: {trial.peak / GIB:.1f} GiB, {verdict}; a step takes "
-                f"{trial.seconds:,.0f} s"
-            ),
-            "green" if trial.fits else "",
-        )
+        yield _tried(trial), "green" if trial.fits else ""
     if found.trials and found.trials[-1].fits:
         settings = [*overrides, *found.trials[-1].settings]
         yield f"type   {command(recipe, settings, job.gpus)}", ""
         return
-    yield from _beyond(found, recipe, overrides)
+    yield from _beyond(found)
 
 
-def _beyond(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _tried(trial: Trial) -> str:
+    verdict = "fits" if trial.fits else "not enough"
+    line = f"  {' '.join(trial.settings)}: {trial.peak / GIB:.1f} GiB, {verdict}"
+    if "memory.offload_optimizer" in trial.changes:
+        line += f"; {trial.main_memory / GIB:.0f} GiB of main memory"
+    return f"{line}; a step {trial.seconds:,.0f} s"
+
+
+def _beyond(found: Prediction) -> Iterator[tuple[str, str]]:
     """Where no setting that keeps results the same suffices."""
     if found.larger is None:
         yield "no GPU of the table would hold it whole: choose a smaller model", ""
@@ -125,14 +115,9 @@ def _beyond(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterato
         gpu, trial = found.larger
         change = f" with {' '.join(trial.settings)}" if trial else ""
         yield f"the smallest GPU of the table that would do: {gpu.name}{change}", ""
-    if found.job.critic:
-        yield (
-            (
-                "or a method without a critic, which is another experiment: algorithm=grpo "
-                "rollout.samples=8"
-            ),
-            "",
-        )
+    for words, trial in found.others:
+        settings = " ".join([*words, *trial.settings])
+        yield f"or another experiment: {settings}: {trial.peak / GIB:.1f} GiB, fits", ""
 
 
 def _totals(found: Prediction) -> str:

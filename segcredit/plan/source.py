@@ -1,5 +1,6 @@
 """Where a model's configuration comes from: a folder, the hub, or code. Never its weights."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from segcredit.config import Recipe
@@ -22,10 +23,9 @@ def config_of(recipe: Recipe) -> "PreTrainedConfig":
         return tiny_config(
             settings.tiny, tokenizer, settings.hidden, settings.layers, settings.heads
         )
-    from huggingface_hub.utils import logging
     from transformers import AutoConfig
 
-    logging.set_verbosity_error()  # it would tell of every attempt
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every attempt
     try:
         return AutoConfig.from_pretrained(
             settings.path, trust_remote_code=settings.trust_remote_code

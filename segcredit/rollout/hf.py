@@ -106,6 +106,7 @@ class HFEngine:
             prompts=list(prompts),
         )
 
+    @torch.inference_mode()
     def _sample_rows(
         self, begun: Sequence[Encoded], budget: Tensor, uniform: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -117,7 +118,6 @@ class HFEngine:
         tokens = torch.zeros(num, width, dtype=torch.long, device=device)
         mask = torch.zeros(num, width, dtype=torch.bool, device=device)
         logp, entropies = (torch.zeros(num, width, device=device) for _ in range(2))
-        ended = torch.zeros(num, dtype=torch.bool, device=device)
 
         few, which = distinct(begun)
         which = which.to(device)
@@ -128,30 +128,30 @@ class HFEngine:
         attended, position = inputs.attended[which], inputs.next_position[which]
         planes = len(inputs.positions)
         row = torch.arange(num, device=device)  # which response each row of the cache belongs to
+        alive = torch.ones_like(row, dtype=torch.bool)
         for step in range(width):
             log_pi, picked = self._pick(logits, uniform[row, step], sampling)
-            alive = ~ended[row] & (step < budget[row])
-            here = row[alive]
-            tokens[here, step] = picked[alive]
-            mask[here, step] = True
-            logp[here, step] = log_pi.gather(-1, picked[:, None]).squeeze(-1)[alive]
-            entropies[here, step] = entropy(log_pi)[alive]
-            ended[here] = torch.isin(picked[alive], ends)
-            alive = ~ended[row] & (step + 1 < budget[row])
+            tokens[row, step] = picked
+            mask[row, step] = alive
+            logp[row, step] = log_pi.gather(-1, picked[:, None]).squeeze(-1)
+            entropies[row, step] = entropy(log_pi)
+            alive = alive & ~torch.isin(picked, ends) & (step + 1 < budget)
             left = int(alive.sum())
             if left == 0:
                 break
-            attended = torch.cat([attended, torch.ones_like(attended[:, :1])], dim=1)
+            attended = torch.nn.functional.pad(attended, (0, 1), value=True)
             if left < COMPACT_BELOW * len(row):
                 cache.batch_select_indices(alive.nonzero().flatten())
                 row, attended, position = row[alive], attended[alive], position[alive]
-                picked = picked[alive]
+                picked, budget, alive = picked[alive], budget[alive], alive[alive]
             now = position[:, None].expand(planes, -1, -1)
             inputs = Inputs(picked[:, None], attended, now, {})
             with enough_threads(logits):
                 logits = self._next_logits(cache, inputs.arguments())
             position = position + 1
-        return tokens, mask, logp, entropies, ended
+        # rows that had finished went on for a while, off the mask
+        ended = (torch.isin(tokens, ends) & mask).any(dim=1)
+        return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
 
     def _next_logits(self, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
         """Logits after the last token; the cache grows by what was read."""

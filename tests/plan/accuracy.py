@@ -1,0 +1,130 @@
+"""Measured against predicted, and the other tables of docs/plan.md.
+
+python tests/plan/accuracy.py          # print them
+python tests/plan/accuracy.py --write  # put them into the document
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from segcredit.config import parse_recipe
+from segcredit.plan import GPUS, Gpu, Prediction, calibration, plan
+from segcredit.plan.memory import between
+from segcredit.plan.operations import update_critic, update_policy
+
+HERE = Path(__file__).resolve().parent
+DOCUMENT = HERE.parents[1] / "docs" / "plan.md"
+MODELS = HERE / "models"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number."""
+
+    run: str
+    what: str
+    low: float
+    high: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the middle of what was measured."""
+        middle = (self.low + self.high) / 2
+        return self.predicted / middle - 1
+
+
+def predicted(run: dict[str, Any], model: str) -> Prediction:
+    """By the recipe that was measured."""
+    given = {"data": {"train": ["rows.jsonl"]}, "stages": [{"kind": "optimize", "steps": 1}]}
+    settings = {"path": str(MODELS / model), "dtype": "bfloat16"}
+    recipe = given | run["recipe"] | {"model": settings | run["recipe"].get("model", {})}
+    return plan(parse_recipe(recipe), "1xH200", **run["lengths"])
+
+
+def value(found: Prediction, what: str) -> float:
+    """The number of that name."""
+    kind, _, phase = what.partition(" ")
+    phase = phase.removeprefix("in ").removeprefix("of ")
+    if what == "memory before the first step":
+        return between(found.job, stepped=False) / 2**30
+    if what == "memory between phases":
+        return found.between / 2**30
+    if kind == "memory":
+        return max(x.total for name, x in found.memory.items() if name.startswith(phase)) / 2**30
+    if kind == "time":
+        return sum(x for name, x in found.seconds.items() if name.startswith(phase))
+    assert what == "PFLOP of update"
+    critic = update_critic(found.job) if found.job.critic else 0.0
+    return (update_policy(found.job) + critic) / 1e15
+
+
+def comparisons() -> Iterator[Compared]:
+    """Every measurement beside its prediction."""
+    file = json.loads((HERE / "measured.json").read_text(encoding="utf-8"))
+    for run in file["runs"]:
+        found = predicted(run, file["model"])
+        for what, (low, high) in run["measured"].items():
+            yield Compared(run["name"], what, low, high, value(found, what))
+
+
+def accuracy() -> str:
+    """As Markdown."""
+    lines = ["| run | what | measured | predicted | off by |", "|---|---|---|---|---|"]
+    for x in comparisons():
+        measured = f"{x.low:g}" if x.low == x.high else f"{x.low:g} – {x.high:g}"
+        lines.append(
+            f"| {x.run} | {x.what} | {measured} | {x.predicted:.4g} | {100 * x.error:+.1f} % |"
+        )
+    return "\n".join(lines)
+
+
+def constants() -> str:
+    """What calibration.py holds, with its own words."""
+    text = Path(calibration.__file__).read_text(encoding="utf-8")
+    rows = re.findall(r'^((?:[A-Z_]+ = [^\n]*\n)+)"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
+    lines = ["| constant | value | what it is |", "|---|---|---|"]
+    for names, meaning in rows:
+        for name in re.findall(r"^([A-Z_]+) =", names, re.MULTILINE):
+            amount = getattr(calibration, name)
+            shown = f"{amount / 2**30:g} GiB" if amount > 2**20 else f"{amount:g}"
+            lines.append(f"| `{name}` | {shown} | {' '.join(meaning.split())} |")
+    return "\n".join(lines)
+
+
+def gpus() -> str:
+    """The table of GPUs."""
+    names = ["GPU", "GiB", "bfloat16 TFLOP/s", "float32 TFLOP/s", "memory GB/s"]
+    names += ["GPU to GPU GB/s", "main memory GB/s"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for gpu in GPUS.values():
+        lines.append(f"| {' | '.join(_cell(getattr(gpu, f.name)) for f in fields(Gpu))} |")
+    return "\n".join(lines)
+
+
+def _cell(x: Any) -> str:
+    return x if isinstance(x, str) else f"{x:,g}"
+
+
+TABLES = {"accuracy": accuracy, "constants": constants, "gpus": gpus}
+
+
+def with_tables(text: str) -> str:
+    """The document with its tables made anew."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = before + begin + make() + end + rest.split(end)[1]
+    return text
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print("\n\n".join(make() for make in TABLES.values()))
