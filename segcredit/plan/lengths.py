@@ -17,10 +17,10 @@ RESPONSE_SHARE = 0.5
 PROMPT = 256
 """Tokens of a prompt of which nothing is known."""
 LONGEST = 3.0
-"""The longest prompt of a batch to the mean one, where only the mean is known; Geometry3K in
-batches of 256: 2.6 to 4.7."""
+"""The longest prompt of a batch to the mean one, where only the mean is known; in 256 of GSM8K
+2.0, of Geometry3K 4.2, of MATH500 6.5."""
 PICTURE_SHARE = 0.85
-"""Of a prompt's tokens that are its picture's, where that is not known; Geometry3K: 0.85."""
+"""Of a prompt's tokens that are its picture's, where that is not known; as in Geometry3K."""
 TEMPLATE = 20
 """Tokens that a chat template adds."""
 CHARACTERS = 4
@@ -75,13 +75,16 @@ def lengths_of(
     else:
         found, prompt_from = _from_data(recipe, tower)
         prompt = found.prompt if found else _assumed(recipe)
+    guessed = []
     if longest is None:
         longest = found.longest if found else round(prompt * LONGEST)
+        guessed += [] if found else ["the longest"]
         bound = recipe.data.max_prompt_tokens
         longest = longest if bound is None else min(longest, bound)
     if pictures is None:
         known = found.pictures if found else prompt * PICTURE_SHARE
         pictures = 0.0 if tower is None else known
+        guessed += [] if found or tower is None else ["pictures"]
     if tower is None and pictures:
         raise ValueError(
             f"--picture-tokens: this model reads text alone; got {pictures:g}. Leave it out."
@@ -91,6 +94,8 @@ def lengths_of(
             f"--picture-tokens: pictures are a part of the prompt's {prompt:g} tokens; got "
             f"{pictures:g}. Give --prompt-tokens with the pictures included."
         )
+    if guessed and prompt_from.startswith("--"):
+        prompt_from += f"; assumed: {' and '.join(guessed)}"
     return Lengths(
         prompt, max(longest, round(prompt)), pictures, response, prompt_from, response_from
     )

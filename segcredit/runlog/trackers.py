@@ -3,9 +3,12 @@
 import difflib
 import importlib
 import json
+import re
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from segcredit.runlog.atomic import write_json_atomically
@@ -38,6 +41,7 @@ class TensorBoard:
         self, folder: RunFolder, config: Mapping[str, Any], first_step: int | None
     ) -> None:
         module = importlib.import_module("torch.utils.tensorboard")
+        _wait_for_a_later_second(folder.tensorboard)
         self._writer = module.SummaryWriter(str(folder.tensorboard), purge_step=first_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -47,6 +51,18 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _wait_for_a_later_second(folder: Path) -> None:
+    """A run that is resumed at once must not come before itself.
+
+    Event files are read in the order of their names, which begin with the second of their making
+    and go on with numbers that do not sort.
+    """
+    pattern = re.compile(r"events\.out\.tfevents\.(\d+)\.")
+    seconds = [int(x[1]) for file in folder.glob("events*") if (x := pattern.match(file.name))]
+    while seconds and max(seconds) == int(time.time()):
+        time.sleep(0.05)
 
 
 class Wandb:

@@ -9,9 +9,12 @@ from PIL import Image
 from small import large_shape
 
 from segcredit.config import Recipe, parse_recipe
+from segcredit.plan import Tower
 from segcredit.plan.lengths import LONGEST, PICTURE_SHARE, PROMPT, TEMPLATE, lengths_of
 
 TOWER = large_shape().tower
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+"""The data beside the checkout."""
 
 
 def recipe(train: Any = "absent.jsonl", **settings: Any) -> Recipe:
@@ -89,6 +92,30 @@ def test_what_is_given_is_taken(tmp_path: Path):
     assert (found.prompt, found.longest, found.pictures, found.response) == (240, 700, 200, 321)
     assert found.prompt_from == "--prompt-tokens 240"
     assert found.response_from == "--mean-length 321"
+
+
+def test_what_is_given_by_halves_is_said():
+    found = lengths_of(recipe(), TOWER, prompt=240)
+    assert found.prompt_from == "--prompt-tokens 240; assumed: the longest and pictures"
+
+
+@pytest.mark.parametrize(
+    ("path", "tower", "mean", "ratio"),
+    [
+        ("geometry3k/train.jsonl", TOWER, 220, 4.2),
+        ("gsm8k/train.jsonl", None, 80, 2.0),
+        ("math500/test.jsonl", None, 69, 6.5),
+    ],
+)
+def test_real_prompts(path: str, tower: Tower | None, mean: float, ratio: float):
+    """Assumptions quote these."""
+    if not (DATA / path).is_file():
+        pytest.skip("needs the data beside the checkout")
+    found = lengths_of(recipe(DATA / path), tower)
+    assert found.prompt == pytest.approx(mean, abs=1)
+    assert found.longest / found.prompt == pytest.approx(ratio, abs=0.05)
+    if tower is not None:
+        assert found.pictures / found.prompt == pytest.approx(PICTURE_SHARE, abs=0.005)
 
 
 def test_a_world_is_asked_for_prompts():
