@@ -9,6 +9,7 @@ import typer
 from segcredit import __version__
 from segcredit.commands import analyze as analysis
 from segcredit.commands import evaluate as evaluation
+from segcredit.commands import plan as planning
 from segcredit.commands import prepare as preparing
 from segcredit.commands import report as reporting
 from segcredit.commands import train as training
@@ -28,6 +29,7 @@ app.command(epilog=evaluation.EPILOG)(evaluation.evaluate)
 app.command(epilog=reporting.EPILOG)(reporting.report)
 app.command(epilog=analysis.EPILOG)(analysis.analyze)
 app.command(epilog=preparing.EPILOG)(preparing.prepare)
+app.command(epilog=planning.EPILOG)(planning.plan)
 app.command(epilog=segment.EPILOG)(segment.segment)
 
 

@@ -15,7 +15,17 @@ if importlib.util.find_spec("beartype"):
     for name in ("kernels", "head_kernels"):  # Triton compiles the functions it finds there
         modules.remove(f"segcredit.core.{name}")
     rest = [
-        *("algorithms", "analysis", "data", "evaluate", "inputs", "models", "partition", "report"),
+        *(
+            "algorithms",
+            "analysis",
+            "data",
+            "evaluate",
+            "inputs",
+            "models",
+            "partition",
+            "plan",
+            "report",
+        ),
         *("rewards", "rollout", "runlog", "train", "types", "viewer"),
     ]
     install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")

@@ -9,7 +9,7 @@ from segcredit.commands.complain import complain
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit plan my.yaml --gpus 1xH200
+segcredit plan geo3k/qwen2.5-vl-3b-sapo --gpus 1xH200
 
 segcredit plan my.yaml memory.offload_optimizer=true --gpus 8xA100-80G --mean-length 600
 

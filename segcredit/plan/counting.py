@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from segcredit.plan.shape import Shape, Tower
+from segcredit.printable import printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,12 +24,12 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
     model: Any = _built(config, trust_remote_code)
     layers = _layers(model, vision=False)
     head = model.get_output_embeddings()
-    if not layers or head is None:
+    heads = getattr(text, "num_attention_heads", None)
+    if not layers or head is None or not heads:
         raise ValueError(
-            f"{type(model).__name__} has no text layers and head where the plan looks for them; it "
-            f"knows the causal language models of transformers, and Qwen-VL."
+            f"{type(model).__name__} has no attention layers and head where the plan looks for "
+            f"them; it knows the causal language models of transformers, and Qwen-VL."
         )
-    heads = text.num_attention_heads
     kinds = getattr(text, "layer_types", None) or ()
     return Shape(
         kind=type(model).__name__,
@@ -38,7 +39,7 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
         layer_weights=sum(_count(x.parameters(), factors=True) for x in layers),
         layers=len(layers),
         hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         heads=heads,
         key_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_width=getattr(text, "head_dim", None) or text.hidden_size // heads,
@@ -57,10 +58,14 @@ def _built(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
 
     vision = getattr(config, "vision_config", None) is not None
     kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-    with torch.device("meta"):
-        return kind.from_config(
-            config, trust_remote_code=trust_remote_code, attn_implementation="eager"
-        )
+    try:
+        with torch.device("meta"):
+            return kind.from_config(
+                config, trust_remote_code=trust_remote_code, attn_implementation="eager"
+            )
+    except Exception as error:  # a model's own code may raise anything
+        why = printable(" ".join(str(error).split()) or type(error).__name__, 200)
+        raise ValueError(f"model: {config.model_type} cannot be built: {why}") from None
 
 
 def _count(parameters: "Iterable[nn.Parameter]", factors: bool = False) -> int:

@@ -29,6 +29,9 @@ class Job:
     packed: bool = True
     eager: bool = False
     """Attention that writes its matrix down."""
+    copied_keys: bool = False
+    """Whether sampling copies keys and values for every query head, as it did when its times were
+    measured."""
     compile: bool = False
     freeze_vision: bool = False
     recompute: bool = False

@@ -119,8 +119,7 @@ def _sample(job: Job) -> list[Moment]:
     begun = few * (longest + CACHE_ROOM) * column
     full = rows * (longest + job.max_tokens)
     grown = (full + rows * CACHE_ROOM) * column
-    # where keys have fewer heads than queries, one layer's are written out once per query head
-    repeated = 2 * size * shape.query_width if shape.heads > shape.key_heads else 0
+    copied = 2 * size * shape.query_width if job.copied_keys else 0  # of one layer
     drawn = rows * shape.vocabulary * (size + 4 + 4 + 16)  # probabilities are summed in float64
     moments = [
         _moment(
@@ -132,7 +131,7 @@ def _sample(job: Job) -> list[Moment]:
         _moment(
             held,
             "drawing the last token",
-            activations=full * repeated,
+            activations=full * copied,
             cache=grown + grown / shape.layers,
             logits=drawn,
         ),

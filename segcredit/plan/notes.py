@@ -32,7 +32,8 @@ def assumptions(job: Job) -> list[str]:
         f"forward passes reach {annotate:.1%}, updates {update:.1%} of {peak:,g} TFLOP/s in "
         f"{kind}{here}",
         f"sampling: {LAUNCH * 1e3:g} ms per layer and token on the host, the cache read at "
-        f"{CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s",
+        f"{CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s; not measured since keys are no longer "
+        f"copied",
         f"a GPU must have the peak, {FRAGMENTED:.0%} for fragments, and {CONTEXT / 2**30:.1f} GiB "
         f"for CUDA itself",
         "not counted: grading the responses, evaluations, checkpoints, decoding of pictures",

@@ -68,8 +68,8 @@ def _decode(job: Job) -> float:
     written = job.rows_at_once * job.lengths.response
     columns = written * job.lengths.longest + job.rows_at_once * limit**2 * share**2 / (1 + share)
     column = shape.layers * 2 * size * shape.key_width
-    groups = shape.heads // shape.key_heads
-    traffic = column * (1 if groups == 1 else 1 + 2 * groups)  # read, written out, read again
+    copies = shape.heads // shape.key_heads if job.copied_keys else 0
+    traffic = column * (1 + 2 * copies)  # read; each copy is written and read again
     bandwidth = job.gpu.bandwidth * 1e9
     weights = limit * size * (shape.parameters - (shape.tower.parameters if shape.tower else 0))
     reading = weights / (STREAM_SHARE * bandwidth) + columns * traffic / (CACHE_SHARE * bandwidth)

@@ -8,12 +8,12 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from segcredit.config import parse_recipe
-from segcredit.plan import GPUS, Gpu, Prediction, calibration, plan
+from segcredit.plan import GPUS, Gpu, Prediction, calibration, plan, predict
 from segcredit.plan.memory import between
 from segcredit.plan.operations import update_critic, update_policy
 
@@ -44,7 +44,9 @@ def predicted(run: dict[str, Any], model: str) -> Prediction:
     given = {"data": {"train": ["rows.jsonl"]}, "stages": [{"kind": "optimize", "steps": 1}]}
     settings = {"path": str(MODELS / model), "dtype": "bfloat16"}
     recipe = given | run["recipe"] | {"model": settings | run["recipe"].get("model", {})}
-    return plan(parse_recipe(recipe), "1xH200", **run["lengths"])
+    found = plan(parse_recipe(recipe), "1xH200", **run["lengths"])
+    # sampling has changed since: then it copied keys and values for every query head
+    return predict(replace(found.job, copied_keys=True))
 
 
 def value(found: Prediction, what: str) -> float:

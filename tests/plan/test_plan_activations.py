@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import batch_for, job_for, small_policy
-from tracked import peak_of
+from alive import peak_of
+from small_models import batch_for, job_for, small_policy
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy

@@ -5,9 +5,9 @@ from itertools import product
 from typing import Any
 
 from accuracy import MODELS
+from any_jobs import jobs
 from hypothesis import assume, given
-from jobs import jobs
-from small import large_shape
+from small_models import large_shape
 
 from segcredit.config import parse_recipe
 from segcredit.plan import GPUS, Job, Lengths, advise, fits, memory, plan

@@ -173,4 +173,4 @@ def test_a_machine_without_gpus_asks_for_their_name(monkeypatch: pytest.MonkeyPa
 def test_help_has_examples():
     code, said, _ = typed("--help")
     assert code == 0
-    assert "segcredit plan my.yaml --gpus 1xH200" in said
+    assert "segcredit plan geo3k/qwen2.5-vl-3b-sapo --gpus 1xH200" in said

@@ -5,9 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import batch_for, job_for, small_config, small_policy
+from small_models import batch_for, job_for, small_config, small_policy
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen2MoeConfig
+from transformers import (
+    LlamaConfig,
+    LlavaConfig,
+    MambaConfig,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    T5Config,
+)
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic
@@ -121,6 +128,26 @@ def test_operations_are_those_that_torch_counts(name: str):
 def test_numbers_that_other_modules_hold():
     assert host.SLAB == SLAB
     assert CACHE_ROOM == ROOM
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (MambaConfig(num_hidden_layers=1, hidden_size=32), "no attention layers"),
+        (T5Config(num_layers=1, d_model=32), "t5 cannot be built"),
+        (
+            LlavaConfig(
+                text_config=LlamaConfig(num_hidden_layers=1, hidden_size=32, vocab_size=100)
+            ),
+            "vision tower that the plan does not know",
+        ),
+    ],
+    ids=["mamba", "t5", "llava"],
+)
+def test_models_of_other_kinds_are_refused(config: PreTrainedConfig, said: str):
+    with pytest.raises(ValueError, match=said) as error:
+        shape_of(config)
+    assert len(str(error.value)) < 300
 
 
 def test_a_mixture_of_experts_is_refused():

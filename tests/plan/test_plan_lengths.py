@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from small import large_shape
+from small_models import large_shape
 
 from segcredit.config import Recipe, parse_recipe
 from segcredit.plan import Tower

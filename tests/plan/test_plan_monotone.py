@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from any_jobs import jobs
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from jobs import jobs
 
 from segcredit.plan import Job, memory, seconds
 from segcredit.plan.host import main_memory_peak

@@ -1,7 +1,7 @@
 """Jobs of all kinds, for properties that hold for every one of them."""
 
 from hypothesis import strategies as st
-from small import large_shape
+from small_models import large_shape
 
 from segcredit.plan import GPUS, Job, Lengths
 
@@ -23,7 +23,7 @@ def jobs(draw: st.DrawFn, gpus: int | None = None) -> Job:
         name: draw(st.booleans())
         for name in (
             *("critic", "reference", "tracked", "rescored", "half", "packed", "compile"),
-            *("freeze_vision", "recompute", "offload"),
+            *("freeze_vision", "recompute", "offload", "copied_keys"),
         )
     }
     return Job(
