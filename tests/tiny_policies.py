@@ -108,3 +108,18 @@ def drawn(name: str, temperature: float = 1.0, max_tokens: int = 20, seed: int =
     """A response to each of the prompts, from the shared policy."""
     sampling = Sampling(max_tokens, temperature)
     return engine(policy(name)).sample(encoded(name), sampling, seeded(seed))
+
+
+def some_rollouts(lengths: list[int], prompts: list[Encoded]) -> Rollouts:
+    """Responses of these lengths; nothing but their lengths and prompts means anything."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    zeros = torch.zeros(mask.shape)
+    return Rollouts(
+        tokens=zeros.long(),
+        mask=mask,
+        logp_old=zeros,
+        reward=zeros[:, 0],
+        group=torch.arange(len(mask)),
+        truncated=zeros[:, 0].bool(),
+        prompts=prompts,
+    )

@@ -1,6 +1,5 @@
 """Last hidden states of a run's saved policy before every token of recorded responses."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from jaxtyping import Float, Int
 
 from segcredit.analysis.result import CannotAnalyseError
 from segcredit.runlog import Run
-from segcredit.runlog.manifest import CheckpointError, verify
 
 if TYPE_CHECKING:
     from segcredit.models import Policy
@@ -24,15 +22,11 @@ OLDER = (
 
 
 def last_whole_checkpoint(run: Run) -> Path:
-    """The newest that is undamaged; each newer one that is not costs a warning."""
-    for path in reversed(run.checkpoints):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            warnings.warn(f"checkpoint {path.name} is refused: {error}", stacklevel=2)
-        else:
-            return path
-    raise CannotAnalyseError("it has no whole checkpoint yet.")
+    """Whose policy the probe reads."""
+    path = run.last_whole_checkpoint()
+    if path is None:
+        raise CannotAnalyseError("it has no whole checkpoint yet.")
+    return path
 
 
 def load_policy(run: Run, checkpoint: Path) -> "Policy":

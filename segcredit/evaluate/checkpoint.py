@@ -1,6 +1,5 @@
 """Evaluate what is on disk: a run's last checkpoint, a Hugging Face folder, or a hub id."""
 
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.lines import to_line
-from segcredit.runlog.manifest import MANIFEST, CheckpointError, verify
+from segcredit.runlog.manifest import MANIFEST, verify
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
@@ -96,14 +95,10 @@ def _find(checkpoint: str) -> Found:
 
 
 def _last_whole(run: Run) -> Path:
-    for path in reversed(run.checkpoints):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            warnings.warn(f"checkpoint {path.name} is refused: {error}", stacklevel=2)
-        else:
-            return path
-    raise ValueError(f"{run.path} has no whole checkpoint yet. Train on, or pass a model.")
+    path = run.last_whole_checkpoint()
+    if path is None:
+        raise ValueError(f"{run.path} has no whole checkpoint yet. Train on, or pass a model.")
+    return path
 
 
 def _require(checkpoint: str, what: str, option: str, given: object, needed: bool) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache
 
 from segcredit.inputs import answer_inputs, distinct, full_inputs, packed_inputs, prompt_inputs
-from segcredit.models.packed import packs
+from segcredit.models.packed import packs, sees_all
 from segcredit.models.recompute import recomputes, recomputing
 from segcredit.types import Encoded, Rollouts
 
@@ -29,7 +29,8 @@ def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Float[
             outputs = model(**packed.arguments(), use_cache=False)
         return (outputs.logits if head else outputs.last_hidden_state)[0, packed.before]
     few, which = distinct(prompts)
-    if len(few) < len(prompts) and can_share(model.config) and not recomputes(model):
+    # then all that a response knows of its prompt is the prompt's keys and values
+    if len(few) < len(prompts) and sees_all(model.config) and not recomputes(model):
         return _prompts_once(model, few, which.to(tokens.device), tokens, mask, head)[mask]
     inputs = full_inputs(prompts, tokens, mask)
     # the state before response token t is one place to its left: of the last T'+1, all but one
@@ -44,12 +45,6 @@ def spread(x: Float[Tensor, " N"], rollouts: Rollouts) -> Float[Tensor, "B T"]:
     """Numbers of the tokens on the mask, put where the tokens are; zeros elsewhere."""
     empty = torch.zeros(rollouts.mask.shape, dtype=x.dtype, device=x.device)
     return empty.masked_scatter(rollouts.mask, x)
-
-
-def can_share(config: PreTrainedConfig) -> bool:
-    """Whether all that a response knows of its prompt is the prompt's keys and values."""
-    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    return all(kind == "full_attention" for kind in kinds)
 
 
 def _prompts_once(

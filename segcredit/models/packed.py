@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.masking_utils import sdpa_mask
 
 from segcredit.models.grouped import GROUPED, grouped_attention
@@ -39,8 +44,11 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 def packs(model: nn.Module) -> bool:
     """Whether the model reads packed rows: by this attention, and in every layer the same way."""
     config = getattr(model, "config", None)
-    if config is None or config._attn_implementation != PACKED:
-        return False
+    return config is not None and config._attn_implementation == PACKED and sees_all(config)
+
+
+def sees_all(config: PreTrainedConfig) -> bool:
+    """Whether every layer attends to all that came before: no windows, no recurrent states."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
     return all(kind == "full_attention" for kind in kinds)
 

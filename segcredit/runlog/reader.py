@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.lines import read_lines, revived
+from segcredit.runlog.manifest import CheckpointError, verify
 from segcredit.runlog.rollouts import read_rollouts
 
 
@@ -90,6 +92,17 @@ class Run:
         """The checkpoint folders, oldest first; whether one is whole says ``checkpoint.verify``."""
         found = by_step(self.folder.checkpoints)
         return [path for _, path in found if (path / "manifest.json").is_file()]
+
+    def last_whole_checkpoint(self) -> Path | None:
+        """The newest that is undamaged; each newer one that is not costs a warning."""
+        for path in reversed(self.checkpoints):
+            try:
+                verify(path)
+            except CheckpointError as error:
+                warnings.warn(f"checkpoint {path.name} is refused: {error}", stacklevel=2)
+            else:
+                return path
+        return None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

@@ -4,10 +4,18 @@ import copy
 
 import pytest
 import torch
-from tiny_policies import ARCHITECTURES, encoded, engine, fresh_policy, policy, seeded
+from tiny_policies import (
+    ARCHITECTURES,
+    encoded,
+    engine,
+    fresh_policy,
+    policy,
+    seeded,
+    some_rollouts,
+)
 
 from segcredit.models import Critic
-from segcredit.models.forward import can_share
+from segcredit.models.packed import sees_all
 from segcredit.rollout.cache import ROOM, GrowingLayer
 from segcredit.train.micro import by_tokens
 from segcredit.types import Encoded, Rollouts, Sampling
@@ -127,9 +135,9 @@ def test_equal_beginnings_are_read_once_too() -> None:
 
 def test_layers_that_forget_do_not_share() -> None:
     config = copy.deepcopy(policy("qwen2").model.config)
-    assert can_share(config)
+    assert sees_all(config)
     config.layer_types = ["full_attention", "sliding_attention"]
-    assert not can_share(config)
+    assert not sees_all(config)
 
 
 def test_the_cache_grows_in_place_and_over_its_room() -> None:
@@ -148,20 +156,6 @@ def test_the_cache_grows_in_place_and_over_its_room() -> None:
         assert torch.equal(found, keys[rows][:, :, : step + 1])
         assert torch.equal(values, -found)
     assert moves == 2  # the rows that left, and one time out of room
-
-
-def some_rollouts(lengths: list[int], prompts: list[Encoded]) -> Rollouts:
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    zeros = torch.zeros(mask.shape)
-    return Rollouts(
-        tokens=zeros.long(),
-        mask=mask,
-        logp_old=zeros,
-        reward=zeros[:, 0],
-        group=torch.arange(len(mask)),
-        truncated=zeros[:, 0].bool(),
-        prompts=prompts,
-    )
 
 
 def test_siblings_meet_in_one_micro_batch() -> None:

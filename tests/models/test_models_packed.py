@@ -10,6 +10,7 @@ from tiny_policies import (
     engine,
     fresh_policy,
     seeded,
+    some_rollouts,
 )
 
 from segcredit.inputs import packed_inputs
@@ -146,17 +147,7 @@ def lengths_of(parts: list[torch.Tensor], length: list[int]) -> list[int]:
 def rollouts_of(lengths: list[int]) -> Rollouts:
     asked = encoded("llama")[1]
     one = Encoded(asked.prompt, asked.tokens[:1], asked.positions[:, :1], {})
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    zeros = torch.zeros(mask.shape)
-    return Rollouts(
-        tokens=zeros.long(),
-        mask=mask,
-        logp_old=zeros,
-        reward=zeros[:, 0],
-        group=torch.arange(len(mask)),
-        truncated=zeros[:, 0].bool(),
-        prompts=[one] * len(lengths),
-    )
+    return some_rollouts(lengths, [one] * len(lengths))
 
 
 def test_micro_batches_are_balanced() -> None:
