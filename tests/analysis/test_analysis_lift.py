@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from segcredit.analysis.bootstrap import lift_over_responses, mean_over_steps
 from segcredit.analysis.lift import Pool, lift, lift_of_draws, make_pool, stage_slices
 from segcredit.analysis.lift_curves import measure
 from segcredit.analysis.settings import Settings
+from segcredit.core import diagnostics
 
 TIED = st.integers(0, 6).map(lambda n: n / 4)
 
@@ -198,3 +200,14 @@ def test_means_over_steps_leave_out_what_is_not_known() -> None:
     assert {*found[:, 0]} == {1.0, 2.0, 3.0}
     assert {*found[np.isfinite(found[:, 1]), 1]} == {5.0}
     assert np.isnan(found[found[:, 0] == 1.0, 1]).all(), "drawn without the step that knows it"
+
+
+def test_it_is_the_cores() -> None:
+    """The bootstrap needs a form of its own; both are one definition."""
+    generator = torch.Generator().manual_seed(0)
+    entropy, jump = (torch.rand(101, generator=generator, dtype=torch.float64) for _ in range(2))
+    pool = Pool(np.zeros(101, dtype=np.int64), entropy.numpy(), jump.numpy(), 1)
+    for q in (0.5, 0.55, 0.7, 0.95):
+        for d in (0.8, 0.9):
+            ours = lift(pool, np.array([q]), np.array([d]))[0, 0]
+            assert ours == pytest.approx(diagnostics.lift(entropy, jump, q, d).item())
