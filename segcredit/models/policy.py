@@ -83,6 +83,13 @@ class Policy:
         self.model.save_pretrained(folder)
         self.codec.save(folder)
 
+    def describe(self, folder: Path) -> None:
+        """What such a folder holds beside the weights, for engines that are handed those."""
+        config = type(self.model.config).from_dict(self.model.config.to_dict())
+        config.architectures = [type(self.model).__name__]
+        config.save_pretrained(folder)
+        self.codec.save(folder)
+
     @property
     def device(self) -> torch.device:
         return self.model.device

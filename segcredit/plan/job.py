@@ -125,7 +125,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         critic="value" in needs,
         reference="logp_ref" in needs,
         tracked="baseline" in needs,
-        rescored=recipe.rollout.old_logp == "recompute",
+        rescored=recipe.rollout.recomputes,
         half=half,
         packed=wanted and shape.full_attention,
         eager=attention == "eager",

@@ -22,7 +22,8 @@ from segcredit.models.policy import is_vision
 from segcredit.models.recompute import recompute_activations
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
-from segcredit.rollout import HFEngine
+from segcredit.rollout.vllm_version import vllm_problem
+from segcredit.train.engine import make_engine
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
 from segcredit.train.source import Generated, Listed, PromptSource
@@ -103,7 +104,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         compile_parts(policy.model)
     if recipe.memory.recompute_activations:
         recompute_activations(policy.model)
-    engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
+    engine = make_engine(recipe, policy, parallel)
     return State(
         recipe=recipe,
         algorithm=plan.algorithm,
@@ -278,6 +279,10 @@ def _check(plan: Plan) -> None:
     except ValueError as error:
         problems.append(f"data: {error}")
     problems += _device_problems(recipe.model.device)
+    if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
+        problems.append(problem)
+    if recipe.rollout.mismatch_cap is not None and not hasattr(plan.algorithm, "credit"):
+        problems.append("rollout.mismatch_cap weighs credit, and this method has none: remove it")
     for name in recipe.save.trackers:
         if find_spec(name) is None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")

@@ -67,11 +67,11 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
     temperature = state.recipe.rollout.temperature
     cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     policy, critic, reference = state.policy, state.critic, state.reference
-    if state.recipe.rollout.old_logp == "recompute":
+    if state.recipe.rollout.recomputes:
         logp, entropy = _in_parts(
             rollouts, cut, lambda part: policy.score(part, temperature, with_entropy=True)
         )
-        rollouts = rollouts.replace(logp_old=logp, entropy=entropy)
+        rollouts = rollouts.replace(logp_sampler=rollouts.logp_old, logp_old=logp, entropy=entropy)
     if "value" in needs:
         assert critic is not None
         (value,) = _in_parts(rollouts, cut, lambda part: (critic(part),))
