@@ -57,7 +57,7 @@ class ModelSettings(Settings):
     """packed: no padding is computed, and pictures go through the vision tower together; auto: that
     on a GPU in half precision, else sdpa without copies of keys that heads share."""
     compile: bool = False
-    """Fuse norms and feed-forward parts by torch.compile: faster on a GPU after a minute."""
+    """Layers by torch.compile in scoring and update: faster on a GPU after a minute or two."""
     freeze_vision: bool = False
     """Leave the vision tower as it is."""
     device: str = "auto"

@@ -53,6 +53,7 @@ def sees_all(config: PreTrainedConfig) -> bool:
     return all(kind == "full_attention" for kind in kinds)
 
 
+@torch.compiler.disable  # it asks where sequences begin, which no compiler can know
 def packed_attention(
     module: nn.Module,
     query: Tensor,

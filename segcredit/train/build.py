@@ -16,7 +16,7 @@ from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, Policy
-from segcredit.models.compiled import compile_parts
+from segcredit.models.compiled import compile_layers
 from segcredit.models.packed import set_attention
 from segcredit.models.policy import is_vision
 from segcredit.models.recompute import recompute_activations
@@ -101,7 +101,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     if recipe.model.freeze_vision:
         freeze_vision(policy.model)
     if recipe.model.compile:
-        compile_parts(policy.model)
+        compile_layers(policy.model)
     if recipe.memory.recompute_activations:
         recompute_activations(policy.model)
     engine = make_engine(recipe, policy, parallel)

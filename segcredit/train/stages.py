@@ -10,7 +10,7 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
-from segcredit.models.compiled import compile_parts
+from segcredit.models.compiled import compile_layers
 from segcredit.models.recompute import recompute_activations
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
@@ -60,7 +60,7 @@ def add_critic(state: State, critic: Critic) -> None:
     if state.recipe.model.freeze_vision:
         freeze_vision(critic.trunk)
     if state.recipe.model.compile:
-        compile_parts(critic.trunk)
+        compile_layers(critic.trunk)
     if state.recipe.memory.recompute_activations:
         recompute_activations(critic.trunk)
     state.critic = critic
