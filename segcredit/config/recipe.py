@@ -263,7 +263,7 @@ class Recipe(Settings):
     reward: str | dict[str, Any] = "math"
     """math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
     algorithm: str | dict[str, Any] = "sapo"
-    """A method's name; with settings as {name: sapo, lam: 0.95}."""
+    """A method's name; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
     rollout: RolloutSettings = RolloutSettings()
     update: UpdateSettings = UpdateSettings()
