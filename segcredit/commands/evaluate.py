@@ -41,6 +41,13 @@ def evaluate(
         int | None, typer.Option("--max-tokens", help="Length limit; a run has its own.", min=1)
     ] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="Added to each prompt.")] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            help="For models that know no chat: text with {question} in it; a run has its own.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
@@ -67,6 +74,7 @@ def evaluate(
                 top_p=top_p,
                 max_tokens=max_tokens,
                 suffix=suffix,
+                template=template,
                 seed=seed,
                 output=output,
             )

@@ -17,6 +17,7 @@ from segcredit.algorithms import make_algorithm
 from segcredit.data.worlds import make_world
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
+from segcredit.template import check_template
 from segcredit.types import Algorithm
 
 
@@ -83,6 +84,8 @@ class DataSettings(Settings):
     """Held-out prompts, for evaluation."""
     suffix: str | None = None
     """Joined to the last user message by a space."""
+    template: str | None = None
+    """How a question of text is put to a model that knows no chat, {question} in its place."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Longer prompts are bad rows."""
     skip_bad_rows: bool = False
@@ -93,6 +96,11 @@ class DataSettings(Settings):
     """Of the world: its difficulty."""
     size: Whole | None = Field(None, ge=1)
     """How many distinct training prompts of a world; None: never the same twice."""
+
+    @field_validator("template")
+    @classmethod
+    def _one_question(cls, template: str | None) -> str | None:
+        return template if template is None else check_template(template)
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":

@@ -19,6 +19,7 @@ from segcredit.rollout import HFEngine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
+from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
@@ -34,18 +35,27 @@ def evaluate_checkpoint(
     top_p: float = 1.0,
     max_tokens: int | None = None,
     suffix: str | None = None,
+    template: str | None = None,
     seed: int = 0,
     output: Path | None = None,
 ) -> Evaluation:
-    """A run brings its own test data, reward and length limit; anything given goes before them."""
+    """A run brings its own test data, reward, template and length limit; what is given goes first.
+
+    ``template`` puts a question to a model that knows no chat: text with ``{question}`` in it.
+    """
     found = _find(checkpoint)
     recipe = found.recipe
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
     _require(checkpoint, "reward", "reward NAME", reward, recipe is None or found.lacks("reward"))
+    if template is None and recipe is not None:
+        template = recipe.data.template
     asked = _prompts(recipe, data, prompts, suffix)
+    if template is not None:
+        check_template(template)
+        check_questions(asked)
     grade = make_reward(recipe.reward if reward is None and recipe is not None else reward or "")
     limit = max_tokens or (recipe.rollout.max_tokens if recipe is not None else MAX_TOKENS)
-    policy = _policy(found.source, recipe)
+    policy = _policy(found.source, recipe, template)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned)
     try:
         measured = evaluate(
@@ -120,7 +130,7 @@ def _prompts(
     return load_prompts(settings.test, limit=count, suffix=suffix).prompts
 
 
-def _policy(source: str, recipe: Recipe | None) -> Policy:
+def _policy(source: str, recipe: Recipe | None, template: str | None) -> Policy:
     dtype = torch.float32
     if recipe is not None:
         dtype = getattr(torch, recipe.model.dtype)
@@ -128,7 +138,7 @@ def _policy(source: str, recipe: Recipe | None) -> Policy:
         dtype = torch.bfloat16
     trusted = recipe is not None and recipe.model.trust_remote_code
     try:
-        policy = Policy.from_pretrained(source, dtype, trusted)
+        policy = Policy.from_pretrained(source, dtype, trusted, template)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise ValueError(

@@ -44,8 +44,9 @@ class Policy:
         source: str | Path,
         dtype: torch.dtype = torch.float32,
         trust_remote_code: bool = False,
+        template: str | None = None,
     ) -> "Policy":
-        """From a folder or a hub id."""
+        """From a folder or a hub id; ``template`` takes the place of its chat template."""
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
         model = kind.from_pretrained(
@@ -55,7 +56,7 @@ class Policy:
             attn_implementation="sdpa",
             trust_remote_code=trust_remote_code,
         )
-        codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code)
+        codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code, template)
         set_attention(model, "auto")
         return cls(model.eval(), codec)
 

@@ -1,7 +1,7 @@
 """From a recipe to a state: everything that can be wrong is found before a model loads."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from segcredit.models.recompute import recompute_activations
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
+from segcredit.template import check_questions, is_question
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
 from segcredit.train.source import Generated, Listed, PromptSource
@@ -122,7 +123,9 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
     settings = recipe.model
     dtype = getattr(torch, settings.dtype)
     try:
-        policy = Policy.from_pretrained(source, dtype, trust_remote_code=settings.trust_remote_code)
+        policy = Policy.from_pretrained(
+            source, dtype, settings.trust_remote_code, recipe.data.template
+        )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise RecipeError(f"model: {str(source)!r} does not load: {first}") from error
@@ -149,7 +152,7 @@ def _policy(plan: Plan) -> Policy:
     sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
     policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
-    return policy
+    return replace(policy, codec=plan.codec)
 
 
 def _device(name: str, parallel: Parallel) -> torch.device:
@@ -182,18 +185,25 @@ def _codec(recipe: Recipe, world: World | None) -> Codec:
             )
         except ValueError as error:
             raise RecipeError(f"model: {error}") from None
-        return Codec.for_tiny(tokenizer, config)
+        return replace(Codec.for_tiny(tokenizer, config), template=recipe.data.template)
     try:
         config = AutoConfig.from_pretrained(
             settings.path, trust_remote_code=settings.trust_remote_code
         )
-        return Codec.from_pretrained(settings.path, is_vision(config), settings.trust_remote_code)
+        codec = Codec.from_pretrained(
+            settings.path, is_vision(config), settings.trust_remote_code, recipe.data.template
+        )
     except (OSError, ValueError) as error:
         first = " ".join(str(error).split())[:300]
         raise RecipeError(
             f"model.path: expected a Hugging Face folder or hub id; got {settings.path!r}, which "
             f"does not load: {first}"
         ) from None
+    try:
+        codec.require_template()
+    except ValueError as error:
+        raise RecipeError(f"model.path: {settings.path}: {error}") from None
+    return codec
 
 
 def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> RewardFn:
@@ -228,11 +238,17 @@ def _listed(
     def load_all(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
         settings = recipe.data
         counted = settings.max_prompt_tokens is not None and codec is not None
+
+        def count(prompt: Prompt) -> int:
+            assert codec is not None
+            told_below = settings.template is not None and not settings.skip_bad_rows
+            return 0 if told_below and not is_question(prompt) else codec.count_tokens(prompt)
+
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
             "max_prompt_tokens": settings.max_prompt_tokens if counted else None,
-            "count_tokens": codec.count_tokens if counted and codec is not None else None,
+            "count_tokens": count if counted else None,
         }
         if rows is not None:
             rows = list(rows)
@@ -250,6 +266,8 @@ def _listed(
         raise found_bad[0]
     if found_bad:
         raise BadRows([row for error in found_bad for row in error.bad])
+    if recipe.data.template is not None:
+        check_questions([*training, *(held_out or [])])
     source = Listed(training, derive(recipe.seed, "data"))
     return source, None if held_out is None else Listed(held_out, shuffle=False)
 

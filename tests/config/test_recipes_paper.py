@@ -215,9 +215,11 @@ def test_data_rewards_and_sizes(name: str) -> None:
     reward, size = {"geo3k": ("geo3k", 601), "gsm8k": ("gsm8k", 1319), "math": ("math", 500)}[data]
     assert recipe.reward == reward
     assert recipe.evaluation.prompts == size, "the whole test set"
-    ends = ".parquet" if data == "geo3k" else "-sft.jsonl"
-    assert recipe.data.train == [f"data/{data}/train{ends}"]
-    assert recipe.data.test == [f"data/{data}/test{ends}"]
+    folder = "data/geo3k" if data == "geo3k" else f"data/{data}-plain"
+    assert recipe.data.train == [f"{folder}/train.parquet"]
+    assert recipe.data.test == [f"{folder}/test.parquet"]
+    asked = None if data == "geo3k" else "[MATH_TASK] Problem:\n{question}\n\nSolution:"
+    assert recipe.data.template == asked, "as VinePPO's checkpoints were taught"
     if data != "geo3k":
         model = name.partition("/")[2].rpartition("-")[0]
         assert recipe.model.path == TEXT[data, model]
