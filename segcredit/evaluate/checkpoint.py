@@ -1,7 +1,9 @@
 """Evaluate what is on disk: a run's last checkpoint, a Hugging Face folder, or a hub id."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -9,52 +11,62 @@ import torch
 from safetensors import SafetensorError
 
 from segcredit.config import GIVEN_IN_PYTHON, Recipe, parse_recipe
-from segcredit.data import load_prompts
-from segcredit.data.worlds import make_world
 from segcredit.evaluate.measure import Evaluation, evaluate
+from segcredit.evaluate.questions import PROMPTS, load_questions, usual_reward
 from segcredit.models import Policy
 from segcredit.models.packed import set_attention
+from segcredit.printable import named
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.runlog import Run, read_run
+from segcredit.runlog.folder import exists
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
 from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""name or owner/name; what begins with a dot is a path."""
 
 
 def evaluate_checkpoint(
     checkpoint: str,
     data: Sequence[str] | None = None,
     reward: str | None = None,
-    prompts: int = 512,
+    prompts: int | None = PROMPTS,
     samples: int = 4,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
+    temperature: float | None = None,
+    top_p: float | None = None,
     max_tokens: int | None = None,
     suffix: str | None = None,
     template: str | None = None,
+    greedy: bool = True,
     seed: int = 0,
     output: Path | None = None,
 ) -> Evaluation:
-    """A run brings its own test data, reward, template and length limit; what is given goes first.
+    """A run brings its own test data, reward, sampling and template; what is given goes first.
 
-    ``template`` puts a question to a model that knows no chat: text with ``{question}`` in it.
+    Args:
+        checkpoint: A run folder, one of its checkpoints, a Hugging Face folder, or a hub id.
+        data: Files of prompts, or geo3k, gsm8k, math as prepared; rows that name such a data set
+            need no ``reward``.
+        prompts: The first so many; None: all.
+        template: Puts a question to a model that knows no chat: text with ``{question}`` in it.
+        greedy: Whether the greedy response is asked for, too.
+        output: Where every response is written, a line each.
     """
     found = _find(checkpoint)
     recipe = found.recipe
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
-    _require(checkpoint, "reward", "reward NAME", reward, recipe is None or found.lacks("reward"))
     if template is None and recipe is not None:
         template = recipe.data.template
-    asked = _prompts(recipe, data, prompts, suffix)
+    asked = load_questions(recipe, data, prompts, suffix)
     if template is not None:
         check_template(template)
         check_questions(asked)
-    grade = make_reward(recipe.reward if reward is None and recipe is not None else reward or "")
-    limit = max_tokens or (recipe.rollout.max_tokens if recipe is not None else MAX_TOKENS)
+    grade = make_reward(_reward(checkpoint, found, reward, asked))
+    sampling = _sampling(recipe, max_tokens, temperature, top_p)
     policy = _policy(found.source, recipe, template)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned)
     try:
@@ -64,9 +76,10 @@ def evaluate_checkpoint(
             grade,
             policy.encode,
             policy.codec.decode,
-            Sampling(limit, temperature, top_p),
+            sampling,
             samples,
-            seed=seed,
+            greedy,
+            seed,
         )
     finally:
         grade.close()
@@ -92,6 +105,7 @@ class Found:
 def _find(checkpoint: str) -> Found:
     """A run's last whole checkpoint, one checkpoint of it, or a model."""
     path = Path(checkpoint).absolute()
+    _require_place(checkpoint)
     one_of_a_run = (path / MANIFEST).is_file() and (path.parents[1] / "config.yaml").is_file()
     if not one_of_a_run and not (path / "config.yaml").is_file():
         return Found(checkpoint)
@@ -104,6 +118,21 @@ def _find(checkpoint: str) -> Found:
     return Found(str((path if one_of_a_run else _last_whole(run)) / "policy"), recipe, objects)
 
 
+def _require_place(checkpoint: str) -> None:
+    """Refuse what is neither here nor could be an id on the hub."""
+    path = Path(checkpoint)
+    beside = path.parent.is_dir() and path.parent != Path()  # owner/name, but owner is a folder
+    if exists(path) or (HUB_ID.fullmatch(checkpoint) and not beside):
+        return
+    others = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, others, n=1)
+    hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""
+    raise ValueError(
+        f"there is no {named(checkpoint)}: expected a run folder, a Hugging Face folder, or a hub "
+        f"id such as Qwen/Qwen2.5-VL-3B-Instruct.{hint}"
+    )
+
+
 def _last_whole(run: Run) -> Path:
     path = run.last_whole_checkpoint()
     if path is None:
@@ -111,23 +140,38 @@ def _last_whole(run: Run) -> Path:
     return path
 
 
+def _reward(
+    checkpoint: str, found: Found, given: str | None, prompts: Sequence[Prompt]
+) -> str | dict[str, Any]:
+    """The one that was given, the run's own, or that of the rows' data set."""
+    if given is not None:
+        return given
+    if found.recipe is not None and not found.lacks("reward"):
+        return found.recipe.reward
+    usual = usual_reward(prompts)
+    _require(checkpoint, "reward", "reward NAME", usual, True)
+    assert usual is not None
+    return usual
+
+
+def _sampling(
+    recipe: Recipe | None, max_tokens: int | None, temperature: float | None, top_p: float | None
+) -> Sampling:
+    """As given, else as in the run's own evaluations, else as the model is."""
+    usual = Sampling(MAX_TOKENS)
+    if recipe is not None:
+        settings = recipe.evaluation
+        usual = Sampling(recipe.rollout.max_tokens, settings.temperature, settings.top_p)
+    return Sampling(
+        max_tokens or usual.max_tokens,
+        usual.temperature if temperature is None else temperature,
+        usual.top_p if top_p is None else top_p,
+    )
+
+
 def _require(checkpoint: str, what: str, option: str, given: object, needed: bool) -> None:
     if needed and given is None:
         raise ValueError(f"{checkpoint} has no {what} on file: pass --{option}")
-
-
-def _prompts(
-    recipe: Recipe | None, data: Sequence[str] | None, count: int, suffix: str | None
-) -> list[Prompt]:
-    if data is not None or recipe is None:
-        return load_prompts(list(data or []), limit=count, suffix=suffix).prompts
-    settings = recipe.data
-    if settings.world is not None:
-        return make_world(settings.world, **settings.settings).prompts("test", 0, count)
-    if not settings.test:
-        raise ValueError("the run has no test data: pass --data FILE")
-    suffix = settings.suffix if suffix is None else suffix
-    return load_prompts(settings.test, limit=count, suffix=suffix).prompts
 
 
 def _policy(source: str, recipe: Recipe | None, template: str | None) -> Policy:
