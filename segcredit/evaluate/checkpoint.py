@@ -1,33 +1,29 @@
 """Evaluate what is on disk: a run's last checkpoint, a Hugging Face folder, or a hub id."""
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from segcredit.config import GIVEN_IN_PYTHON, Recipe, parse_recipe
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.evaluate.questions import PROMPTS, load_questions, usual_reward
 from segcredit.models import Policy
+from segcredit.models.kinds import load_config
+from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
-from segcredit.printable import named
+from segcredit.models.place import locate, nowhere
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.runlog import Run, read_run
-from segcredit.runlog.folder import exists
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
 from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""name or owner/name; what begins with a dot is a path."""
 
 
 def evaluate_checkpoint(
@@ -105,10 +101,11 @@ class Found:
 def _find(checkpoint: str) -> Found:
     """A run's last whole checkpoint, one checkpoint of it, or a model."""
     path = Path(checkpoint).absolute()
-    _require_place(checkpoint)
+    if problem := nowhere(checkpoint, "a run folder, a Hugging Face folder"):
+        raise ValueError(problem)
     one_of_a_run = (path / MANIFEST).is_file() and (path.parents[1] / "config.yaml").is_file()
     if not one_of_a_run and not (path / "config.yaml").is_file():
-        return Found(checkpoint)
+        return Found(locate(checkpoint))
     run = read_run(path.parents[1] if one_of_a_run else path)
     if one_of_a_run:
         verify(path)
@@ -116,21 +113,6 @@ def _find(checkpoint: str) -> Found:
     objects = config.pop(GIVEN_IN_PYTHON, None) or ()
     recipe = parse_recipe(config, str(run.folder.config))
     return Found(str((path if one_of_a_run else _last_whole(run)) / "policy"), recipe, objects)
-
-
-def _require_place(checkpoint: str) -> None:
-    """Refuse what is neither here nor could be an id on the hub."""
-    path = Path(checkpoint)
-    beside = path.parent.is_dir() and path.parent != Path()  # owner/name, but owner is a folder
-    if exists(path) or (HUB_ID.fullmatch(checkpoint) and not beside):
-        return
-    others = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, others, n=1)
-    hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""
-    raise ValueError(
-        f"there is no {named(checkpoint)}: expected a run folder, a Hugging Face folder, or a hub "
-        f"id such as Qwen/Qwen2.5-VL-3B-Instruct.{hint}"
-    )
 
 
 def _last_whole(run: Run) -> Path:
@@ -181,14 +163,9 @@ def _policy(source: str, recipe: Recipe | None, template: str | None) -> Policy:
     elif torch.cuda.is_available():
         dtype = torch.bfloat16
     trusted = recipe is not None and recipe.model.trust_remote_code
-    try:
-        policy = Policy.from_pretrained(source, dtype, trusted, template)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"expected a run folder, a Hugging Face folder or a hub id; got {source!r}, which does "
-            f"not load: {first}"
-        ) from error
+    place, config = load_config(source, trusted)
+    load_codec(place, config, trusted, template).require_template()  # before gigabytes are read
+    policy = Policy.from_pretrained(source, dtype, trusted, template)
     if torch.cuda.is_available():
         policy.model.to("cuda")
     set_attention(policy.model, "auto" if recipe is None else recipe.model.attention)

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
-from segcredit.models import Codec, Policy
+from segcredit.models import Codec, ModelError, Policy
 from segcredit.models.compiled import compile_parts
+from segcredit.models.files import check_weight_files
+from segcredit.models.kinds import load_config
+from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
-from segcredit.models.policy import is_vision
 from segcredit.models.recompute import recompute_activations
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
@@ -126,9 +126,8 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
         policy = Policy.from_pretrained(
             source, dtype, settings.trust_remote_code, recipe.data.template
         )
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise RecipeError(f"model: {str(source)!r} does not load: {first}") from error
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from error
     own_memory(policy.model)
     return policy
 
@@ -187,18 +186,13 @@ def _codec(recipe: Recipe, world: World | None) -> Codec:
             raise RecipeError(f"model: {error}") from None
         return replace(Codec.for_tiny(tokenizer, config), template=recipe.data.template)
     try:
-        config = AutoConfig.from_pretrained(
-            settings.path, trust_remote_code=settings.trust_remote_code
-        )
-        codec = Codec.from_pretrained(
-            settings.path, is_vision(config), settings.trust_remote_code, recipe.data.template
-        )
-    except (OSError, ValueError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            f"model.path: expected a Hugging Face folder or hub id; got {settings.path!r}, which "
-            f"does not load: {first}"
-        ) from None
+        place, config = load_config(settings.path, settings.trust_remote_code)
+        if Path(place).is_dir():
+            check_weight_files(Path(place))
+        trusted, template = settings.trust_remote_code, recipe.data.template
+        codec = load_codec(place, config, trusted, template)
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from None
     try:
         codec.require_template()
     except ValueError as error:

@@ -118,15 +118,29 @@ def test_what_tracking_prompts_asks_for() -> None:
     ]
 
 
-@pytest.mark.parametrize("what", ["empty", "not a config", "another kind"])
-def test_a_folder_that_holds_no_model(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("empty", "model.path: '{folder}' has no config.json, so it is no Hugging Face folder"),
+        ("not a config", "model.path: the config.json of {folder} cannot be read: "),
+        ("another kind", "model.path: {folder} is a model of type 'no_such_model', which "),
+        ("half a model", "model.path: '{folder}/model.safetensors' is damaged or was cut off at "),
+    ],
+)
+def test_a_folder_that_holds_no_model(
+    tmp_path: Path, model: Path, what: str, expected: str
+) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
-    if what != "empty":
+    if what == "half a model":
+        shutil.copytree(model, folder)
+        (folder / "model.safetensors").write_bytes(b"half")
+    else:
+        folder.mkdir()
+    if what in ("not a config", "another kind"):
         text = "{" if what == "not a config" else '{"model_type": "no_such_model"}'
         (folder / "config.json").write_text(text)
     message = problems(model={"path": str(folder)}, data={"train": ["rows.jsonl"]}, stages=OPTIMIZE)
-    assert f"model.path: expected a Hugging Face folder or hub id; got '{folder}', " in message
+    assert message.startswith(expected.format(folder=folder))
 
 
 def write_rows(path: Path, *rows: object) -> str:

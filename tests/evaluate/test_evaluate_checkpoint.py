@@ -206,6 +206,15 @@ def test_a_place_that_is_not_there(
     assert "Did you mean 'runs'?" in error_of("./rusn")
 
 
+@pytest.mark.parametrize("name", ["nothing", "some/model"])
+def test_a_name_that_only_the_hub_could_know(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr("segcredit.models.place.get_hf_file_metadata", unreachable)
+    assert error_of(name).startswith(f"{name} is no folder here, was not downloaded before, and ")
+
+
 def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     policy = trained / "checkpoints" / "step-000002" / "policy"
     assert error_of(policy) == f"{policy} has no test data on file: pass --data FILE"
@@ -222,7 +231,7 @@ def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     ]
     told = ("--data", rows, "--reward", "exact")
     message = error_of(tmp_path, *told)
-    assert message.startswith("expected a run folder, a Hugging Face folder or a hub id; got ")
+    assert message.startswith(f"'{tmp_path}' has no config.json, so it is no Hugging Face folder")
     assert "\n" not in message
 
 
@@ -238,7 +247,12 @@ def test_half_a_model(trained: Path, tmp_path: Path, rows: Path, damage: str) ->
     else:
         (model / "config.json").unlink()
     message = error_of(model, "--data", rows, "--reward", "exact")
-    assert f"got '{model}', which does not load: " in message
+    expected = {
+        "no weights": f"'{model}' has no model.safetensors. Download or copy it again.",
+        "half the weights": f"'{weights}' is damaged or was cut off at ",
+        "no config": f"'{model}' has no config.json, ",
+    }
+    assert message.startswith(expected[damage])
 
 
 def test_a_run_without_test_data_or_checkpoints(trained: Path, tmp_path: Path, rows: Path) -> None:
