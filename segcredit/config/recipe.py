@@ -158,6 +158,9 @@ class MemorySettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW, its schedule, and when a step is refused."""
 
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: moments of eight bits each, a quarter of their memory, by bitsandbytes; results
+    differ a little."""
     lr: Number = Field(1e-6, gt=0)
     """Of the policy."""
     critic_lr: Number = Field(2e-6, gt=0)

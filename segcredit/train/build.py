@@ -24,6 +24,7 @@ from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.template import check_questions, is_question
+from segcredit.train.adam import why_not
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
 from segcredit.train.source import Generated, Listed, PromptSource
@@ -290,6 +291,8 @@ def _check(plan: Plan) -> None:
     except ValueError as error:
         problems.append(f"data: {error}")
     problems += _device_problems(recipe.model.device)
+    if (lacking := why_not(recipe.optimizer.kind)) is not None:
+        problems.append(f"optimizer.kind: {lacking}")
     for name in recipe.save.trackers:
         if find_spec(name) is None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")
