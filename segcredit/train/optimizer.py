@@ -131,14 +131,14 @@ class Optimizer:
         }
 
     def load(self, state: dict[str, object]) -> None:
-        self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+        with self.awake():  # moments go where the originals are: on the device, not where they rest
+            self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+            originals = state.get("originals")
+            if self._rounded and isinstance(originals, list):
+                with torch.no_grad():
+                    torch._foreach_copy_(self.parameters, originals)
+                self._write_back()
         self.refused = int(state["refused"])  # type: ignore[call-overload]
-        originals = state.get("originals")
-        if self._rounded and isinstance(originals, list):
-            with torch.no_grad():
-                torch._foreach_copy_(self.parameters, originals)
-            self._write_back()
-        self._rest()
 
     @torch.no_grad()
     def _write_back(self) -> None:
