@@ -142,7 +142,7 @@ def main() -> None:
             vllm_gpu_memory_utilization=given.vllm_memory,
             vllm_max_model_length=1024 + given.tokens,
             # random weights would write tokens that stand for pictures, which only prompts may hold
-            generation_kwargs={"logit_bias": {x: -100.0 for x in range(151_652, 151_657)}},
+            generation_kwargs={"logit_bias": dict.fromkeys(range(151652, 151657), -100.0)},
             logging_strategy="no",
             save_strategy="no",
             report_to=[],

@@ -17,6 +17,7 @@ from segcredit.algorithms import make_algorithm
 from segcredit.data.worlds import make_world
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
+from segcredit.template import check_template
 from segcredit.types import Algorithm
 
 
@@ -83,6 +84,8 @@ class DataSettings(Settings):
     """Held-out prompts, for evaluation."""
     suffix: str | None = None
     """Joined to the last user message by a space."""
+    template: str | None = None
+    """How a question of text is put to a model that knows no chat, {question} in its place."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Longer prompts are bad rows."""
     skip_bad_rows: bool = False
@@ -93,6 +96,11 @@ class DataSettings(Settings):
     """Of the world: its difficulty."""
     size: Whole | None = Field(None, ge=1)
     """How many distinct training prompts of a world; None: never the same twice."""
+
+    @field_validator("template")
+    @classmethod
+    def _one_question(cls, template: str | None) -> str | None:
+        return template if template is None else check_template(template)
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":
@@ -171,6 +179,9 @@ class MemorySettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW, its schedule, and when a step is refused."""
 
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: moments of eight bits each, a quarter of their memory, by bitsandbytes; results
+    differ a little."""
     lr: Number = Field(1e-6, gt=0)
     """Of the policy."""
     critic_lr: Number = Field(2e-6, gt=0)
@@ -284,7 +295,7 @@ class Recipe(Settings):
     reward: str | dict[str, Any] = "math"
     """math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
     algorithm: str | dict[str, Any] = "sapo"
-    """A method's name; with settings as {name: sapo, lam: 0.95}."""
+    """A method's name; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
     rollout: RolloutSettings = RolloutSettings()
     update: UpdateSettings = UpdateSettings()

@@ -8,27 +8,17 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from segcredit.core.head import head_logp_and_entropy
 from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
 from segcredit.models.forward import response_outputs, spread
+from segcredit.models.kinds import is_vision, load_config
+from segcredit.models.loading import load_codec, load_model, model_class
 from segcredit.models.packed import packs, set_attention
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
-
-
-def is_vision(config: PreTrainedConfig) -> bool:
-    """Whether the model has a vision tower."""
-    return getattr(config, "vision_config", None) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +34,12 @@ class Policy:
         source: str | Path,
         dtype: torch.dtype = torch.float32,
         trust_remote_code: bool = False,
+        template: str | None = None,
     ) -> "Policy":
-        """From a folder or a hub id."""
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
-        model = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            trust_remote_code=trust_remote_code,
-        )
-        codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code)
+        """From a folder or a hub id; ``template`` takes the place of its chat template."""
+        place, config = load_config(source, trust_remote_code)
+        codec = load_codec(place, config, trust_remote_code, template)
+        model = load_model(place, config, dtype, trust_remote_code)
         set_attention(model, "auto")
         return cls(model.eval(), codec)
 
@@ -69,7 +53,7 @@ class Policy:
     ) -> "Policy":
         """A small model of a real architecture with random weights."""
         config = tiny_config(name, tokenizer, **sizes)
-        kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
+        kind = model_class(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")

@@ -8,6 +8,11 @@ from segcredit.plan.gpus import Gpu
 from segcredit.plan.lengths import Lengths
 from segcredit.plan.shape import Shape
 
+BLOCK = 256
+"""Numbers of a moment that share a scale, where moments take eight bits (bitsandbytes)."""
+SMALLEST = 4096
+"""Moments of tensors of fewer numbers stay in float32 even so."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -36,6 +41,8 @@ class Job:
     freeze_vision: bool = False
     recompute: bool = False
     offload: bool = False
+    eight_bit: bool = False
+    """Whether moments take eight bits each."""
 
     prompts: int = 128
     samples: int = 1
@@ -105,6 +112,20 @@ class Job:
         full = self.lengths.prompt + self.max_tokens
         return math.ceil(self.micro_count(self.per_minibatch, full) / self.gpus) > 1
 
+    def moment(self, count: int) -> int:
+        """Bytes of one of the two moments of a tensor of so many numbers."""
+        if not self.eight_bit or count < SMALLEST:
+            return 4 * count
+        return count + 4 * math.ceil(count / BLOCK)
+
+    def trained_sizes(self, critic: bool) -> list[int]:
+        """Numbers of each tensor that has gradients, of the policy or of its critic."""
+        shape = self.shape
+        own = [count for count, vision in shape.sizes if not (vision and self.freeze_vision)]
+        if critic and not shape.tied:
+            own.remove(shape.embedding)  # the head stays behind
+        return own
+
     def trainable(self, parameters: int) -> int:
         """Parameters that have gradients."""
         tower = self.shape.tower
@@ -133,6 +154,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         freeze_vision=recipe.model.freeze_vision,
         recompute=recipe.memory.recompute_activations,
         offload=recipe.memory.offload_optimizer,
+        eight_bit=recipe.optimizer.kind == "adamw_8bit",
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,

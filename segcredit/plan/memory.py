@@ -1,6 +1,7 @@
 """Memory on each GPU, part by part, at the fullest moment of every phase of a step."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from segcredit.plan import activations as per
@@ -87,11 +88,18 @@ def _held(job: Job, awake: str = "") -> dict[str, float]:
         "weights": weights,
         # float32 weights are their own originals
         "originals": 4 * here if job.half else 0,
-        "moments": 8 * here,
+        "moments": _moments(job, trained, awake) if job.eight_bit else 8 * here,
         "workspace": FIXED
         + PER_TOKEN * job.responses * job.max_tokens
         + (COMMUNICATION if job.gpus > 1 else 0),
     }
+
+
+def _moments(job: Job, trained: Iterable[str], awake: str) -> float:
+    """Tensor by tensor, as small ones have more than eight bits."""
+    here = [name for name in trained if not job.offload or name == awake]
+    sizes = [x for name in here for x in job.trained_sizes(critic=name == "critic")]
+    return 2.0 * sum(map(job.moment, sizes))
 
 
 def _moment(held: dict[str, float], when: str, **more: float) -> Moment:

@@ -1,28 +1,30 @@
 """From a recipe to a state: everything that can be wrong is found before a model loads."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
-from segcredit.models import Codec, Policy
+from segcredit.models import Codec, ModelError, Policy
 from segcredit.models.compiled import compile_layers
+from segcredit.models.files import check_weight_files
+from segcredit.models.kinds import load_config
+from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
-from segcredit.models.policy import is_vision
 from segcredit.models.recompute import recompute_activations
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
 from segcredit.rollout.vllm_version import vllm_problem
+from segcredit.template import check_questions, is_question
+from segcredit.train.adam import why_not
 from segcredit.train.engine import make_engine
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
@@ -123,10 +125,11 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
     settings = recipe.model
     dtype = getattr(torch, settings.dtype)
     try:
-        policy = Policy.from_pretrained(source, dtype, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise RecipeError(f"model: {str(source)!r} does not load: {first}") from error
+        policy = Policy.from_pretrained(
+            source, dtype, settings.trust_remote_code, recipe.data.template
+        )
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from error
     own_memory(policy.model)
     return policy
 
@@ -150,7 +153,7 @@ def _policy(plan: Plan) -> Policy:
     sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
     policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
-    return policy
+    return replace(policy, codec=plan.codec)
 
 
 def _device(name: str, parallel: Parallel) -> torch.device:
@@ -183,18 +186,20 @@ def _codec(recipe: Recipe, world: World | None) -> Codec:
             )
         except ValueError as error:
             raise RecipeError(f"model: {error}") from None
-        return Codec.for_tiny(tokenizer, config)
+        return replace(Codec.for_tiny(tokenizer, config), template=recipe.data.template)
     try:
-        config = AutoConfig.from_pretrained(
-            settings.path, trust_remote_code=settings.trust_remote_code
-        )
-        return Codec.from_pretrained(settings.path, is_vision(config), settings.trust_remote_code)
-    except (OSError, ValueError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            f"model.path: expected a Hugging Face folder or hub id; got {settings.path!r}, which "
-            f"does not load: {first}"
-        ) from None
+        place, config = load_config(settings.path, settings.trust_remote_code)
+        if Path(place).is_dir():
+            check_weight_files(Path(place))
+        trusted, template = settings.trust_remote_code, recipe.data.template
+        codec = load_codec(place, config, trusted, template)
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from None
+    try:
+        codec.require_template()
+    except ValueError as error:
+        raise RecipeError(f"model.path: {settings.path}: {error}") from None
+    return codec
 
 
 def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> RewardFn:
@@ -229,11 +234,17 @@ def _listed(
     def load_all(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
         settings = recipe.data
         counted = settings.max_prompt_tokens is not None and codec is not None
+
+        def count(prompt: Prompt) -> int:
+            assert codec is not None
+            told_below = settings.template is not None and not settings.skip_bad_rows
+            return 0 if told_below and not is_question(prompt) else codec.count_tokens(prompt)
+
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
             "max_prompt_tokens": settings.max_prompt_tokens if counted else None,
-            "count_tokens": codec.count_tokens if counted and codec is not None else None,
+            "count_tokens": count if counted else None,
         }
         if rows is not None:
             rows = list(rows)
@@ -251,6 +262,8 @@ def _listed(
         raise found_bad[0]
     if found_bad:
         raise BadRows([row for error in found_bad for row in error.bad])
+    if recipe.data.template is not None:
+        check_questions([*training, *(held_out or [])])
     source = Listed(training, derive(recipe.seed, "data"))
     return source, None if held_out is None else Listed(held_out, shuffle=False)
 
@@ -283,6 +296,8 @@ def _check(plan: Plan) -> None:
         problems.append(problem)
     if recipe.rollout.mismatch_cap is not None and not hasattr(plan.algorithm, "credit"):
         problems.append("rollout.mismatch_cap weighs credit, and this method has none: remove it")
+    if (lacking := why_not(recipe.optimizer.kind)) is not None:
+        problems.append(f"optimizer.kind: {lacking}")
     for name in recipe.save.trackers:
         if find_spec(name) is None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")

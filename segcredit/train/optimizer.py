@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from segcredit.config import OptimizerSettings
+from segcredit.train.adam import make_adam
 from segcredit.train.offload import HostCopies
 
 PATIENCE = 5
@@ -61,12 +62,12 @@ class Optimizer:
                 weight.register_post_accumulate_grad_hook(_moving_to(original))
                 for weight, original in zip(self.weights, self.parameters, strict=True)
             ]
-        self._adam = torch.optim.AdamW(
+        self._adam = make_adam(
+            settings.kind,
             _groups(self.parameters, settings.weight_decay),
-            lr=lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=True if all(x.is_cuda for x in self.parameters) else None,
+            lr,
+            (settings.beta1, settings.beta2),
+            settings.eps,
         )
         self._host = HostCopies() if offload else None
         self._rest()
@@ -130,14 +131,14 @@ class Optimizer:
         }
 
     def load(self, state: dict[str, object]) -> None:
-        self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+        with self.awake():  # moments go where the originals are: on the device, not where they rest
+            self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+            originals = state.get("originals")
+            if self._rounded and isinstance(originals, list):
+                with torch.no_grad():
+                    torch._foreach_copy_(self.parameters, originals)
+                self._write_back()
         self.refused = int(state["refused"])  # type: ignore[call-overload]
-        originals = state.get("originals")
-        if self._rounded and isinstance(originals, list):
-            with torch.no_grad():
-                torch._foreach_copy_(self.parameters, originals)
-            self._write_back()
-        self._rest()
 
     @torch.no_grad()
     def _write_back(self) -> None:
