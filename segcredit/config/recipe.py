@@ -145,6 +145,9 @@ class MemorySettings(Settings):
     arithmetic, a fraction of the memory."""
     offload_optimizer: bool = False
     """Moments and float32 originals rest in main memory while they are not needed."""
+    shard: bool = False
+    """Weights, gradients and optimizer state are divided among the processes (FSDP2) instead of
+    being whole on each; changes nothing for one process."""
 
 
 class OptimizerSettings(Settings):

@@ -1,5 +1,7 @@
 """From a recipe to a state: everything that can be wrong is found before a model loads."""
 
+import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,9 +27,10 @@ from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
+from segcredit.train.sharding import shard_policy
 from segcredit.train.source import Generated, Listed, PromptSource
 from segcredit.train.stages import freeze_vision
-from segcredit.train.state import State
+from segcredit.train.state import State, freeze
 from segcredit.types import Algorithm, Prompt, RewardFn
 
 Rows = Iterable[Any]
@@ -104,6 +107,13 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     if recipe.memory.recompute_activations:
         recompute_activations(policy.model)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
+    whole = None
+    if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
+        whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
+        freeze(whole)
+        if recipe.model.compile:
+            compile_parts(policy.model)
+        shard_policy(policy, parallel)
     return State(
         recipe=recipe,
         algorithm=plan.algorithm,
@@ -114,6 +124,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         test=plan.test,
         world=plan.world,
         parallel=parallel,
+        whole=whole,
     )
 
 
@@ -153,11 +164,10 @@ def _policy(plan: Plan) -> Policy:
 
 
 def _device(name: str, parallel: Parallel) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", parallel.rank % torch.cuda.device_count())
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    several = parallel.size > 1 and name == "cuda"  # then each process has chosen its own
+    return torch.device("cuda", torch.cuda.current_device()) if several else torch.device(name)
 
 
 def _world(recipe: Recipe) -> World | None:
@@ -262,6 +272,11 @@ def _device_problems(name: str) -> list[str]:
         device = torch.device(name)
     except RuntimeError:
         return [f"model.device: expected auto, cpu, cuda or cuda:0 …; got {name!r}"]
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return [
+            f"model.device: several processes cannot share {name!r}; set it to {device.type}, and "
+            f"each takes its own"
+        ]
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         return [
             f"model.device: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"

@@ -131,7 +131,12 @@ class Trainer:
         """New, or as the run's last whole checkpoint has it; and where its metrics ended then."""
         if run is None:
             return build(self.plan, parallel=parallel), 0
-        found = checkpoint.find_latest(run.checkpoints)
+        # hashes take a while, and everyone must go on from the same one
+        found = parallel.share(
+            checkpoint.find_latest(run.checkpoints)
+            if parallel.first
+            else checkpoint.Found(None, [])
+        )
         for message in found.refused:
             watch.note(message)
         if found.path is None:
