@@ -30,7 +30,7 @@ from segcredit.train.seeds import derive
 from segcredit.train.sharding import shard_policy
 from segcredit.train.source import Generated, Listed, PromptSource
 from segcredit.train.stages import freeze_vision
-from segcredit.train.state import State, freeze
+from segcredit.train.state import State
 from segcredit.types import Algorithm, Prompt, RewardFn
 
 Rows = Iterable[Any]
@@ -110,7 +110,6 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
-        freeze(whole)
         if recipe.model.compile:
             compile_parts(policy.model)
         shard_policy(policy, parallel)

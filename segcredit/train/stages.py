@@ -19,7 +19,7 @@ from segcredit.train.metrics import Metrics
 from segcredit.train.optimizer import Optimizer, rate
 from segcredit.train.seeds import generator
 from segcredit.train.sharded_optimizer import make_optimizer
-from segcredit.train.sharding import shard_critic, shard_policy, whole_policy
+from segcredit.train.sharding import shard_critic, shard_policy
 from segcredit.train.source import Listed
 from segcredit.train.state import State, freeze
 from segcredit.train.step import Stepped, train_step
@@ -81,12 +81,8 @@ def add_reference(state: State, reference: Policy) -> None:
 
 
 def _whole_policy(state: State) -> Policy:
-    """To be copied, not kept."""
-    if not state.shards:
-        return state.policy
-    found = whole_policy(state.policy, state.policy.device)
-    assert found is not None
-    return found
+    """To be copied: when a stage begins, what one samples from is up to date."""
+    return state.policy if state.whole is None else Policy(state.whole, state.policy.codec)
 
 
 def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
@@ -149,7 +145,7 @@ def _imitate(state: State, stage: WarmStart) -> dict[str, float]:
         state.stage_step, stage.steps, stage.schedule, stage.warmup_steps, stage.min_lr_ratio
     )
     measured = imitate(state, shown, factor)
-    if state.stage_step + 1 == stage.steps:
+    if state.stage_step + 1 == stage.steps:  # nobody samples before
         state.sync()
     return measured
 

@@ -4,6 +4,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from segcredit.config import Recipe
 from segcredit.data.worlds import World
@@ -35,7 +36,7 @@ class State:
     """π_ref, only if something reads it."""
     tracker: Tracker | None = None
     """Values of prompts, only if something reads them (single-stream SPO)."""
-    whole: nn.Module | None = None
+    whole: PreTrainedModel | None = None
     """The policy's weights undivided, to sample from; None: the policy has them."""
     policy_optimizer: Optimizer | None = None
     critic_optimizer: Optimizer | None = None

@@ -33,6 +33,7 @@ def update(
     when its row last entered a gradient, (B, T); of this rank's rows.
     """
     seen = batch.rollouts.logp_old.clone()
+    errors: list[float] = []
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
     for optimizer in optimizers:
         if optimizer.name == "critic" and "value" not in state.algorithm.needs:
@@ -53,8 +54,7 @@ def update(
                     ) -> None:
                         seen[rows[micro]] = logp
                         if first:
-                            error = _ratio_error(logp, part.select(micro))
-                            log.highest("agreement/ratio_error", error)
+                            errors.append(float(_ratio_error(logp, part.select(micro))))
 
                     log.add(
                         state.parallel.add(_gradients(state, algorithm, part, optimizer, watch))
@@ -62,6 +62,8 @@ def update(
                     if not state.shards:  # theirs were added in the backward passes
                         state.parallel.add_gradients(optimizer.parameters)
                     log.add(optimizer.step(factor))
+    for error in state.parallel.gather(errors):
+        log.highest("agreement/ratio_error", error)
     return seen
 
 
