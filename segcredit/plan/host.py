@@ -43,8 +43,9 @@ def _resting(job: Job) -> float:
 
 
 def _optimizer(job: Job, counts: list[int]) -> float:
-    originals = [4 * count for count in counts] if job.half else []
-    return _slabs([*originals, *(4 * count for count in counts for _ in range(2))])
+    originals = [4 * count for count in counts] if job.half and not job.shards else []
+    parts = [-(-count // job.shares) for count in counts]
+    return _slabs([*originals, *(4 * count for count in parts for _ in range(2))])
 
 
 def _slabs(sizes: list[int]) -> float:

@@ -36,6 +36,7 @@ class Job:
     freeze_vision: bool = False
     recompute: bool = False
     offload: bool = False
+    shard: bool = False
 
     prompts: int = 128
     samples: int = 1
@@ -51,6 +52,16 @@ class Job:
     def bytes(self) -> int:
         """Of a weight or an activation."""
         return 2 if self.half else 4
+
+    @property
+    def shards(self) -> bool:
+        """Whether models and optimizers are divided; one GPU has all parts."""
+        return self.shard and self.gpus > 1
+
+    @property
+    def shares(self) -> int:
+        """GPUs that one weight is divided among."""
+        return self.gpus if self.shards else 1
 
     @property
     def responses(self) -> int:
@@ -133,6 +144,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         freeze_vision=recipe.model.freeze_vision,
         recompute=recipe.memory.recompute_activations,
         offload=recipe.memory.offload_optimizer,
+        shard=recipe.memory.shard,
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,

@@ -23,7 +23,7 @@ def jobs(draw: st.DrawFn, gpus: int | None = None) -> Job:
         name: draw(st.booleans())
         for name in (
             *("critic", "reference", "tracked", "rescored", "half", "packed", "compile"),
-            *("freeze_vision", "recompute", "offload", "copied_keys"),
+            *("freeze_vision", "recompute", "offload", "shard", "copied_keys"),
         )
     }
     return Job(
