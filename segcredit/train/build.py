@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
@@ -100,18 +100,12 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     device = _device(recipe.model.device, parallel)
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
-    if recipe.model.freeze_vision:
-        freeze_vision(policy.model)
-    if recipe.model.compile:
-        compile_parts(policy.model)
-    if recipe.memory.recompute_activations:
-        recompute_activations(policy.model)
+    _set_up(policy.model, recipe)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
-        if recipe.model.compile:
-            compile_parts(policy.model)
+        _set_up(policy.model, recipe)  # a copy is not compiled
         shard_policy(policy, parallel)
     return State(
         recipe=recipe,
@@ -125,6 +119,16 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         parallel=parallel,
         whole=whole,
     )
+
+
+def _set_up(model: PreTrainedModel, recipe: Recipe) -> None:
+    """What a model that is trained needs, beside its weights."""
+    if recipe.model.freeze_vision:
+        freeze_vision(model)
+    if recipe.model.compile:
+        compile_parts(model)
+    if recipe.memory.recompute_activations:
+        recompute_activations(model)
 
 
 def load_policy(recipe: Recipe, source: str | Path) -> Policy:

@@ -43,7 +43,7 @@ SHORT: dict[str, Any] = {
     "rollout__max_tokens": 11,  # rewards of truncated responses, too, differ from the others'
     "update__tokens_per_micro": 150,  # several micro-batches, and not as many for everyone
     "optimizer__eps": 1e-3,  # or weights without a gradient would go where rounding sends them
-    "evaluation__prompts": 4,
+    "evaluation": {"prompts": 2, "every": 0, "greedy": False, "watch": 1},
     "save__every": 3,
     "save__keep": 9,
 }
