@@ -97,7 +97,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         torch.set_num_threads(recipe.threads)
     parallel = Parallel() if parallel is None else parallel
     policy = _policy(plan) if policy is None else policy
-    device = _device(recipe.model.device, parallel)
+    device = _device(recipe.model.device)
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
     _set_up(policy.model, recipe)
@@ -166,11 +166,11 @@ def _policy(plan: Plan) -> Policy:
     return policy
 
 
-def _device(name: str, parallel: Parallel) -> torch.device:
+def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    several = parallel.size > 1 and name == "cuda"  # then each process has chosen its own
-    return torch.device("cuda", torch.cuda.current_device()) if several else torch.device(name)
+    # of several processes, each has chosen its own
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def _world(recipe: Recipe) -> World | None:
