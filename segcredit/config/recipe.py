@@ -174,6 +174,9 @@ class MemorySettings(Settings):
     arithmetic, a fraction of the memory."""
     offload_optimizer: bool = False
     """Moments and float32 originals rest in main memory while they are not needed."""
+    shard: bool = False
+    """Weights, gradients and optimizer state are divided among the processes (FSDP2) instead of
+    being whole on each; changes nothing for one process."""
 
 
 class OptimizerSettings(Settings):
@@ -391,6 +394,11 @@ def check_arithmetic(recipe: Recipe) -> None:
         problems.append(
             "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
             "rollout.old_logp=recompute, or remove it"
+        )
+    if recipe.memory.shard and recipe.optimizer.kind != "adamw":
+        problems.append(
+            f"memory.shard divides the moments of adamw; got optimizer.kind "
+            f"{recipe.optimizer.kind}: remove one of the two"
         )
     if recipe.model.tiny and recipe.data.world is None:
         problems.append(

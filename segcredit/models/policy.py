@@ -17,6 +17,7 @@ from segcredit.models.forward import response_outputs, spread
 from segcredit.models.kinds import is_vision, load_config
 from segcredit.models.loading import load_codec, load_model, model_class
 from segcredit.models.packed import packs, set_attention
+from segcredit.models.sharded import inside
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
 
@@ -130,6 +131,13 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
+        if not self.plain_head:  # the model's own forward pass is all there is
+            return self._score(rollouts, temperature, with_entropy)
+        return inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
+
+    def _score(
+        self, rollouts: Rollouts, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         tokens = rollouts.tokens[rollouts.mask]
         if self.plain_head:
             hidden = response_outputs(self.model.base_model, rollouts, head=False)

@@ -37,9 +37,9 @@ def advise(job: Job) -> list[Trial]:
     """Trials until one fits, cheapest first, the best one last; empty if the job fits as it is.
 
     Smaller micro-batches cost little as long as they are not tiny, recomputed activations a third
-    more arithmetic, offloading the way to main memory and back, and fewer rows at once as many
-    more rounds of sampling; so rows come last. Where small micro-batches fit, what allows larger
-    ones is tried too, and told if it is faster.
+    more arithmetic, sharding what GPUs then tell each other, offloading the way to main memory and
+    back, and fewer rows at once as many more rounds of sampling; so rows come last. Where small
+    micro-batches fit, what allows larger ones is tried too, and told if it is faster.
     """
     if fits(job):
         return []
@@ -97,10 +97,16 @@ def _switched(job: Job) -> Iterator[Job]:
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
-    if not job.offload:
-        yield replace(job, offload=True)
+    divided = replace(job, shard=job.gpus > 1)
+    if divided.shards and not job.shards:
+        yield divided
         if not job.recompute:
-            yield replace(job, offload=True, recompute=True)
+            yield replace(divided, recompute=True)
+    if not job.offload:
+        for begun in (job, divided) if divided.shards != job.shards else (job,):
+            yield replace(begun, offload=True)
+            if not job.recompute:
+                yield replace(begun, offload=True, recompute=True)
 
 
 def _smaller_micro(job: Job) -> Job:
@@ -131,6 +137,7 @@ def _trial(asked: Job, job: Job) -> Trial:
         "update.tokens_per_micro": "tokens_per_micro",
         "memory.recompute_activations": "recompute",
         "memory.offload_optimizer": "offload",
+        "memory.shard": "shard",
         "rollout.rows": "rows",
     }
     changes = {

@@ -37,8 +37,9 @@ def _resting(job: Job) -> float:
 
 
 def _optimizer(job: Job, counts: list[int]) -> float:
-    originals = [4 * count for count in counts] if job.half else []
-    moments = [job.moment(count) for count in counts for _ in range(2)]
+    originals = [4 * count for count in counts] if job.half and not job.shards else []
+    parts = [-(-count // job.shares) for count in counts]
+    moments = [job.moment(count) for count in parts for _ in range(2)]
     return _slabs([*originals, *moments])
 
 

@@ -43,6 +43,7 @@ class Job:
     offload: bool = False
     eight_bit: bool = False
     """Whether moments take eight bits each."""
+    shard: bool = False
 
     prompts: int = 128
     samples: int = 1
@@ -58,6 +59,16 @@ class Job:
     def bytes(self) -> int:
         """Of a weight or an activation."""
         return 2 if self.half else 4
+
+    @property
+    def shards(self) -> bool:
+        """Whether models and optimizers are divided; one GPU has all parts."""
+        return self.shard and self.gpus > 1
+
+    @property
+    def shares(self) -> int:
+        """GPUs that one weight is divided among."""
+        return self.gpus if self.shards else 1
 
     @property
     def responses(self) -> int:
@@ -155,6 +166,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         recompute=recipe.memory.recompute_activations,
         offload=recipe.memory.offload_optimizer,
         eight_bit=recipe.optimizer.kind == "adamw_8bit",
+        shard=recipe.memory.shard,
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,

@@ -1,5 +1,7 @@
 """From a recipe to a state: everything that can be wrong is found before a model loads."""
 
+import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -8,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
@@ -28,6 +31,7 @@ from segcredit.train.adam import why_not
 from segcredit.train.engine import make_engine
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
+from segcredit.train.sharding import shard_policy
 from segcredit.train.source import Generated, Listed, PromptSource
 from segcredit.train.stages import freeze_vision
 from segcredit.train.state import State
@@ -97,16 +101,16 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         torch.set_num_threads(recipe.threads)
     parallel = Parallel() if parallel is None else parallel
     policy = _policy(plan) if policy is None else policy
-    device = _device(recipe.model.device, parallel)
+    device = _device(recipe.model.device)
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
-    if recipe.model.freeze_vision:
-        freeze_vision(policy.model)
-    if recipe.model.compile:
-        compile_layers(policy.model)
-    if recipe.memory.recompute_activations:
-        recompute_activations(policy.model)
+    _set_up(policy.model, recipe)
     engine = make_engine(recipe, policy, parallel)
+    whole = None
+    if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
+        whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
+        _set_up(policy.model, recipe)  # a copy is not compiled
+        shard_policy(policy, parallel)
     return State(
         recipe=recipe,
         algorithm=plan.algorithm,
@@ -117,7 +121,18 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         test=plan.test,
         world=plan.world,
         parallel=parallel,
+        whole=whole,
     )
+
+
+def _set_up(model: PreTrainedModel, recipe: Recipe) -> None:
+    """What a model that is trained needs, beside its weights."""
+    if recipe.model.freeze_vision:
+        freeze_vision(model)
+    if recipe.model.compile:
+        compile_layers(model)
+    if recipe.memory.recompute_activations:
+        recompute_activations(model)
 
 
 def load_policy(recipe: Recipe, source: str | Path) -> Policy:
@@ -156,12 +171,11 @@ def _policy(plan: Plan) -> Policy:
     return replace(policy, codec=plan.codec)
 
 
-def _device(name: str, parallel: Parallel) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", parallel.rank % torch.cuda.device_count())
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    # of several processes, each has chosen its own
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def _world(recipe: Recipe) -> World | None:
@@ -276,6 +290,11 @@ def _device_problems(name: str) -> list[str]:
         device = torch.device(name)
     except RuntimeError:
         return [f"model.device: expected auto, cpu, cuda or cuda:0 …; got {name!r}"]
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return [
+            f"model.device: several processes cannot share {name!r}; set it to {device.type}, and "
+            f"each takes its own"
+        ]
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         return [
             f"model.device: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"

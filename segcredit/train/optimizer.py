@@ -51,17 +51,13 @@ class Optimizer:
         self.lr = lr
         self.settings = settings
         self.refused = 0
-        self.weights: list[Tensor] = [x for x in model.parameters() if x.requires_grad]
-        self._rounded = any(x.dtype != torch.float32 for x in self.weights)
-        self.parameters = self.weights
-        """What is stepped; holds the gradients."""
+        trained = {name: x for name, x in model.named_parameters() if x.requires_grad}
+        self.names = list(trained)
+        self.weights: list[Tensor] = list(trained.values())
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        if self._rounded:
-            self.parameters = [x.detach().float().requires_grad_() for x in self.weights]
-            self._hooks = [
-                weight.register_post_accumulate_grad_hook(_moving_to(original))
-                for weight, original in zip(self.weights, self.parameters, strict=True)
-            ]
+        self._rounded = False
+        self.parameters = self._originals(model)
+        """What is stepped; holds the gradients."""
         self._adam = make_adam(
             settings.kind,
             _groups(self.parameters, settings.weight_decay),
@@ -71,6 +67,17 @@ class Optimizer:
         )
         self._host = HostCopies() if offload else None
         self._rest()
+
+    def _originals(self, model: nn.Module) -> list[Tensor]:
+        self._rounded = any(x.dtype != torch.float32 for x in self.weights)
+        if not self._rounded:
+            return self.weights
+        originals = [x.detach().float().requires_grad_() for x in self.weights]
+        self._hooks = [
+            weight.register_post_accumulate_grad_hook(_moving_to(original))
+            for weight, original in zip(self.weights, originals, strict=True)
+        ]
+        return originals
 
     def close(self) -> None:
         """Leave the weights alone; another optimizer takes them over."""
@@ -83,7 +90,7 @@ class Optimizer:
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
         """Clip, refuse or step."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        norm = self._clip()
         finite = bool(torch.isfinite(norm))
         if finite:
             for group in self._adam.param_groups:
@@ -106,6 +113,10 @@ class Optimizer:
         }
         return shown | ({f"{self.name}/grad_norm": float(norm)} if finite else {})
 
+    def _clip(self) -> Tensor:
+        """Scale the gradients down to the norm limit; the norm they had."""
+        return nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+
     @contextmanager
     def awake(self) -> Iterator[None]:
         """With its state on the device; with offloading, it rests in main memory otherwise."""
@@ -122,7 +133,18 @@ class Optimizer:
         if self._host is not None:
             self._host.send(self._resting())
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """By which AdamW's own state knows each weight."""
+        kept = self._adam.state_dict()["param_groups"]
+        stepped = [x for group in self._adam.param_groups for x in group["params"]]
+        known = dict(
+            zip(map(id, stepped), (n for group in kept for n in group["params"]), strict=True)
+        )
+        return {name: known[id(x)] for name, x in zip(self.names, self.parameters, strict=True)}
+
     def state(self) -> dict[str, object]:
+        """Everything to go on from; of a sharded one, this process's part."""
         originals = [x.detach() for x in self.parameters] if self._rounded else None
         return {
             "adam": self._adam.state_dict(),

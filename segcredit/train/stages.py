@@ -18,6 +18,8 @@ from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.optimizer import Optimizer, rate
 from segcredit.train.seeds import generator
+from segcredit.train.sharded_optimizer import make_optimizer
+from segcredit.train.sharding import shard_critic, shard_policy
 from segcredit.train.source import Listed
 from segcredit.train.state import State, freeze
 from segcredit.train.step import Stepped, train_step
@@ -40,7 +42,7 @@ def enter(state: State, stage: AnyStage) -> None:
         set_policy_optimizer(state, stage.lr, quicker)
         return
     if "value" in state.algorithm.needs and state.critic is None:
-        add_critic(state, Critic.from_policy(state.policy))
+        add_critic(state, Critic.from_policy(_whole_policy(state)))
     if isinstance(stage, PretrainCritic):
         assert state.critic_optimizer is not None
         state.critic_optimizer.lr = stage.lr or optimizer.critic_lr
@@ -49,7 +51,7 @@ def enter(state: State, stage: AnyStage) -> None:
         state.critic_optimizer.lr = optimizer.critic_lr
     set_policy_optimizer(state, optimizer.lr, optimizer)
     if "logp_ref" in state.algorithm.needs and state.reference is None:
-        state.reference = copy_of(state.policy)
+        add_reference(state, copy_of(_whole_policy(state)))
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
 
@@ -63,9 +65,24 @@ def add_critic(state: State, critic: Critic) -> None:
         compile_layers(critic.trunk)
     if state.recipe.memory.recompute_activations:
         recompute_activations(critic.trunk)
+    if state.shards:
+        shard_critic(critic, state.parallel)
     state.critic = critic
     offload = state.recipe.memory.offload_optimizer
-    state.critic_optimizer = Optimizer("critic", critic, settings.critic_lr, settings, offload)
+    state.critic_optimizer = make_optimizer("critic", critic, settings.critic_lr, settings, offload)
+
+
+def add_reference(state: State, reference: Policy) -> None:
+    """Take π_ref in."""
+    freeze(reference.model)
+    if state.shards:
+        shard_policy(reference, state.parallel)
+    state.reference = reference
+
+
+def _whole_policy(state: State) -> Policy:
+    """To be copied: when a stage begins, what one samples from is up to date."""
+    return state.policy if state.whole is None else Policy(state.whole, state.policy.codec)
 
 
 def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
@@ -73,7 +90,7 @@ def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -
     if state.policy_optimizer is not None:
         state.policy_optimizer.close()
     offload = state.recipe.memory.offload_optimizer
-    state.policy_optimizer = Optimizer("policy", state.policy.model, lr, settings, offload)
+    state.policy_optimizer = make_optimizer("policy", state.policy.model, lr, settings, offload)
     return state.policy_optimizer
 
 
@@ -127,7 +144,10 @@ def _imitate(state: State, stage: WarmStart) -> dict[str, float]:
     factor = rate(
         state.stage_step, stage.steps, stage.schedule, stage.warmup_steps, stage.min_lr_ratio
     )
-    return imitate(state, shown, factor)
+    measured = imitate(state, shown, factor)
+    if state.stage_step + 1 == stage.steps:  # nobody samples before
+        state.sync()
+    return measured
 
 
 def demonstration(state: State, stage: WarmStart, index: int) -> Demonstration:

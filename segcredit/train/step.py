@@ -41,7 +41,7 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
             state, algorithm, weighed, log, "optimize", state.step, epochs=epochs, factor=factor
         )
     with log.time("sync"):
-        state.engine.load_weights(state.policy.model)
+        state.sync()
         if state.tracker is not None:
             log.add(
                 state.tracker.update(state.policy, batch.rollouts, state.recipe.rollout.temperature)

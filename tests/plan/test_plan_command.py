@@ -93,9 +93,9 @@ def test_json_holds_every_number():
         sum(x for name, x in found["seconds"].items() if name != "step"), abs=0.01
     )
     assert found["fits"] is False
-    assert found["advice"][-1]["fits"] is False
-    assert found["larger_gpu"]["name"] == "H200"
-    assert any("sharding is not there yet" in x for x in found["warnings"])
+    assert found["advice"][-1]["fits"] is True
+    assert "memory.shard=true" in found["advice"][-1]["settings"]
+    assert any("memory.shard=true divides them" in x for x in found["warnings"])
     assert any("--mean-length 600" in x for x in found["assumptions"])
 
 
