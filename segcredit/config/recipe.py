@@ -172,8 +172,10 @@ class MemorySettings(Settings):
     recompute_activations: bool = False
     """Keep one state per layer and compute the rest again in the backward pass: a third more
     arithmetic, a fraction of the memory."""
-    offload_optimizer: bool = False
-    """Moments and float32 originals rest in main memory while they are not needed."""
+    offload_optimizer: bool | Literal["stream"] = False
+    """Moments and float32 originals rest in main memory while they are not needed. stream: they
+    come back a part at a time within each gradient step, so that the passes have the room; takes
+    seconds per gradient step for a model of some billions."""
     shard: bool = False
     """Weights, gradients and optimizer state are divided among the processes (FSDP2) instead of
     being whole on each; changes nothing for one process."""
@@ -394,6 +396,16 @@ def check_arithmetic(recipe: Recipe) -> None:
         problems.append(
             "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
             "rollout.old_logp=recompute, or remove it"
+        )
+    if recipe.memory.offload_optimizer == "stream" and recipe.model.dtype == "float32":
+        problems.append(
+            "memory.offload_optimizer=stream is for weights in half precision, whose float32 "
+            "originals rest in main memory: set model.dtype=bfloat16, or offload_optimizer=true"
+        )
+    if recipe.memory.offload_optimizer == "stream" and recipe.memory.shard:
+        problems.append(
+            "memory.shard divides the optimizer among the processes; with offload_optimizer=true "
+            "its moments rest in main memory, stream is for whole ones: set it to true or false"
         )
     if recipe.memory.shard and recipe.optimizer.kind != "adamw":
         problems.append(

@@ -164,7 +164,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         compile=recipe.model.compile,
         freeze_vision=recipe.model.freeze_vision,
         recompute=recipe.memory.recompute_activations,
-        offload=recipe.memory.offload_optimizer,
+        offload=bool(recipe.memory.offload_optimizer),
         eight_bit=recipe.optimizer.kind == "adamw_8bit",
         shard=recipe.memory.shard,
         prompts=recipe.rollout.prompts,

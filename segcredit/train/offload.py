@@ -32,12 +32,16 @@ class HostCopies:
         for x in tensors:
             x.data = self._kept[id(x)]
 
+    def kept(self, x: Tensor) -> Tensor:
+        """The copy of a tensor that was sent."""
+        return self._kept[id(x)]
+
     def bring(self, tensors: Sequence[Tensor]) -> None:
         """Back to where they came from; nothing happens the first time."""
         if self._home is None:
             return
         for x in tensors:
-            x.data = x.data.to(self._home, non_blocking=True)
+            x.data = self._kept.get(id(x), x.data).to(self._home, non_blocking=True)
 
     def _room(self, x: Tensor) -> Tensor:
         """Page-locked where a GPU will read it; a part of a slab."""

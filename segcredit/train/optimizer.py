@@ -95,8 +95,7 @@ class Optimizer:
         if finite:
             for group in self._adam.param_groups:
                 group["lr"] = self.lr * factor
-            self._adam.step()
-            self._write_back()
+            self._advance()
             self.refused = 0
         else:
             self.refused += 1
@@ -112,6 +111,11 @@ class Optimizer:
             f"{self.name}/lr": self.lr * factor,
         }
         return shown | ({f"{self.name}/grad_norm": float(norm)} if finite else {})
+
+    def _advance(self) -> None:
+        """One step of AdamW, and the weights after it."""
+        self._adam.step()
+        self._write_back()
 
     def _clip(self) -> Tensor:
         """Scale the gradients down to the norm limit; the norm they had."""

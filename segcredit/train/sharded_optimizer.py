@@ -1,5 +1,7 @@
 """AdamW on this process's part of every weight of a sharded model."""
 
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -8,12 +10,19 @@ from torch.distributed.tensor import DTensor
 from segcredit.config import OptimizerSettings
 from segcredit.models.sharded import is_sharded, without_data
 from segcredit.train.optimizer import Optimizer
+from segcredit.train.streamed import StreamedOptimizer
 
 
 def make_optimizer(
-    name: str, model: nn.Module, lr: float, settings: OptimizerSettings, offload: bool = False
+    name: str,
+    model: nn.Module,
+    lr: float,
+    settings: OptimizerSettings,
+    offload: bool | Literal["stream"] = False,
 ) -> Optimizer:
     """As the model is: whole or divided."""
+    if offload == "stream":
+        return StreamedOptimizer(name, model, lr, settings)
     kind = ShardedOptimizer if is_sharded(model) else Optimizer
     return kind(name, model, lr, settings, offload)
 
