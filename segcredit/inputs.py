@@ -1,6 +1,7 @@
 """Prompts and responses as the tensors a model reads, prompts padded on the left; and back."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from segcredit.types import Encoded, Response, Rollouts
+from segcredit.types import Encoded, Prompt, Response, Rollouts
+
+THREADS = 8
+"""At most so many prompts are encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,15 @@ def _pictures(prompts: Sequence[Encoded], device: torch.device | str) -> dict[st
         name: torch.cat([x.vision[name] for x in prompts if name in x.vision]).to(device)
         for name in sorted(names)
     }
+
+
+def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -> list[Encoded]:
+    """All of them in order; pictures are read and resized by several threads."""
+    workers = min(THREADS, torch.get_num_threads(), len(prompts))
+    if workers < 2 or not any(prompt.images for prompt in prompts):
+        return [encode(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(encode, prompts))
 
 
 def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B"]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from segcredit.evaluate.statistics import mean_interval, pass_at_k
-from segcredit.inputs import as_responses
+from segcredit.inputs import as_responses, encode_all
 from segcredit.types import Encoded, Prompt, Response, Reward, RewardFn, RolloutEngine, Sampling
 
 EncodePrompt = Callable[[Prompt], Encoded]
@@ -75,7 +75,7 @@ def evaluate(
     """``samples`` responses to each prompt and, if asked, the greedy one beside them."""
     if not prompts:
         raise ValueError("nothing to evaluate on: got no prompts.")
-    encoded = [encode(prompt) for prompt in prompts]
+    encoded = encode_all(encode, prompts)
     generator = torch.Generator().manual_seed(seed)
     repeated = [x for x in encoded for _ in range(samples)]
     drawn = _graded(repeated, engine, reward, decode, sampling, generator)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from segcredit.inputs import as_responses
+from segcredit.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
 from segcredit.train.seeds import generator
@@ -37,7 +37,8 @@ def collect(
     samples = settings.samples if samples is None else samples
     sampling = Sampling(settings.max_tokens, settings.temperature)
     with log.time("sample"):
-        encoded = [x for prompt in prompts for x in [state.policy.encode(prompt)] * samples]
+        asked = encode_all(state.policy.encode, prompts)
+        encoded = [x for x in asked for _ in range(samples)]
         drawn = generator(state.seed, "sample", *purpose)
         before, own = state.parallel.before(encoded), state.parallel.own(encoded)
         torch.rand(before, settings.max_tokens, generator=drawn)  # other ranks' share of chance
