@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -62,6 +63,12 @@ class VllmEngine:
             with _own_chance(self._device):
                 self._llm = _start(self)
             self._sleep()
+
+    def close(self) -> None:
+        """Give back what it holds; before the processes' groups are gone, of which it has some."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
 
     def load_weights(self, policy: torch.nn.Module) -> None:
         """Draw from this model from now on; it is read when the next sampling begins."""
@@ -232,7 +239,9 @@ def _start(engine: VllmEngine) -> Any:
 
         known = {x.name for x in fields(EngineArgs)}
         # newer ones would normalise the pixels that our processor has normalised
-        newer = {"mm_device_do_normalize": False}
+        extra: dict[str, Any] = {"mm_device_do_normalize": False}
+        if dist.is_initialized():  # every process samples by itself, in groups that are there
+            extra["distributed_executor_backend"] = "external_launcher"
         engine.describe(Path(folder))
         return LLM(
             model=folder,
@@ -248,7 +257,7 @@ def _start(engine: VllmEngine) -> Any:
             logits_processors=[_banning(engine.banned)],
             mm_processor_cache_gb=0,
             disable_log_stats=True,
-            **{name: x for name, x in newer.items() if name in known},
+            **{name: x for name, x in extra.items() if name in known},
         )
 
 

@@ -105,7 +105,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
     _set_up(policy.model, recipe)
-    engine = make_engine(recipe, policy, parallel)
+    engine = make_engine(recipe, policy)
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)

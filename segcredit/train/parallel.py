@@ -17,7 +17,7 @@ from torch import Tensor
 from segcredit.types import Encoded, Rollouts
 
 Item = TypeVar("Item")
-_PADDED = ("tokens", "mask", "logp_old", "entropy")
+_PADDED = {"tokens", "mask", "logp_old", "entropy"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Parallel:
         parts = [x for x in found if x is not None]
         width = max(x["tokens"].shape[1] for x in parts)
         for part in parts:
-            for name in _PADDED:
+            for name in _PADDED & part.keys():
                 missing = width - part[name].shape[1]
                 part[name] = torch.nn.functional.pad(part[name], (0, missing))
         device = prompts[0].tokens.device if rollouts is None else rollouts.tokens.device
@@ -129,6 +129,7 @@ class Parallel:
 
 
 def _columns(rollouts: Rollouts) -> dict[str, Tensor]:
-    names = (*_PADDED, "reward", "truncated")
+    names = (*sorted(_PADDED), "reward", "truncated")
     bare = replace(rollouts, prompts=None)
-    return {name: getattr(bare, name).cpu() for name in names}
+    found = {name: getattr(bare, name) for name in names}
+    return {name: x.cpu() for name, x in found.items() if x is not None}  # vLLM knows no entropies

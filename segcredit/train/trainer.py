@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.config import GIVEN_IN_PYTHON, Recipe, RecipeError, parse_recipe
+from segcredit.rollout import VllmEngine
 from segcredit.runlog import (
     MetricsWriter,
     RunFolder,
@@ -147,7 +148,11 @@ class Trainer:
     def _loop(
         self, run: RunFolder | None, metrics: MetricsWriter | None, state: State, watch: Observer
     ) -> Result:
-        Loop(state, run, metrics, watch).run()
+        try:
+            Loop(state, run, metrics, watch).run()
+        finally:
+            if isinstance(state.engine, VllmEngine):
+                state.engine.close()
         kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
         return Result(
             folder=None if run is None else run.path,
