@@ -80,6 +80,10 @@ def evaluate(
             help="For models that know no chat: text with {question} in it; a run has its own.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="hf or vllm; a run has its own.", show_default="hf"),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
@@ -97,6 +101,9 @@ def evaluate(
 
     quiet_libraries()
     console = Console(stderr=as_json)
+    if engine not in (None, "hf", "vllm"):
+        complain(ValueError(f"--engine: expected hf or vllm; got {engine!r}"))
+        raise typer.Exit(2)
     chosen = {"temperature": temperature, "top_p": top_p, "greedy": greedy, "prompts": prompts}
     given: dict[str, Any] = {name: x for name, x in chosen.items() if x is not None}
     if prompts == 0:
@@ -111,6 +118,7 @@ def evaluate(
                 max_tokens=max_tokens,
                 suffix=suffix,
                 template=template,
+                engine=engine,  # type: ignore[arg-type]
                 seed=seed,
                 output=output,
                 **(PAPER if paper else {}) | given,

@@ -3,11 +3,12 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from segcredit.config import GIVEN_IN_PYTHON, Recipe, parse_recipe
+from segcredit.config import GIVEN_IN_PYTHON, Recipe, RolloutSettings, parse_recipe
+from segcredit.evaluate.engine import make_engine
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.evaluate.questions import PROMPTS, load_questions, usual_reward
 from segcredit.models import Policy
@@ -16,7 +17,7 @@ from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
 from segcredit.models.place import locate, nowhere
 from segcredit.rewards import make_reward
-from segcredit.rollout import HFEngine
+from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
@@ -38,6 +39,7 @@ def evaluate_checkpoint(
     suffix: str | None = None,
     template: str | None = None,
     greedy: bool = True,
+    engine: Literal["hf", "vllm"] | None = None,
     seed: int = 0,
     output: Path | None = None,
 ) -> Evaluation:
@@ -50,6 +52,7 @@ def evaluate_checkpoint(
         prompts: The first so many; None: all.
         template: Puts a question to a model that knows no chat: text with ``{question}`` in it.
         greedy: Whether the greedy response is asked for, too.
+        engine: Who samples: transformers, or vLLM; None: as in the run.
         output: Where every response is written, a line each.
     """
     found = _find(checkpoint)
@@ -63,12 +66,14 @@ def evaluate_checkpoint(
         check_questions(asked)
     grade = make_reward(_reward(checkpoint, found, reward, asked))
     sampling = _sampling(recipe, max_tokens, temperature, top_p)
+    settings = _rollout(recipe, engine, sampling)
     policy = _policy(found.source, recipe, template)
-    engine = HFEngine(policy.model, policy.end_tokens, policy.banned)
+    longest = None if recipe is None else recipe.data.max_prompt_tokens
+    drawn_by = make_engine(policy, settings, longest)
     try:
         measured = evaluate(
             asked,
-            engine,
+            drawn_by,
             grade,
             policy.encode,
             policy.codec.decode,
@@ -79,6 +84,7 @@ def evaluate_checkpoint(
         )
     finally:
         grade.close()
+        drawn_by.close()
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_bytes(b"".join(to_line(row) for row in measured.rows))
@@ -149,6 +155,17 @@ def _sampling(
         usual.temperature if temperature is None else temperature,
         usual.top_p if top_p is None else top_p,
     )
+
+
+def _rollout(
+    recipe: Recipe | None, engine: Literal["hf", "vllm"] | None, sampling: Sampling
+) -> RolloutSettings:
+    """The run's own, with what was given; only the engine's settings are read."""
+    usual = RolloutSettings() if recipe is None else recipe.rollout
+    chosen = engine or usual.engine
+    if chosen == "vllm" and (problem := vllm_problem()):
+        raise ValueError(problem)
+    return usual.model_copy(update={"engine": chosen, "max_tokens": sampling.max_tokens})
 
 
 def _require(checkpoint: str, what: str, option: str, given: object, needed: bool) -> None:

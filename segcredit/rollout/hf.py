@@ -33,6 +33,9 @@ class HFEngine:
     rows: int = 256
     """Responses drawn at once; more wait for their turn."""
 
+    def close(self) -> None:
+        """It holds nothing of its own."""
+
     def load_weights(self, policy: torch.nn.Module) -> None:
         """Draw from this model; it is used as it is, not copied."""
         self.model = policy

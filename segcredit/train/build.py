@@ -16,6 +16,7 @@ from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
+from segcredit.evaluate.engine import make_engine
 from segcredit.models import Codec, ModelError, Policy
 from segcredit.models.compiled import compile_layers
 from segcredit.models.files import check_weight_files
@@ -28,7 +29,6 @@ from segcredit.rewards import make_reward
 from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.template import check_questions, is_question
 from segcredit.train.adam import why_not
-from segcredit.train.engine import make_engine
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
 from segcredit.train.sharding import shard_policy
@@ -105,7 +105,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
     _set_up(policy.model, recipe)
-    engine = make_engine(recipe, policy)
+    engine = make_engine(policy, recipe.rollout, recipe.data.max_prompt_tokens)
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.config import GIVEN_IN_PYTHON, Recipe, RecipeError, parse_recipe
-from segcredit.rollout import VllmEngine
+from segcredit.rollout import HFEngine, VllmEngine
 from segcredit.runlog import (
     MetricsWriter,
     RunFolder,
@@ -151,7 +151,7 @@ class Trainer:
         try:
             Loop(state, run, metrics, watch).run()
         finally:
-            if isinstance(state.engine, VllmEngine):
+            if isinstance(state.engine, HFEngine | VllmEngine):  # none of somebody's own
                 state.engine.close()
         kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
         return Result(

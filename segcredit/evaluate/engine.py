@@ -1,28 +1,28 @@
-"""The engine a recipe asks for."""
+"""The engine that the settings ask for, ready to sample from a policy."""
 
-from segcredit.config import Recipe
+from segcredit.config import RolloutSettings
 from segcredit.models import Policy
 from segcredit.models.weights import full_weights
 from segcredit.rollout import HFEngine, VllmEngine
-from segcredit.types import RolloutEngine
 
 LONGEST_PROMPT = 8192
-"""Where data.max_prompt_tokens is not set."""
+"""Where nobody says how long prompts may be."""
 
 
-def make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:
-    """Ready to sample from the policy."""
-    settings = recipe.rollout
+def make_engine(
+    policy: Policy, settings: RolloutSettings, longest_prompt: int | None
+) -> HFEngine | VllmEngine:
+    """vLLM is started for prompts and responses up to the lengths that are set."""
     if settings.engine == "hf":
         return HFEngine(policy.model, policy.end_tokens, policy.banned, settings.rows)
-    prompt = recipe.data.max_prompt_tokens or LONGEST_PROMPT
-    longest = policy.model.config.get_text_config().max_position_embeddings
+    wanted = (longest_prompt or LONGEST_PROMPT) + settings.max_tokens
+    possible = policy.model.config.get_text_config().max_position_embeddings
     engine = VllmEngine(
         policy.model,
         policy.end_tokens,
         policy.describe,
         full_weights,
-        window=min(prompt + settings.max_tokens, longest),
+        window=min(wanted, possible),
         banned=policy.banned,
         rows=settings.rows,
         memory=settings.vllm.memory,
