@@ -121,6 +121,8 @@ def main() -> None:
     parser.add_argument("--no-vllm", action="store_true", help="sample by transformers' generate")
     given = parser.parse_args()
     on_gpu = torch.cuda.is_available()
+    if not (on_gpu or given.no_vllm):
+        parser.error("TRL's vLLM needs a GPU; none was found. Add --no-vllm.")
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
