@@ -12,14 +12,17 @@ one generation, one gradient step, no KL, activations recomputed, vLLM asleep du
 Weights are kept in float32 and computed with in bfloat16 (--dtype float32), as ours are, or kept in
 bfloat16 alone (--dtype bfloat16), where a small learning rate is lost in rounding.
 
-Two things are done for TRL 1.16 that it does not do itself. Prompts are padded on the left: for a
-processor that pads on the right, as Qwen's does unless told, TRL's marks of where the pictures are
-(mm_token_type_ids) do not fit its tokens. And vLLM gets one token per picture: TRL hands it as many
-as the picture fills, vLLM puts them all in place of the first, and the prompt has nearly twice as
-many as it should.
+Two things are done for TRL 1.16. Prompts are padded on the left, as TRL does with a processor that
+it loads itself, but not with one that it is given: padded on the right, its marks of where the
+pictures are (mm_token_type_ids) do not fit its tokens. And vLLM gets one token per picture: TRL
+hands it as many as the picture fills, vLLM puts them all in place of the first, and the prompt has
+nearly twice as many as it should. "gap" in a step's line, the mean distance of vLLM's
+log-probabilities from the trainer's, says whether both read the same.
 
 What differs: pictures are resized by torchvision (ours: by Pillow), to the same sizes; the reward
-costs nothing (ours compares answers); TRL's micro-batches count responses (ours: tokens).
+costs nothing (ours compares answers); TRL's micro-batches count responses (ours: tokens); its
+optimizer stays on the device (ours: unless --offload); its log-probabilities count tokens that may
+not be written (0.002 of the gap).
 """
 
 import argparse
