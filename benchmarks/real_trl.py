@@ -3,11 +3,26 @@
     python benchmarks/real_step.py --algorithm grpo --engine vllm --prompts 32 --samples 8 \
         --minibatches 1 --data geo3k/train.jsonl --offload
     python benchmarks/real_trl.py --prompts 32 --samples 8 --data geo3k/train.jsonl
+    python benchmarks/real_trl.py --prompts 4 --samples 2 --tokens 16 --micro 4 --size small \
+        --no-vllm --data geo3k/train.jsonl                              # on a CPU, to see it run
 
-Needs trl, datasets and vLLM. The same random weights, rows, pictures, lengths and vLLM; one
-generation, one gradient step, no KL, activations recomputed, vLLM asleep during the update. Weights
-are kept in float32 and computed with in bfloat16 (--dtype float32), as ours are, or kept in
+Needs trl, datasets and, for the second line, vLLM. The same random weights, tokenizer, prompts in
+the same order (token for token, which is checked), lengths, tokens that may be written, and vLLM;
+one generation, one gradient step, no KL, activations recomputed, vLLM asleep during the update.
+Weights are kept in float32 and computed with in bfloat16 (--dtype float32), as ours are, or kept in
 bfloat16 alone (--dtype bfloat16), where a small learning rate is lost in rounding.
+
+Two things are done for TRL 1.16. Prompts are padded on the left, as TRL does with a processor that
+it loads itself, but not with one that it is given: padded on the right, its marks of where the
+pictures are (mm_token_type_ids) do not fit its tokens. And vLLM gets one token per picture: TRL
+hands it as many as the picture fills, vLLM puts them all in place of the first, and the prompt has
+nearly twice as many as it should. "gap" in a step's line, the mean distance of vLLM's
+log-probabilities from the trainer's, says whether both read the same.
+
+What differs: pictures are resized by torchvision (ours: by Pillow), to the same sizes; the reward
+costs nothing (ours compares answers); TRL's micro-batches count responses (ours: tokens); its
+optimizer stays on the device (ours: unless --offload); its log-probabilities count tokens that may
+not be written (0.002 of the gap).
 """
 
 import argparse
@@ -15,25 +30,25 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from peak import Peak
-from real_shapes import policy_for, tokenizer_for
+from real_shapes import SPECIAL, policy_for, tokenizer_for
 
 from segcredit.data import load_prompts
 from segcredit.images import open_image
+from segcredit.models import Codec
+from segcredit.models.codec import MARK
+from segcredit.train.seeds import derive
+from segcredit.train.source import Listed
+from segcredit.types import Prompt
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""Qwen's, for content in parts."""
+LONGEST = 1024
+"""Tokens of a prompt, as in real_step.py."""
 
 
 def worth(completions: list[Any], **_: Any) -> list[float]:
@@ -41,25 +56,63 @@ def worth(completions: list[Any], **_: Any) -> list[float]:
     return [len(x[0]["content"]) % 7 / 6 for x in completions]
 
 
-def rows_of(prompts: list[Any]) -> Any:
-    """As TRL reads them: messages, and pictures in a column of their own."""
+def rows_of(prompts: list[Prompt]) -> Any:
+    """As TRL reads them: messages in parts, and pictures in a column of their own."""
     from datasets import Dataset
 
-    made = []
+    return Dataset.from_list(
+        [
+            {
+                "prompt": [{"role": x["role"], "content": parts_of(x)} for x in prompt.messages],
+                "images": [open_image(x) for x in prompt.images],
+            }
+            for prompt in prompts
+        ]
+    )
+
+
+def parts_of(message: Mapping[str, str]) -> list[dict[str, str]]:
+    """Text, and a picture wherever there is a mark."""
+    pieces: list[dict[str, str]] = []
+    for number, text in enumerate(message["content"].split(MARK)):
+        pieces += [{"type": "image"}] if number else []
+        pieces += [{"type": "text", "text": text}] if text else []
+    return pieces
+
+
+def once(tokens: list[int]) -> list[int]:
+    """One token for each picture."""
+    picture = SPECIAL["<|image_pad|>"]
+    pairs = zip([None, *tokens], tokens, strict=False)
+    return [token for before, token in pairs if not before == token == picture]
+
+
+def check_same(prompts: list[Prompt], codec: Codec, processor: Any) -> None:
+    """Both sides must read the same tokens."""
     for prompt in prompts:
+        pictures = iter([open_image(x) for x in prompt.images])
         messages = [
-            {"role": x["role"], "content": x["content"].replace("<image>", "").strip()}
+            {
+                "role": x["role"],
+                "content": [
+                    {**part, "image": next(pictures)} if part["type"] == "image" else part
+                    for part in parts_of(x)
+                ],
+            }
             for x in prompt.messages
         ]
-        made.append({"prompt": messages, "images": [open_image(x) for x in prompt.images]})
-    return Dataset.from_list(made)
+        read = processor.apply_chat_template(
+            [messages], add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        if read["input_ids"][0] != codec.encode(prompt)[0].tolist():
+            raise RuntimeError(f"TRL's processor reads prompt {prompt.id!r} otherwise than ours.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", default="3b", help="0.5b, 3b or 7b")
+    parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
     parser.add_argument("--data", type=Path, required=True, help="rows with pictures")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
@@ -68,26 +121,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--vllm-memory", type=float, default=0.3)
+    parser.add_argument("--no-vllm", action="store_true", help="sample by transformers' generate")
     given = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    if not (on_gpu or given.no_vllm):
+        parser.error("TRL's vLLM needs a GPU; none was found. Add --no-vllm.")
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
     import trl
     from transformers import TrainerCallback
 
     transformers.utils.logging.disable_progress_bar()
-    prompts = load_prompts([str(given.data)], limit=given.prompts * given.steps).prompts
+    prompts = load_prompts([str(given.data)], limit=given.prompts).prompts
     tokenizer = tokenizer_for(x["content"] for prompt in prompts for x in prompt.messages)
     found: list[dict[str, float]] = []
     peak = Peak()
 
     class Timed(trl.GRPOTrainer):
-        """Notes when a step's responses are there."""
+        """Notes when a step's responses are there, and hands vLLM what it expects."""
+
+        def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
+            if self.use_vllm:
+                prompt_ids = [once(x) for x in prompt_ids]
+            return super()._generate_single_turn(prompt_ids, *rest, **named)
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            torch.cuda.synchronize()
+            wait()
             begin = time.perf_counter()
             made = super()._generate_and_score_completions(inputs)
-            torch.cuda.synchronize()
+            wait()
             found.append(
                 {
                     "collect": time.perf_counter() - begin,
@@ -95,25 +158,40 @@ def main() -> None:
                     "asked": float(made["prompt_mask"].sum()),
                 }
             )
+            gap = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
+            if gap:  # of vLLM's log-probabilities from the trainer's: rounding, or something wrong
+                found[-1]["gap"] = gap[-1]
             return made
 
     class Watch(TrainerCallback):
         """Times whole steps."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            torch.cuda.synchronize()
+            if len(found) == min(1, given.steps - 1):
+                peak.__enter__()
+            wait()
             self.begin = time.perf_counter()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            torch.cuda.synchronize()
+            wait()
             found[-1]["step"] = time.perf_counter() - self.begin
             print(f"step {len(found)}: {found[-1]}, peak {peak.gib:.1f} GiB", flush=True)
 
     with tempfile.TemporaryDirectory() as place:
-        policy = policy_for(given.size, True, tokenizer, "cuda", torch.bfloat16)
+        device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+        policy = policy_for(given.size, True, tokenizer, device, dtype)
         policy.save(Path(place, "model"))
+        assert policy.banned is not None
+        codec, banned = policy.codec, policy.banned.nonzero().flatten().tolist()
         del policy
         torch.cuda.empty_cache()
+        rows = load_prompts(
+            [str(given.data)], max_prompt_tokens=LONGEST, count_tokens=codec.count_tokens
+        ).prompts
+        prompts = Listed(rows, derive(0, "data")).take(0, given.prompts * given.steps)
+        processor = transformers.AutoProcessor.from_pretrained(Path(place, "model"))
+        processor.tokenizer.padding_side = "left"
+        check_same(prompts, codec, processor)
         kind = transformers.AutoModelForImageTextToText
         model = kind.from_pretrained(
             Path(place, "model"), dtype=getattr(torch, given.dtype), attn_implementation="sdpa"
@@ -134,22 +212,23 @@ def main() -> None:
             beta=0.0,
             loss_type="grpo",
             shuffle_dataset=False,
-            bf16=True,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
             gradient_checkpointing=True,
-            use_vllm=True,
+            use_vllm=not given.no_vllm,
             vllm_mode="colocate",
-            vllm_enable_sleep_mode=True,
+            vllm_enable_sleep_mode=on_gpu,
             vllm_gpu_memory_utilization=given.vllm_memory,
-            vllm_max_model_length=1024 + given.tokens,
-            # random weights would write tokens that stand for pictures, which only prompts may hold
-            generation_kwargs={"logit_bias": dict.fromkeys(range(151652, 151657), -100.0)},
+            vllm_max_model_length=LONGEST + given.tokens,
+            # random weights would write what only prompts may hold, and what is no token
+            generation_kwargs={"suppress_tokens": banned}
+            if given.no_vllm
+            else {"logit_bias": dict.fromkeys(banned, -100.0)},
             logging_strategy="no",
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
         )
-        processor = transformers.AutoProcessor.from_pretrained(Path(place, "model"))
-        processor.chat_template = processor.tokenizer.chat_template = TEMPLATE
         trainer = Timed(
             model=model,
             processing_class=processor,
@@ -158,8 +237,8 @@ def main() -> None:
             train_dataset=rows_of(prompts),
             callbacks=[Watch()],
         )
-        with peak:
-            trainer.train()
+        trainer.train()
+        peak.__exit__(None, None, None)
     kept = found[1:] or found
     step, collect = (statistics.median(x[k] for x in kept) for k in ("step", "collect"))
     print(
