@@ -102,10 +102,10 @@ def _register_platform():
 def _one_backend_per_device():
     original = torch.distributed.init_process_group
 
-    def init_process_group(*args, backend=None, **kwargs):
+    def init_process_group(backend=None, *args, **kwargs):
         if backend == "cpu:gloo,cpu:gloo":  # torch refuses to be told twice
             backend = "cpu:gloo"
-        return original(*args, backend=backend, **kwargs)
+        return original(backend, *args, **kwargs)
 
     torch.distributed.init_process_group = init_process_group
 
