@@ -32,7 +32,7 @@ def base(folder: Path, model: Path, rows: Path, steps: int) -> dict[str, object]
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": 16,
         f"{actor}.ppo_micro_batch_size_per_gpu": 8,
-        f"{actor}.optim.lr": 2e-3,
+        f"{actor}.optim.lr": 4e-3,
         f"{actor}.use_torch_compile": False,
         f"{actor}.fsdp_config.use_torch_compile": False,
         f"+{actor}.fsdp_config.mixed_precision": FP32,

@@ -42,7 +42,7 @@ def make_rows(path: Path, number: int = 256) -> Path:
     rows = [
         {
             "data_source": "toy",
-            "prompt": [{"role": "user", "content": f"say {i % 26}"}],
+            "prompt": [{"role": "user", "content": f"say {i}"}],
             "ability": "toy",
             "reward_model": {"style": "rule", "ground_truth": "letters"},
             "extra_info": {"index": i},

@@ -1,12 +1,13 @@
 """verl on a machine without a GPU: a platform, its FSDP engine, and a rollout server. Tests only.
 
 verl imports this module everywhere when ``VERL_USE_EXTERNAL_MODULES`` names it. It replaces
-nothing but what a CPU cannot do: the device, the inference engine, pinned memory, and a process
-group's name for two backends on one device.
+nothing but what a CPU cannot do: the device, the inference engine, pinned memory, a process
+group's name for two backends on one device, and a processor that wants torchvision.
 """
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -139,8 +140,24 @@ def _register_rollout():
     RolloutReplicaRegistry.register("hf", load)
 
 
+def _processor_without_torchvision():
+    from verl.workers.config import model
+
+    original = model.hf_processor
+
+    def hf_processor(folder, **kwargs):
+        if (Path(folder) / "preprocessor_config.json").exists():
+            from tiny_vision import TinyProcessor
+
+            return TinyProcessor(folder)
+        return original(folder, **kwargs)
+
+    model.hf_processor = hf_processor
+
+
 if os.environ.get("VERL_PLATFORM") == "cpu":
     _register_platform()
     _one_backend_per_device()
     _register_engines()
     _register_rollout()
+    _processor_without_torchvision()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 
 import ray
 import torch
@@ -9,6 +10,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 NAME = "hf_server_{}"
+REPEATABLE = os.environ.get("ROLLOUT_REPEATABLE") == "1"
+"""One response at a time, drawn by its prompt and step alone, whoever asks first."""
 
 
 class Adapter(BaseRollout):
@@ -96,8 +99,10 @@ class Server:
         await asyncio.sleep(0.1)
         batch, self.waiting = self.waiting, []
         self.worker = None
+        parts = [[item] for item in batch] if REPEATABLE else [batch]
         try:
-            for output, item in zip(self._sample(batch), batch, strict=True):
+            outputs = [output for part in parts for output in self._sample(part)]
+            for output, item in zip(outputs, batch, strict=True):
                 item[3].set_result(output)
         except Exception as error:
             logging.exception("sampling failed")
@@ -115,6 +120,8 @@ class Server:
             tokens[row, width - len(ids) :] = torch.tensor(ids)
             attention[row, width - len(ids) :] = 1
         temperature = batch[0][1].get("temperature", 1.0)
+        if REPEATABLE:
+            torch.manual_seed(sum(x * 31**i for i, x in enumerate(batch[0][0])) % 2**40 + self.step)
         extra = self._vision(batch, tokens) if self.vision else {}
         found = self.model.generate(
             input_ids=tokens,
@@ -147,7 +154,7 @@ class Server:
         from tiny_vision import image_processor
 
         images = [image for _, _, images, _ in batch for image in images or []]
-        inputs = dict(image_processor()(images=images, return_tensors="pt"))
+        inputs = dict(image_processor(self.path)(images=images, return_tensors="pt"))
         kinds = torch.zeros_like(tokens)
         kinds[tokens == self.model.config.image_token_id] = 1
         return {**inputs, "mm_token_type_ids": kinds}

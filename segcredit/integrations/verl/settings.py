@@ -55,6 +55,11 @@ class SegmentSettings(BaseModel):
     """λ of the value targets; null: the method's (vc_ppo 1, else ``algorithm.lam``)."""
     critic_pretraining_steps: int = Field(0, ge=0)
     """First steps in which the critic alone learns, from full returns (VC-PPO)."""
+    recorded_responses: int = Field(16, ge=0)
+    """Of each recorded step: responses that ``trainer.rollout_data_dir`` gets with their tokens,
+    segments, values and credit."""
+    recorded_every: int = Field(10, ge=1)
+    """Steps between two recorded ones; the first is one."""
 
     @field_validator("algorithm")
     @classmethod

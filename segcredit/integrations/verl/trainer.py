@@ -1,6 +1,8 @@
 """verl's V1 trainers with segment credit: each step is verl's, three of its parts are ours."""
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,6 +17,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from segcredit.integrations.verl import store
 from segcredit.integrations.verl.checks import check
 from segcredit.integrations.verl.credit import NEEDED, VALUE_MASK, assign
+from segcredit.integrations.verl.dumps import TOKENS, make_room, token_columns
+from segcredit.integrations.verl.failures import died, explain
 from segcredit.integrations.verl.settings import VerlKeys, departures, method, parse
 
 logger = logging.getLogger(__name__)
@@ -28,7 +32,10 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         check(config, need_critic(config))
-        self.segment = parse(OmegaConf.to_container(config.get("segment") or {}, resolve=True))
+        section = config.get("segment")
+        self.segment = parse(
+            None if section is None else OmegaConf.to_container(section, resolve=True)
+        )
         keys = VerlKeys.of(config)
         self.method = method(self.segment, keys)
         logger.warning("segment credit: %r", self.method)
@@ -40,6 +47,8 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
             if self.pretraining_steps:
                 # verl updates the policy from step ``critic_warmup`` on
                 config.trainer.critic_warmup = self.pretraining_steps + 1
+        self.pieces: dict[int, str] = {}
+        self.recorded: dict[str, dict[str, Any]] = {}
         super().__init__(config)
 
     @property
@@ -62,6 +71,22 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
         critic = omega_conf_to_dataclass(self.config.critic)
         self.critic_wg.set_loss_fn(ValueLoss.of(self.method, critic))
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; a worker's death becomes one message that says how to go on."""
+        if log := os.environ.get("VERL_FILE_LOGGER_PATH"):
+            make_room(Path(log), resumed=self.global_steps > 0)
+        try:
+            super().fit(agent_loop_manager)
+        except Exception as error:
+            if not died(error):
+                raise
+            settings = self.config.trainer
+            message = explain(
+                error, self.global_steps, settings.default_local_dir, settings.save_freq
+            )
+            logger.error(message)
+            raise RuntimeError(message) from None
+
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's own first, for KL in the reward and importance weights; then ours over it."""
         batch = super()._compute_advantage(batch, metrics)
@@ -73,19 +98,46 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
         assigned = assign(chosen, columns, reward, self._pieces(columns))
         metrics.update(assigned.metrics)
         metrics["segment/critic_pretraining"] = float(pretraining)
+        self._record(batch, columns, assigned.columns)
         return store.write(batch, assigned.columns)
+
+    def _record(self, batch: Any, columns: Any, assigned: Any) -> None:
+        """Keep some responses of this step, token by token, for verl's dump of its rollouts."""
+        self.recorded = {}
+        due = self.global_steps == 1 or self.global_steps % self.segment.recorded_every == 0
+        if due and self.config.trainer.get("rollout_data_dir"):
+            count = self.segment.recorded_responses
+            rows = token_columns({**columns, **assigned}, self._piece, count)
+            self.recorded = dict(zip(batch.keys, rows, strict=False))
+
+    def _dump_generations(
+        self,
+        inputs: Any,
+        outputs: Any,
+        gts: Any,
+        scores: Any,
+        reward_extra_infos_dict: dict[str, Any],
+        dump_path: str,
+    ) -> None:
+        """verl's dump; where a response was recorded, with its tokens and their credit."""
+        if dump_path == self.config.trainer.get("rollout_data_dir") and self.recorded:
+            found = [self.recorded.get(key) for key in reward_extra_infos_dict["uid"]]
+            reward_extra_infos_dict = {**reward_extra_infos_dict, TOKENS: found}
+        super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path)
 
     def _pieces(self, columns: dict[str, Any]) -> list[list[str]] | None:
         """Each token's own text, for partitions that read it."""
         needs = self.method.credit.over.needs | self.method.ratio.over.needs
         if "pieces" not in needs:
             return None
-        known: dict[int, str] = {}
-        for token in columns["responses"].unique().tolist():
-            known[token] = self.tokenizer.decode(
+        return [[self._piece(token) for token in row] for row in columns["responses"].tolist()]
+
+    def _piece(self, token: int) -> str:
+        if token not in self.pieces:
+            self.pieces[token] = self.tokenizer.decode(
                 [token], skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
-        return [[known[token] for token in row] for row in columns["responses"].tolist()]
+        return self.pieces[token]
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl counts a loss's entries by ``loss_mask``: for the critic those are boundaries."""

@@ -1,0 +1,33 @@
+"""Two Ray nodes on one machine: a run across both."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from running import HERE, Ran, arguments, base, environment
+from toy import make_model, make_rows
+
+
+def test_a_run_across_two_nodes(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    make_rows(tmp_path / "rows.jsonl")
+    settings = base(tmp_path, tmp_path / "model", tmp_path / "rows.jsonl", 3)
+    given = {key: x for key, x in settings.items() if "ray_init." not in key} | {
+        "trainer.v1.trainer_mode": "segment_sync",
+        "trainer.nnodes": 2,
+        "trainer.n_gpus_per_node": 1,
+    }
+    done = subprocess.run(
+        [sys.executable, HERE / "two_nodes.py", *arguments(given)],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    ran = Ran(done.returncode, done.stdout + done.stderr, tmp_path)
+    assert ran.code == 0, ran.output[-3000:]
+    assert len(ran.metrics) == 3
+    assert all(x > 0 for x in ran.column("critic/grad_norm"))
+    (nodes,) = [x for x in ran.output.splitlines() if x.startswith("WORKERS ON ")]
+    assert nodes == "WORKERS ON 2 NODES"

@@ -1,0 +1,92 @@
+"""Whole runs of an unmodified verl on two CPU workers: the toy reward rises."""
+
+from pathlib import Path
+
+import pytest
+from running import Ran, base, run
+from toy import make_model, make_rows
+
+SEGMENT = {"trainer.v1.trainer_mode": "segment_sync", "algorithm.use_kl_in_reward": True}
+STEPS = 14
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verl")
+    make_model(folder / "model")
+    make_rows(folder / "rows.jsonl")
+    return folder
+
+
+def small(place: Path, folder: Path, steps: int = STEPS) -> dict[str, object]:
+    return base(folder, place / "model", place / "rows.jsonl", steps) | SEGMENT
+
+
+def assert_rises(ran: Ran, steps: int = STEPS) -> None:
+    assert ran.code == 0, ran.output[-3000:]
+    rewards = ran.column("critic/score/mean")
+    assert len(rewards) == steps
+    assert sum(rewards[:3]) / 3 < 0.25, rewards
+    assert sum(rewards[-3:]) / 3 > 0.45, rewards
+    assert all(x != 0 for x in ran.column("critic/rewards/mean"))
+    # KL in the reward: what is learnt from is a little less than the score
+    assert ran.column("actor/reward_kl_penalty")[-1] > 0
+
+
+def test_sapo(place: Path, tmp_path: Path) -> None:
+    settings = small(place, tmp_path) | {
+        "algorithm.lam": 0.99,
+        "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+        "actor_rollout_ref.actor.clip_ratio_c": 1e9,
+        "critic.cliprange_value": 1e9,
+    }
+    ran = run(tmp_path, settings)
+    assert_rises(ran)
+    assert "segment credit departs" not in ran.output
+    assert "TopEntropy(fraction=0.3" in ran.output
+    # of 12 tokens 4 are picked, and the last one; some responses are shorter
+    assert all(2 < x <= 5 for x in ran.column("segment/num/mean"))
+
+
+def test_ppo(place: Path, tmp_path: Path) -> None:
+    settings = small(place, tmp_path) | {"+segment.algorithm": "ppo", "algorithm.lam": 0.95}
+    ran = run(tmp_path, settings)
+    assert_rises(ran)
+    assert all(x == 1 for x in ran.column("segment/length/mean"))
+
+
+def test_vc_ppo_pretrains_its_critic_and_decouples_lambda(place: Path, tmp_path: Path) -> None:
+    steps, pretraining = STEPS + 4, 4
+    settings = small(place, tmp_path, steps) | {
+        "+segment.algorithm": "vc_ppo",
+        "+segment.critic_pretraining_steps": pretraining,
+        "algorithm.lam": 0.95,
+    }
+    ran = run(tmp_path, settings)
+    assert_rises(ran, steps)
+    assert "lam_critic=1.0" in ran.output
+    alone = [row["segment/critic_pretraining"] == 1 for row in ran.metrics]
+    assert alone == [True] * pretraining + [False] * STEPS
+    assert ["actor/pg_loss" in row for row in ran.metrics] == [not x for x in alone]
+    losses = ran.column("critic/vf_loss")
+    assert losses[pretraining - 1] < 0.5 * losses[0]
+
+
+def test_a_vision_language_model_with_pictures_and_a_critic(tmp_path: Path) -> None:
+    import tiny_vision
+
+    model = tiny_vision.make_model(tmp_path / "model")
+    rows = tiny_vision.make_rows(tmp_path / "rows.parquet")
+    folder = tmp_path / "run"
+    settings = base(folder, model, rows, 3) | SEGMENT | {"data.train_batch_size": 16}
+    ran = run(folder, settings)
+    assert ran.code == 0, ran.output[-3000:]
+    assert len(ran.metrics) == 3
+    assert all(x > 0 for x in ran.column("critic/grad_norm"))
+    assert all(x > 0 for x in ran.column("actor/grad_norm"))
+    # a picture of 56 × 56 takes 4 tokens, one of 56 × 84 takes 6
+    lengths = ran.metrics[0]["prompt_length/max"] - ran.metrics[0]["prompt_length/min"]
+    assert lengths == 2
+    # the critic moved away from 0, where it begins
+    assert ran.column("critic/values/mean")[0] == 0
+    assert ran.column("critic/values/mean")[-1] != 0
