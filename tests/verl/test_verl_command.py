@@ -1,17 +1,14 @@
-"""``segcredit verl``: recipes in verl's words, accepted by verl; its dumps in our reports."""
+"""Recipes in verl's words, accepted by verl itself."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from running import HERE, environment
 
 from segcredit.config import load_recipe
-from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS, TOKENS, adopt, make_room
-from segcredit.integrations.verl.translate import Machines, arguments, translate
-from segcredit.runlog import read_run
+from segcredit.integrations.verl.translate import arguments, translate
 
 RECIPES = [
     "geo3k/qwen2.5-vl-3b-sapo",
@@ -50,69 +47,3 @@ def test_verl_accepts_every_translated_recipe_and_no_line_departs(tmp_path: Path
     assert said == dict.fromkeys(cases, "nothing")
     assert "segment credit: PolicyGradient(" in done.stderr
     assert "departs" not in done.stderr
-
-
-def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="verl trains checkpoints") as error:
-        translate(load_recipe("demo"), tmp_path)
-    assert "verl has no warm_start stage" in str(error.value)
-    recipe = load_recipe(RECIPES[0], ["algorithm={name: vineppo}", "update.minibatches=3"])
-    with pytest.raises(ValueError, match="vineppo does not run on verl") as error:
-        translate(recipe, tmp_path)
-    assert "512 prompts do not split into 3" in str(error.value)
-    with pytest.raises(ValueError, match="128 responses does not split over 7 GPUs"):
-        translate(load_recipe(RECIPES[0]), tmp_path, Machines(nodes=1, gpus=7))
-
-
-def test_print_shows_a_command_that_a_shell_reads_back(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", "from segcredit.cli import main; main()", "verl", RECIPES[0]),
-            *("reward={name: geo3k}", "--print", "--gpus", "4", "--verl", "trainer.save_freq=7"),
-        ],
-        capture_output=True,
-        text=True,
-        env=environment(tmp_path),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "trainer.n_gpus_per_node=4" in done.stdout
-    assert done.stdout.rstrip().endswith("trainer.save_freq=7")
-    shown = done.stdout.replace("python -m verl.trainer.main_ppo", "printf '%s\\n'")
-    said = subprocess.run(["bash", "-c", shown], capture_output=True, text=True).stdout.split("\n")
-    assert "+segment.partition.fraction=0.3" in said
-    assert "+reward.custom_reward_function.reward_kwargs.reward={name:geo3k}" in said
-
-
-def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
-    (tmp_path / METRICS).parent.mkdir()
-    (tmp_path / ROLLOUTS).mkdir()
-    (tmp_path / "config.yaml").write_text("name: x\nalgorithm: sapo\n")
-    before = [
-        {"step": 0, "data": {"val-core/toy/acc/mean@1": 0.25}},
-        {"step": 1, "data": {"critic/score/mean": 0.1, "segment/critic_pretraining": 1.0}},
-        {"step": 2, "data": {"critic/score/mean": 0.7, "segment/critic_pretraining": 0.0}},
-    ]
-    (tmp_path / METRICS).write_text("".join(json.dumps(x) + "\n" for x in before))
-    make_room(tmp_path / METRICS, resumed=True)
-    lines = [  # killed and resumed: the second step was done again
-        {"step": 2, "data": {"critic/score/mean": 0.2, "segment/critic_pretraining": 0.0}},
-        {"step": 3, "data": {"critic/score/mean": 0.3, "val-core/toy/acc/mean@1": 0.5}},
-    ]
-    (tmp_path / METRICS).write_text("".join(json.dumps(x) + "\n" for x in lines))
-    tokens = {"tokens": [5, 6, 7], "pieces": ["a", "b", "c"], "segment": [0, 0, 1]}
-    rows = [
-        {"input": "q", "output": "abc", "gts": "4", "score": 1.0, "uid": "u_0_0", TOKENS: tokens},
-        {"input": "q", "output": "ab", "gts": "4", "score": 0.0, "uid": "u_1_0", TOKENS: None},
-    ]
-    (tmp_path / ROLLOUTS / "2.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
-    adopt(tmp_path)
-    run = read_run(tmp_path)
-    assert run.series("reward", "optimize") == ([2, 3], [0.2, 0.3])
-    assert run.series("reward", "pretrain_critic") == ([1], [0.1])
-    assert run.series("sampled", "evaluation") == ([0, 3], [0.25, 0.5])
-    (row,) = run.rollouts(2)
-    assert row["segment"] == [0, 0, 1]
-    assert (row["prompt_id"], row["reward"], row["answer"]) == ("u", 1.0, "4")
-    adopt(tmp_path)  # again, as a report of a running run does
-    assert run.rollout_steps == [2]

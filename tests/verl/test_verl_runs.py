@@ -78,7 +78,7 @@ def test_a_vision_language_model_with_pictures_and_a_critic(tmp_path: Path) -> N
     model = tiny_vision.make_model(tmp_path / "model")
     rows = tiny_vision.make_rows(tmp_path / "rows.parquet")
     folder = tmp_path / "run"
-    settings = base(folder, model, rows, 3) | SEGMENT | {"data.train_batch_size": 16}
+    settings = base(folder, model, rows, 3) | SEGMENT
     ran = run(folder, settings)
     assert ran.code == 0, ran.output[-3000:]
     assert len(ran.metrics) == 3

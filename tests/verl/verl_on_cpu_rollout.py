@@ -157,4 +157,7 @@ class Server:
         inputs = dict(image_processor(self.path)(images=images, return_tensors="pt"))
         kinds = torch.zeros_like(tokens)
         kinds[tokens == self.model.config.image_token_id] = 1
-        return {**inputs, "mm_token_type_ids": kinds}
+        config = self.model.config  # a policy that writes these could not be scored
+        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+        banned = [getattr(config, name) for name in names]
+        return {**inputs, "mm_token_type_ids": kinds, "suppress_tokens": banned}
