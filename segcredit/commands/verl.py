@@ -1,5 +1,6 @@
 """``segcredit verl``: one of our recipes on verl's engine, on one machine or many."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import typer
 
 from segcredit.commands.complain import complain
 
+ERROR = re.compile(r"^(?:ValueError|RuntimeError|AssertionError): (\S.*)$")
+"""The last line of a traceback, on which the reason stands."""
 EPILOG = """\
 [bold]Examples[/bold]
 
@@ -88,7 +91,26 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     (folder / "verl").mkdir(parents=True, exist_ok=True)
     write_yaml_atomically(folder / "config.yaml", config)
     write_json_atomically(folder / "environment.json", describe_environment(command))
-    try:
-        return subprocess.run(command, check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    code, last = _echo(command)
+    if code not in (0, 130) and last:
+        complain(last)  # once more, at the end: Ray and hydra print much around it
+    return code
+
+
+def _echo(command: list[str]) -> tuple[int, str]:
+    """Run it and pass on what it says; its exit code, and the last error that it told."""
+    last = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                if found := ERROR.search(line):
+                    last = found[1].strip()
+        except KeyboardInterrupt:
+            process.wait()  # it got the same signal
+            return 130, last
+    return process.returncode, last

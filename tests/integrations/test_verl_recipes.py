@@ -108,3 +108,20 @@ def test_the_tested_range_of_versions() -> None:
     for other in ("0.9.0", "0.9.2", "0.10.0.dev1", "1.0"):
         assert f"this is verl {other}" in (refusal(other) or "")
     assert refusal("0.10.0", allowed=True) is None
+
+
+def test_the_reason_stands_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray goes on talking after the error; the command says it once more."""
+    from segcredit.commands.verl import _echo, _run
+
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "print('Traceback (most recent call last):')\n"
+        "print('RuntimeError: segcredit: the run stopped in step 3, because …')\n"
+        "print('(WorkerDict pid=7) [rank0] other words')\nraise SystemExit(1)\n"
+    )
+    code, last = _echo([sys.executable, str(script)])
+    assert (code, last) == (1, "segcredit: the run stopped in step 3, because …")
+    assert "other words" in capfd.readouterr().out
+    assert _run(tmp_path / "run", {}, [sys.executable, str(script)]) in (1, 2)
+    assert capfd.readouterr().err.strip().splitlines()[-1].startswith("error: ")

@@ -73,7 +73,7 @@ def base(folder: Path, model: Path, rows: Path, steps: int) -> dict[str, object]
         "trainer.test_freq": -1,
         "trainer.save_freq": -1,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        "ray_kwargs.ray_init.num_cpus": 24,
+        "ray_kwargs.ray_init.num_cpus": 14,
         "+ray_kwargs.ray_init.num_gpus": 2,
         "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
         "+ray_kwargs.ray_init.include_dashboard": False,
@@ -95,6 +95,8 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         "RAY_DISABLE_MEMORY_MONITOR": "1",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else its workers wait for everybody else
+        "RAY_prestart_worker_first_driver": "0",  # nor start one per CPU, whether needed or not
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -125,12 +127,17 @@ def arguments(settings: dict[str, object]) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def start(folder: Path, settings: dict[str, object], **env: str) -> subprocess.Popen[str]:
+MAIN = ["-m", "verl.trainer.main_ppo"]
+
+
+def start(
+    folder: Path, settings: dict[str, object], program: list[str] = MAIN, **env: str
+) -> subprocess.Popen[str]:
     """verl's own entry point; its output goes to a file."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *arguments(settings)],
+            [sys.executable, *program, *arguments(settings)],
             env=environment(folder, **env),
             cwd=folder,
             stdout=output,
@@ -140,7 +147,7 @@ def start(folder: Path, settings: dict[str, object], **env: str) -> subprocess.P
         )
 
 
-def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 420) -> Ran:
+def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 600) -> Ran:
     """Wait for it, and leave nothing of it behind."""
     try:
         code = process.wait(timeout=seconds)
@@ -156,5 +163,11 @@ def stop(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def run(folder: Path, settings: dict[str, object], seconds: float = 420, **env: str) -> Ran:
-    return finish(start(folder, settings, **env), folder, seconds)
+def run(
+    folder: Path,
+    settings: dict[str, object],
+    seconds: float = 600,
+    program: list[str] = MAIN,
+    **env: str,
+) -> Ran:
+    return finish(start(folder, settings, program, **env), folder, seconds)

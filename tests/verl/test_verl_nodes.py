@@ -1,10 +1,8 @@
 """Two Ray nodes on one machine: a run across both."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-from running import HERE, Ran, arguments, base, environment
+from running import HERE, base, run
 from toy import make_model, make_rows
 
 
@@ -17,15 +15,7 @@ def test_a_run_across_two_nodes(tmp_path: Path) -> None:
         "trainer.nnodes": 2,
         "trainer.n_gpus_per_node": 1,
     }
-    done = subprocess.run(
-        [sys.executable, HERE / "two_nodes.py", *arguments(given)],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    ran = Ran(done.returncode, done.stdout + done.stderr, tmp_path)
+    ran = run(tmp_path, given, program=[str(HERE / "two_nodes.py")])
     assert ran.code == 0, ran.output[-3000:]
     assert len(ran.metrics) == 3
     assert all(x > 0 for x in ran.column("critic/grad_norm"))

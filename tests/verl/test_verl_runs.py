@@ -7,7 +7,7 @@ from running import Ran, base, run
 from toy import make_model, make_rows
 
 SEGMENT = {"trainer.v1.trainer_mode": "segment_sync", "algorithm.use_kl_in_reward": True}
-STEPS = 14
+STEPS = 11
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ def assert_rises(ran: Ran, steps: int = STEPS) -> None:
 def test_sapo(place: Path, tmp_path: Path) -> None:
     settings = small(place, tmp_path) | {
         "algorithm.lam": 0.99,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,  # verl's default
         "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
         "actor_rollout_ref.actor.clip_ratio_c": 1e9,
         "critic.cliprange_value": 1e9,
@@ -56,7 +57,7 @@ def test_ppo(place: Path, tmp_path: Path) -> None:
 
 
 def test_vc_ppo_pretrains_its_critic_and_decouples_lambda(place: Path, tmp_path: Path) -> None:
-    steps, pretraining = STEPS + 4, 4
+    steps, pretraining = STEPS + 3, 3
     settings = small(place, tmp_path, steps) | {
         "+segment.algorithm": "vc_ppo",
         "+segment.critic_pretraining_steps": pretraining,

@@ -25,6 +25,8 @@ class _CPU(type(torch)):
             return lambda *a, **k: 0
         if name == "get_device_name":
             return lambda *a, **k: "cpu"
+        if name in ("get_rng_state", "set_rng_state"):
+            return getattr(torch, name)
         if name == "mem_get_info":
             return lambda *a, **k: (1, 1)
         if name in ("empty_cache", "ipc_collect", "set_device", "reset_peak_memory_stats"):

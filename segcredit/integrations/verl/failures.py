@@ -1,9 +1,17 @@
 """A worker's death, told in one message: who died, why, and how to go on."""
 
+import re
 from pathlib import Path
 
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
+FACTS = {
+    "name": re.compile(r"class_name: (\S+)"),
+    "pid": re.compile(r"pid: (\d+)"),
+    "ip": re.compile(r"ip: (\S+)"),
+    "why": re.compile(r"Worker exit detail: (.{1,200}?)\. Some common causes", re.DOTALL),
+}
+"""Where they stand in Ray's account of an actor's death."""
 MARK = "segcredit: the run stopped"
 """How the message begins, to be found among Ray's lines."""
 
@@ -47,11 +55,15 @@ def explain(error: BaseException, step: int, folder: str | Path, save_freq: int)
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ActorDiedError):
-        lines = [x.strip() for x in str(error).splitlines() if x.strip()]
-        facts = {key: value for key, _, value in (x.partition(": ") for x in lines)}
-        who = ", ".join(f"{x} {facts[x]}" for x in ("class_name", "pid", "ip") if x in facts)
-        why = next((x for x in lines if "Worker exit" in x or "exit detail" in x), lines[-1])
-        return f"a worker died ({who}): {why.rstrip('.')}."
+        text = str(error)
+        found = {key: match[1] for key, x in FACTS.items() if (match := x.search(text))}
+        who = found.get("name", "a worker").rpartition(".")[2]
+        place = f"process {found.get('pid', '?')} on {found.get('ip', '?')}"
+        why = found.get("why", text.strip().splitlines()[-1][:200].rstrip("."))
+        return (
+            f"a worker died ({who}, {place}): {why}. "
+            f"Often that is memory: look for the process in that node's dmesg."
+        )
     if isinstance(error, RayTaskError):
         return (
             "a worker lost its connection to another one, which most likely died (memory, node, "
