@@ -10,6 +10,9 @@ import psutil
 from running import base, finish, run, start
 from toy import make_model, make_rows
 
+from segcredit.integrations.verl.dumps import TOKENS
+from segcredit.runlog.lines import read_lines
+
 MESSAGE = "segcredit: the run stopped"
 
 
@@ -65,4 +68,9 @@ def test_kill_a_worker_and_resume(tmp_path: Path) -> None:
     assert steps == list(range(saved + 1, 8))
     earlier = folder / "metrics-001.jsonl"
     assert earlier.exists(), "the log of the first part is kept"
-    assert len(list((folder / "dumps").glob("*.jsonl"))) == 7
+    for step in range(saved + 1, 8):
+        dumped = read_lines(folder / "dumps" / f"{step}.jsonl")
+        assert len(dumped) == 32
+        with_tokens = [row[TOKENS] for row in dumped if row.get(TOKENS)]
+        assert len(with_tokens) == (3 if step % 2 == 0 else 0)
+        assert all(len(x["segment"]) == len(x["tokens"]) for x in with_tokens)

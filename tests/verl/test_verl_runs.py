@@ -91,3 +91,12 @@ def test_a_vision_language_model_with_pictures_and_a_critic(tmp_path: Path) -> N
     # the critic moved away from 0, where it begins
     assert ran.column("critic/values/mean")[0] == 0
     assert ran.column("critic/values/mean")[-1] != 0
+
+
+def test_the_trainer_whose_rollouts_outlast_a_step(place: Path, tmp_path: Path) -> None:
+    settings = small(place, tmp_path, 3) | {"trainer.v1.trainer_mode": "segment_colocate_async"}
+    ran = run(tmp_path, settings)
+    assert ran.code == 0, ran.output[-3000:]
+    assert len(ran.metrics) == 3
+    assert max(ran.column("training/off_policy/trajectory_staleness/max")) > 0
+    assert all(x > 0 for x in ran.column("actor/grad_norm"))

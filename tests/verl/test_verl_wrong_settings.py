@@ -109,7 +109,8 @@ def test_an_untested_verl_is_refused_with_the_tested_range(place: Path) -> None:
 
 def test_a_taken_name_is_refused(place: Path) -> None:
     said, log = construct(place, {}, taken=True)
-    assert "'segment_sync' is __main__.Other already" in said["plugin"]
+    assert "verl's trainer 'segment_sync' is" in said["plugin"]
+    assert ".Other already" in said["plugin"]
     assert "Uninstall one of the two" in log
 
 
