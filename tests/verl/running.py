@@ -112,10 +112,11 @@ class Ran:
     code: int
     output: str
     folder: Path
+    log: str = "metrics.jsonl"
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / self.log
         lines = path.read_text().splitlines() if path.exists() else []
         return [row["data"] for row in map(json.loads, lines)]
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
-from running import Ran, base, run
+from running import HERE, Ran, arguments, base, run
 from toy import make_model, make_rows
+
+from segcredit.runlog import read_run
 
 SEGMENT = {"trainer.v1.trainer_mode": "segment_sync", "algorithm.use_kl_in_reward": True}
 STEPS = 11
@@ -49,11 +51,48 @@ def test_sapo(place: Path, tmp_path: Path) -> None:
     assert all(2 < x <= 5 for x in ran.column("segment/num/mean"))
 
 
-def test_ppo(place: Path, tmp_path: Path) -> None:
-    settings = small(place, tmp_path) | {"+segment.algorithm": "ppo", "algorithm.lam": 0.95}
-    ran = run(tmp_path, settings)
+RECIPE = """
+name: toy
+seed: 1
+model: {{path: {place}/model, attention: sdpa}}
+data: {{train: [{place}/rows.jsonl], test: [{place}/rows.jsonl], max_prompt_tokens: 32}}
+reward: {reward}:letters
+algorithm: {{name: ppo, lam: 0.95, kl: 0.001}}
+stages: [{{kind: optimize, steps: {steps}}}]
+rollout: {{prompts: 32, max_tokens: 12}}
+update: {{minibatches: 2, tokens_per_micro: 256}}
+optimizer: {{lr: 4.0e-3, critic_lr: 5.0e-3}}
+evaluation: {{every: 0, prompts: 8}}
+save: {{every: 100, rollouts_every: 5, rollouts: 4}}
+"""
+
+
+def test_ppo_from_a_recipe_to_a_report(place: Path, tmp_path: Path) -> None:
+    """``segcredit verl RECIPE``, then ``segcredit report``: the same commands as a user types."""
+    recipe, folder = tmp_path / "toy.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE.format(place=place, reward=HERE / "toy.py", steps=STEPS))
+    command = ["-c", "from segcredit.cli import main; main()"]
+    machine = ("use_torch_compile", "num_workers", "device", "ray_init", "ray_kwargs", "storage")
+    known = base(folder, place / "model", place / "rows.jsonl", STEPS)
+    own = [f"--verl={x}" for x in arguments(known) if any(part in x for part in machine)]
+    own.append("--verl=reward.reward_model.rollout.name=hf")
+    options = ["--out", str(folder), "--gpus=2", "--rollout=hf", "--tensor-parallel=2", *own]
+    ran = run(tmp_path, {}, program=[*command, "verl", str(recipe), *options])
+    ran = Ran(ran.code, ran.output, folder, "verl/metrics.jsonl")
+    steps = [row for row in ran.metrics if "critic/score/mean" in row]
+    assert len(ran.metrics) == len(steps) + 1  # and a validation before the first
     assert_rises(ran)
+    assert "departs" not in ran.output
     assert all(x == 1 for x in ran.column("segment/length/mean"))
+    done = run(tmp_path, {}, program=[*command, "report", str(folder), "--no-analyses"])
+    assert done.code == 0, done.output[-3000:]
+    assert (folder / "report.html").stat().st_size > 50_000
+    kept = read_run(folder)
+    assert kept.series("reward", "optimize")[0] == list(range(1, STEPS + 1))
+    assert kept.rollout_steps == [1, 5, 10]
+    rows = kept.rollouts(5)
+    assert len(rows) == 4
+    assert all(row["segment"] == list(range(len(row["tokens"]))) for row in rows)
 
 
 def test_vc_ppo_pretrains_its_critic_and_decouples_lambda(place: Path, tmp_path: Path) -> None:

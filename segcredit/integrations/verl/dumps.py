@@ -77,12 +77,9 @@ def adopt(folder: Path) -> None:
         with replacing(folder / "metrics.jsonl") as file:
             for row in metric_rows(lines):
                 file.write(to_line(row))
-    dumped = sorted((folder / ROLLOUTS).glob("*.jsonl"), key=lambda path: int(path.stem))
     (folder / "rollouts").mkdir(exist_ok=True)
-    for path in dumped:
-        rows = [response_row(row) for row in _recorded(path)]
-        if rows:
-            write_rollouts(folder / "rollouts", int(path.stem), rows)
+    for step, rows in recorded(folder / ROLLOUTS).items():
+        write_rollouts(folder / "rollouts", step, map(response_row, rows))
 
 
 def metric_rows(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -102,11 +99,15 @@ def metric_rows(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {"step": step, "stage": stage, **rest}
 
 
-def _recorded(path: Path) -> list[dict[str, Any]]:
-    """Rows with tokens where there are any; else the first as they are."""
-    rows = read_lines(path)
-    with_tokens = [row for row in rows if row.get(TOKENS)]
-    return with_tokens or rows[:16]
+def recorded(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """step → verl's rows with tokens; in a run that has none, a few of every step as they are."""
+    found, few = {}, {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
+        rows = read_lines(path)  # one step at a time: a long run's dumps would fill the memory
+        few[int(path.stem)] = rows[:16]
+        if with_tokens := [row for row in rows if row.get(TOKENS)]:
+            found[int(path.stem)] = with_tokens
+    return found or few
 
 
 def response_row(row: Mapping[str, Any]) -> dict[str, Any]:

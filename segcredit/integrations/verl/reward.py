@@ -22,9 +22,10 @@ def compute_score(
 ) -> dict[str, Any]:
     """verl's signature. ``reward`` is a recipe's: a name, or a name with settings."""
     extra = dict(extra_info or {})
+    question = str(extra.get("question") or "")
     prompt = Prompt(
         id=f"{data_source}-{extra.get('index', '')}",
-        messages=(),
+        messages=({"role": "user", "content": question},) if question else (),
         answer=None if ground_truth is None else str(ground_truth),
         columns={"data_source": data_source, **extra},
     )

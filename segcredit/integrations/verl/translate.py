@@ -204,7 +204,6 @@ def _average(reduce: object) -> str:
 
 def _data(recipe: Recipe) -> Settings:
     test = recipe.data.test or recipe.data.train
-    spec = recipe.reward
     return {
         "data.train_files": _files(recipe.data.train),
         "data.val_files": _files(test),
@@ -216,8 +215,16 @@ def _data(recipe: Recipe) -> Settings:
         "data.seed": recipe.seed,
         "reward.custom_reward_function.path": reward_module.__file__,
         "reward.custom_reward_function.name": "compute_score",
-        "+reward.custom_reward_function.reward_kwargs.reward": spec,
+        "+reward.custom_reward_function.reward_kwargs.reward": _reward(recipe.reward),
     }
+
+
+def _reward(spec: str | Mapping[str, Any]) -> Any:
+    """A function of one's own by its whole path: Ray's workers stand elsewhere."""
+    if isinstance(spec, Mapping):
+        return {**spec, "name": _reward(str(spec["name"]))}
+    file, colon, function = spec.rpartition(":")
+    return f"{Path(file).absolute()}:{function}" if colon else spec
 
 
 def _models(recipe: Recipe) -> Settings:
