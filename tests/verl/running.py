@@ -54,7 +54,7 @@ def base(folder: Path, model: Path, rows: Path, steps: int) -> dict[str, object]
         "critic.model.use_remove_padding": False,
         "critic.model.enable_gradient_checkpointing": False,
         "critic.ppo_micro_batch_size_per_gpu": 8,
-        "critic.optim.lr": 5e-3,
+        "critic.optim.lr": 1e-3,
         "critic.fsdp.use_torch_compile": False,
         "+critic.fsdp.mixed_precision": FP32,
         "reward.num_workers": 1,

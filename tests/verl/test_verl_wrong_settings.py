@@ -108,10 +108,10 @@ def test_an_untested_verl_is_refused_with_the_tested_range(place: Path) -> None:
 
 
 def test_a_taken_name_is_refused(place: Path) -> None:
-    said, log = construct(place, {}, taken=True)
-    assert "verl's trainer 'segment_sync' is" in said["plugin"]
-    assert ".Other already" in said["plugin"]
-    assert "Uninstall one of the two" in log
+    said, log = construct(place, {"other": {}}, taken=True)
+    assert "verl's trainer 'segment_sync' is" in log
+    assert ".Other already, so segcredit's plugin does not load. Uninstall one of the two" in log
+    assert said["other"] == "nothing"  # the other plugin's trainer is left alone
 
 
 def test_the_command_ends_with_the_message(place: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from wrapt.importer import when_imported
 
 torch.set_num_threads(1)
 
@@ -114,7 +115,7 @@ def _one_backend_per_device():
 
 
 def _register_engines():
-    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp import transformer_impl
     from verl.workers.engine.fsdp.transformer_impl import (
         FSDPEngineWithLMHead,
@@ -142,9 +143,7 @@ def _register_rollout():
     RolloutReplicaRegistry.register("hf", load)
 
 
-def _processor_without_torchvision():
-    from verl.workers.config import model
-
+def _processor_without_torchvision(model):
     original = model.hf_processor
 
     def hf_processor(folder, **kwargs):
@@ -160,6 +159,7 @@ def _processor_without_torchvision():
 if os.environ.get("VERL_PLATFORM") == "cpu":
     _register_platform()
     _one_backend_per_device()
-    _register_engines()
-    _register_rollout()
-    _processor_without_torchvision()
+    # what is heavy waits until verl itself imports it
+    when_imported("verl.workers.engine.fsdp.transformer_impl")(lambda _: _register_engines())
+    when_imported("verl.workers.rollout.base")(lambda _: _register_rollout())
+    when_imported("verl.workers.config.model")(_processor_without_torchvision)

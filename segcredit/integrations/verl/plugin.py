@@ -1,17 +1,21 @@
 """What verl loads on every ``import verl``: three names in its table of trainers, nothing else.
 
-verl swallows whatever a plugin raises while it loads. So a refusal is said twice: to the log at
-once, and by the trainer that is registered in place of ours when somebody asks for it.
+The names are entered when verl's table is first imported, so that processes which never see it
+(workers, reward servers) pay nothing. verl swallows what a plugin raises while it loads, and an
+error later would break verl itself; so a refusal is said twice: to the log at once, and by a
+trainer that stands in place of ours when somebody asks for it.
 """
 
 import logging
 import os
+from typing import Any
 
-import verl
-from verl.trainer.ppo.v1 import trainer_base
+from wrapt.importer import register_post_import_hook
 
 from segcredit.integrations.verl.versions import VARIABLE, refusal
 
+TABLE = "verl.trainer.ppo.v1.trainer_base"
+"""The module that holds verl's trainers by name."""
 PREFIX = "segment_"
 MODES = ("sync", "colocate_async", "separate_async")
 """verl's trainers, each with our credit under its own name behind the prefix."""
@@ -19,10 +23,10 @@ MODES = ("sync", "colocate_async", "separate_async")
 logger = logging.getLogger(__name__)
 
 
-def taken() -> str | None:
+def taken(table: Any) -> str | None:
     """Why the names cannot be ours; None: they are free, or ours already."""
     for mode in MODES:
-        other = trainer_base.TRAINER_REGISTRY.get(PREFIX + mode)
+        other = table.TRAINER_REGISTRY.get(PREFIX + mode)
         if other is not None and not other.__module__.startswith("segcredit."):
             return (
                 f"verl's trainer {PREFIX + mode!r} is {other.__module__}.{other.__name__} already, "
@@ -32,38 +36,32 @@ def taken() -> str | None:
     return None
 
 
-def refusing(message: str) -> type[trainer_base.PPOTrainer]:
+def refusing(table: Any, message: str) -> type:
     """A trainer that only says why it is none."""
 
-    class RefusingTrainer(trainer_base.PPOTrainer):  # type: ignore[misc]
-        """Stands where ours would stand."""
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(message)
 
-        def __init__(self, config: object) -> None:
-            raise RuntimeError(message)
-
-        def on_step_end(self) -> None: ...
-
-        def on_sample_end(self) -> None: ...
-
-    return RefusingTrainer
+    members = {"__init__": refuse, "on_step_end": refuse, "on_sample_end": refuse}
+    return type("RefusingTrainer", (table.PPOTrainer,), {**members, "__module__": __name__})
 
 
-def register() -> None:
+def register(table: Any) -> None:
     """Enter our trainers, or those that explain why not."""
-    problem = taken()
-    if problem is not None:
+    import verl
+
+    if problem := taken(table):
         logger.error(problem)
-        raise RuntimeError(problem)
-    problem = refusal(verl.__version__, os.environ.get(VARIABLE) == "1")
-    if problem is not None:
+        return
+    if problem := refusal(verl.__version__, os.environ.get(VARIABLE) == "1"):
         logger.warning(problem)
         for mode in MODES:
-            trainer_base.register_trainer(PREFIX + mode)(refusing(problem))
+            table.register_trainer(PREFIX + mode)(refusing(table, problem))
         return
     from segcredit.integrations.verl.trainer import TRAINERS
 
     for mode, trainer in TRAINERS.items():
-        trainer_base.register_trainer(PREFIX + mode)(trainer)
+        table.register_trainer(PREFIX + mode)(trainer)
 
 
-register()
+register_post_import_hook(register, TABLE)
