@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from segcredit.config import load_recipe
@@ -125,3 +127,18 @@ def test_the_reason_stands_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert "other words" in capfd.readouterr().out
     assert _run(tmp_path / "run", {}, [sys.executable, str(script)]) in (1, 2)
     assert capfd.readouterr().err.strip().splitlines()[-1].startswith("error: ")
+
+
+def test_rows_that_verl_cannot_read_are_found_before_it_starts(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    good.write_text(json.dumps({"prompt": messages, "reward_model": {"ground_truth": "2"}}) + "\n")
+    bad.write_text(json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n")
+    translate(load_recipe(RECIPE, [f"data.train=[{good}]"]), tmp_path)
+    with pytest.raises(ValueError, match=r"bad\.jsonl holds rows that verl cannot read"):
+        translate(load_recipe(RECIPE, [f"data.train=[{bad}]"]), tmp_path)
+    pq.write_table(pa.Table.from_pylist([json.loads(good.read_text())]), tmp_path / "x.parquet")
+    translate(load_recipe(RECIPE, [f"data.train=[{tmp_path}/x.parquet]"]), tmp_path)
+    pq.write_table(pa.Table.from_pylist([{"question": "1 + 1?"}]), tmp_path / "y.parquet")
+    with pytest.raises(ValueError, match=r"y\.parquet holds rows that verl cannot read"):
+        translate(load_recipe(RECIPE, [f"data.train=[{tmp_path}/y.parquet]"]), tmp_path)

@@ -12,6 +12,7 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, PretrainCritic, Recipe
 from segcredit.integrations.verl import reward as reward_module
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
+from segcredit.integrations.verl.rows import is_verls
 from segcredit.integrations.verl.settings import METHODS, NO_CLIP, PARTITIONS
 from segcredit.partition import Partition, Token
 
@@ -79,6 +80,12 @@ def _problems(recipe: Recipe, machines: Machines) -> list[str]:
             "data.suffix is joined to prompts by our reader, not by verl's: write it into the "
             "rows (segcredit prepare does) and remove data.suffix"
         )
+    for name in (*recipe.data.train, *recipe.data.test):
+        if (path := Path(name)).is_file() and not is_verls(path):
+            found.append(
+                f"{name} holds rows that verl cannot read: it wants prompt as a list of messages, "
+                f"and reward_model.ground_truth. Type: segcredit prepare --help"
+            )
     for stage in recipe.stages:
         if not isinstance(stage, PretrainCritic | Optimize):
             found.append(f"verl has no {stage.kind} stage: do it with segcredit train first")
