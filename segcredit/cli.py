@@ -13,6 +13,7 @@ from segcredit.commands import plan as planning
 from segcredit.commands import prepare as preparing
 from segcredit.commands import report as reporting
 from segcredit.commands import train as training
+from segcredit.commands import verl as on_verl
 from segcredit.viewer import command as segment
 from segcredit.viewer.visible import one_line
 
@@ -30,6 +31,7 @@ app.command(epilog=reporting.EPILOG)(reporting.report)
 app.command(epilog=analysis.EPILOG)(analysis.analyze)
 app.command(epilog=preparing.EPILOG)(preparing.prepare)
 app.command(epilog=planning.EPILOG)(planning.plan)
+app.command(epilog=on_verl.EPILOG)(on_verl.verl)
 app.command(epilog=segment.EPILOG)(segment.segment)
 
 

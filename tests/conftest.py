@@ -21,6 +21,7 @@ if importlib.util.find_spec("beartype"):
             "data",
             "evaluate",
             "inputs",
+            "integrations",
             "models",
             "partition",
             "plan",

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.algorithms.credit import Case, CreditPart
+from segcredit.algorithms.credit import GAE, Case, CreditPart, LengthAdaptiveGAE
 from segcredit.algorithms.objective import (
     Adjustment,
     BoundaryMSE,
@@ -72,14 +72,24 @@ class PolicyGradient:
     @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """Segments and credit, once per rollout batch; equal partitions are computed once."""
-        segments: dict[Partition, Segments] = {}
-        for partition in (self.credit.over, self.ratio.over):
-            if partition not in segments:
-                segments[partition] = partition(rollouts)
         if self.kl is not None:
             reward = self.kl(rollouts)
         else:
             reward = terminal_reward(rollouts.reward, rollouts.mask)
+        return self.prepare_rewarded(rollouts, reward, monte_carlo)
+
+    @torch.no_grad()
+    def prepare_rewarded(
+        self,
+        rollouts: Rollouts,
+        reward: Float[Tensor, "B T"],
+        monte_carlo: MonteCarlo | None = None,
+    ) -> Batch:
+        """The same from rewards per token, whatever they hold: ``kl`` is not applied to them."""
+        segments: dict[Partition, Segments] = {}
+        for partition in (self.credit.over, self.ratio.over):
+            if partition not in segments:
+                segments[partition] = partition(rollouts)
         credit = self.credit(Case(rollouts, reward, segments[self.credit.over], monte_carlo))
         loss_mask = rollouts.mask if self.only is None else self.only(rollouts)
         batch = Batch(
@@ -89,6 +99,14 @@ class PolicyGradient:
             ratio_segments=segments[self.ratio.over],
         )
         return _adjusted(batch, self.adjust)
+
+    def returns_only(self) -> "PolicyGradient":
+        """The same units and value loss with Monte-Carlo targets, to pretrain a critic by."""
+        if not isinstance(self.credit, GAE | LengthAdaptiveGAE) or self.critic is None:
+            raise ValueError(f"this method has no critic to pretrain: {self!r}")
+        credit = self.credit
+        returns = GAE(credit.over, lam=1.0, gamma=credit.gamma, value_at=credit.value_at)
+        return replace(self, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """The denominators of every term, and the adjustments made per mini-batch."""

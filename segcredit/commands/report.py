@@ -53,6 +53,7 @@ def report(
     from segcredit.runlog import read_run
 
     try:
+        _adopt_verl(runs)
         found = [read_run(path) for path in runs]
         if serve:
             _serve(runs, port)
@@ -62,6 +63,15 @@ def report(
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
+
+
+def _adopt_verl(runs: list[Path]) -> None:
+    """What verl wrote into a run's folder, in the words of our own runs."""
+    for folder in runs:
+        if (folder / "verl").is_dir():
+            from segcredit.integrations.verl.dumps import adopt
+
+            adopt(folder)
 
 
 def _write(

@@ -1,11 +1,9 @@
 """The kinds of stage a run is made of: what each prepares, and what one step of it does."""
 
 import copy
-from dataclasses import replace
 
 import torch
 
-from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
@@ -25,7 +23,7 @@ from segcredit.train.state import State, freeze
 from segcredit.train.step import Stepped, train_step
 from segcredit.train.tracker import OFFLINE_SAMPLES, Tracker
 from segcredit.train.update import update
-from segcredit.types import Algorithm, Prompt
+from segcredit.types import Prompt
 
 AnyStage = WarmStart | PretrainCritic | Optimize
 
@@ -161,7 +159,9 @@ def demonstration(state: State, stage: WarmStart, index: int) -> Demonstration:
 def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
     """The frozen policy's responses, and V regressed on their returns (λ = 1)."""
     log = Metrics()
-    algorithm = returns_only(state.algorithm)
+    if not isinstance(state.algorithm, PolicyGradient):
+        raise ValueError(f"this method has no critic to pretrain: {state.algorithm!r}")
+    algorithm = state.algorithm.returns_only()
     collected = collect(
         state, next_prompts(state), algorithm.needs, log, "pretrain critic", state.step
     )
@@ -182,20 +182,6 @@ def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
         )
     log.add({"tokens_per_second": float(batch.rollouts.mask.sum()) / log.seconds})
     return log.result()
-
-
-def returns_only(algorithm: Algorithm) -> Algorithm:
-    """The same units and value loss with Monte-Carlo targets, and nothing else to compute."""
-    if not isinstance(algorithm, PolicyGradient) or algorithm.critic is None:
-        raise ValueError(f"this method has no critic to pretrain: {algorithm!r}")
-    credit = algorithm.credit
-    returns = GAE(
-        over=credit.over,
-        lam=1.0,
-        gamma=getattr(credit, "gamma", 1.0),
-        value_at=getattr(credit, "value_at", "start"),
-    )
-    return replace(algorithm, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())
 
 
 def begin_tracker(state: State) -> None:

@@ -1,0 +1,116 @@
+"""``segcredit verl``: one of our recipes on verl's engine, on one machine or many."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segcredit.commands.complain import complain
+
+ERROR = re.compile(r"^(?:ValueError|RuntimeError|AssertionError): (\S.*)$")
+"""The last line of a traceback, on which the reason stands."""
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit verl geo3k/qwen2.5-vl-3b-sapo --print  [dim]# the command, to read or to change[/dim]
+
+segcredit verl my.yaml --gpus 8 --out runs/mine  [dim]# run it; again to resume it[/dim]
+
+segcredit verl my.yaml optimizer.lr=2e-6 --nodes 4 --verl trainer.save_freq=20
+
+segcredit report runs/mine  [dim]# also while it runs[/dim]
+"""
+
+
+def verl(
+    recipe: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a recipe that comes along.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="The recipe's settings, as key.path=value.", metavar="[KEY=VALUE]…"),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the command instead of running it.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; runs/NAME-verl if not given.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Of the Ray cluster.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Of each node.")] = 8,
+    rollout: Annotated[str, typer.Option("--rollout", help="vllm, sglang or trtllm.")] = "vllm",
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", min=1, help="GPUs per copy while sampling.")
+    ] = 1,
+    own: Annotated[
+        list[str] | None,
+        typer.Option("--verl", help="A setting of verl's own, last of all.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Run a recipe on verl (Ray, FSDP, vLLM), or print the command that does."""
+    from segcredit.config import load_recipe
+    from segcredit.integrations.verl.dumps import METRICS
+    from segcredit.integrations.verl.translate import Machines, arguments, translate
+
+    try:
+        found = load_recipe(recipe, overrides or [])
+        folder = (out or Path("runs") / f"{found.name}-verl").absolute()
+        machines = Machines(nodes, gpus, rollout, tensor_parallel)
+        translated = translate(found, folder, machines)
+    except (ValueError, OSError) as error:
+        complain(error)
+        raise typer.Exit(2) from None
+    for note in translated.notes:
+        typer.echo(f"note: {note}", err=True)
+    given = [*arguments(translated.settings), *(own or [])]
+    log = (folder / METRICS).parent
+    if show:
+        typer.echo(f"mkdir -p {shlex.quote(str(log))}")
+        typer.echo(" \\\n  ".join(["python -m verl.trainer.main_ppo", *map(shlex.quote, given)]))
+        return
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *given]
+    raise typer.Exit(_run(folder, found.as_dict(), command))
+
+
+def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
+    from importlib.util import find_spec
+
+    from segcredit.runlog import describe_environment
+    from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+
+    if find_spec("verl") is None:
+        complain(
+            "verl is not installed here, and it wants an environment of its own. Type: "
+            "python -m venv .venv-verl && .venv-verl/bin/pip install 'segcredit[verl]'"
+        )
+        return 2
+    (folder / "verl").mkdir(parents=True, exist_ok=True)
+    write_yaml_atomically(folder / "config.yaml", config)
+    write_json_atomically(folder / "environment.json", describe_environment(command))
+    code, last = _echo(command)
+    if code not in (0, 130) and last:
+        complain(last)  # once more, at the end: Ray and hydra print much around it
+    return code
+
+
+def _echo(command: list[str]) -> tuple[int, str]:
+    """Run it and pass on what it says; its exit code, and the last error that it told."""
+    last = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                if found := ERROR.search(line):
+                    last = found[1].strip()
+        except KeyboardInterrupt:
+            process.wait()  # it got the same signal
+            return 130, last
+    return process.returncode, last

@@ -1,0 +1,1 @@
+"""Other people's engines, running on our credit."""

@@ -1,0 +1,121 @@
+"""From verl's columns to segments, advantages and value targets, by the same code as at home."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.core.segments import Segments, last_position
+from segcredit.types import Batch, Rollouts
+
+ENDS, RATIO_ENDS, VALUE_MASK = "segment_ends", "segment_ratio_ends", "segment_value_mask"
+"""Our columns: last tokens of the units of credit and of ratio; tokens at which V is read."""
+NEEDED = ("responses", "response_mask", "old_log_probs", "entropy", "values", "rm_scores")
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What goes back to verl."""
+
+    columns: Mapping[str, Tensor]
+    metrics: Mapping[str, float]
+
+
+def rollouts_of(
+    columns: Mapping[str, Tensor], pieces: Sequence[Sequence[str]] | None = None
+) -> Rollouts:
+    """verl's padded columns as ours. Every row must have a token on its mask."""
+    mask = columns["response_mask"].bool()
+    return Rollouts(
+        tokens=columns["responses"].long(),
+        mask=mask,
+        logp_old=columns["old_log_probs"].float(),
+        reward=columns["rm_scores"].float().sum(dim=1),
+        group=torch.arange(len(mask)),
+        truncated=torch.zeros(len(mask), dtype=torch.bool),
+        entropy=columns["entropy"].float(),
+        value=columns["values"].float(),
+        pieces=pieces,
+    )
+
+
+def rewards_on_mask(
+    reward: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Rewards per token; what verl put behind the policy's last token counts at that token."""
+    inside = torch.where(mask, reward, 0.0)
+    outside = torch.where(mask, 0.0, reward).sum(dim=1, keepdim=True)
+    return inside.scatter_add(1, last_position(mask), outside)
+
+
+def assign(
+    method: PolicyGradient,
+    columns: Mapping[str, Tensor],
+    reward_name: str,
+    pieces: Sequence[Sequence[str]] | None = None,
+) -> Assigned:
+    """Cut the responses and credit them, once, under π_old.
+
+    verl pads batches with rows without a single valid token: those get zeros and take no part.
+    """
+    mask = columns["response_mask"].bool()
+    rows = mask.any(dim=1).nonzero().flatten()
+    if len(rows) == 0:
+        raise ValueError(
+            f"not one of {len(mask)} responses has a token in its response_mask, so there is "
+            f"nothing to learn from. Set data.max_response_length above 0 and let the agent loop "
+            f"mark the policy's own tokens with 1."
+        )
+    kept = {name: x[rows] for name, x in columns.items()}
+    some = None if pieces is None else [pieces[row] for row in rows.tolist()]
+    rollouts = rollouts_of(kept, some)
+    reward = rewards_on_mask(kept[reward_name].float(), rollouts.mask)
+    batch = method.prepare_rewarded(rollouts, reward)
+    found = _columns(batch)
+    spread = {name: x.new_zeros(mask.shape).index_copy(0, rows, x) for name, x in found.items()}
+    return Assigned(spread, _metrics(batch))
+
+
+def _columns(batch: Batch) -> dict[str, Tensor]:
+    credit, ratio = batch.credit, batch.ratio_segments
+    assert credit is not None
+    assert credit.value_target is not None
+    assert ratio is not None
+    read = credit.segments.start if credit.value_at == "start" else credit.segments.end
+    return {
+        "advantages": credit.advantage,
+        "returns": credit.value_target,
+        ENDS: marks(credit.segments, credit.segments.end),
+        RATIO_ENDS: marks(ratio, ratio.end),
+        VALUE_MASK: marks(credit.segments, read),
+    }
+
+
+def marks(segments: Segments, position: Int[Tensor, "B M"]) -> Int[Tensor, "B T"]:
+    """1 at one position of each segment, 0 elsewhere; as verl's masks, whole numbers."""
+    empty = torch.zeros(segments.token_mask.shape, dtype=torch.long)
+    return empty.scatter_reduce_(1, position, segments.mask.long(), "amax")
+
+
+def _metrics(batch: Batch) -> dict[str, float]:
+    credit = batch.credit
+    assert credit is not None
+    assert credit.value_target is not None
+    segments = credit.segments
+    rollouts = batch.rollouts
+    assert rollouts.value is not None
+    target = segments.read(credit.value_target, credit.value_at)[segments.mask]
+    value = segments.read(rollouts.value, credit.value_at)[segments.mask]
+    spread = target.var(unbiased=False)
+    explained = 1 - (target - value).var(unbiased=False) / spread if spread > 0 else spread
+    lengths = segments.length[segments.mask].float()
+    return {
+        "segment/num/mean": float(segments.num.float().mean()),
+        "segment/length/mean": float(lengths.mean()),
+        "segment/length/max": float(lengths.max()),
+        "segment/advantage/mean": float(credit.per_segment[segments.mask].mean()),
+        "segment/value_explained_variance": float(explained),
+    }

@@ -1,0 +1,224 @@
+"""The ``segment`` section of verl's configuration, and the method that it and verl's keys make.
+
+γ, λ, clipping, averaging, the value clip, KL and entropy have keys in verl; they keep them. Only
+what verl has no word for stands under ``segment``.
+"""
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from segcredit.algorithms import make_algorithm
+from segcredit.algorithms.credit import GAE
+from segcredit.algorithms.objective import Clipped, ResponseMean
+from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.partition import (
+    FixedLength,
+    Newline,
+    Partition,
+    ProbabilityAccumulate,
+    ProbabilityCutpoints,
+    Response,
+    StepMarkers,
+    Token,
+    TopEntropy,
+)
+
+METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
+"""Those of ours whose credit comes from a critic; verl has the group methods itself."""
+NO_CLIP = 1e6
+"""verl has no way to say "do not clip"; a bound as wide as this says it."""
+PARTITIONS: dict[str, type[Partition]] = {
+    "top_entropy": TopEntropy,
+    "probability_cutpoints": ProbabilityCutpoints,
+    "probability_accumulate": ProbabilityAccumulate,
+    "newline": Newline,
+    "step_markers": StepMarkers,
+    "fixed_length": FixedLength,
+    "token": Token,
+    "response": Response,
+}
+
+
+class SegmentSettings(BaseModel):
+    """What verl has no key for. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    algorithm: str = "sapo"
+    """sapo, sapo_authors, sapo_token_ratio, ppo or vc_ppo."""
+    partition: dict[str, Any] | None = None
+    """Where responses are cut: ``{name: top_entropy, fraction: 0.3}``; null: as the method does."""
+    lam_critic: float | None = Field(None, ge=0, le=1)
+    """λ of the value targets; null: the method's (vc_ppo 1, else ``algorithm.lam``)."""
+    critic_pretraining_steps: int = Field(0, ge=0)
+    """First steps in which the critic alone learns, from full returns (VC-PPO)."""
+    recorded_responses: int = Field(16, ge=0)
+    """Of each recorded step: responses that ``trainer.rollout_data_dir`` gets with their tokens,
+    segments, values and credit."""
+    recorded_every: int = Field(10, ge=1)
+    """Steps between two recorded ones; the first is one."""
+
+    @field_validator("algorithm")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in METHODS:
+            raise ValueError(_unknown("algorithm", name, METHODS))
+        return name
+
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    def cut(self) -> Partition | None:
+        """The partition as an object; None: the method's own."""
+        if self.partition is None:
+            return None
+        settings = dict(self.partition)
+        name = str(settings.pop("name", "top_entropy"))
+        if name not in PARTITIONS:
+            raise ValueError(_unknown("partition.name", name, PARTITIONS))
+        known = [x for x in PARTITIONS[name].__dataclass_fields__ if x != "count"]
+        for key in settings:
+            if key not in known:
+                raise ValueError(_unknown(f"partition ({name})", key, known))
+        try:
+            return PARTITIONS[name](**settings)
+        except TypeError:
+            raise ValueError(
+                f"segment.partition: {name} needs {', '.join(known)}. "
+                f"Set +segment.partition.{known[0]}=…"
+            ) from None
+
+
+def _unknown(key: str, given: str, known: Any) -> str:
+    near = get_close_matches(str(given).lower().replace("-", "_"), known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    choice = ", ".join(known) or "nothing"
+    return f"segment.{key}: expected one of {choice}; got {given!r}.{hint}"
+
+
+def parse(section: Any) -> SegmentSettings:
+    """The section as settings, or one message on all that is wrong with it."""
+    try:
+        return SegmentSettings.model_validate(section or {})
+    except ValidationError as error:
+        raise ValueError(" ".join(_sentence(x) for x in error.errors())) from None
+
+
+def _sentence(found: Any) -> str:
+    where = ".".join(str(x) for x in found["loc"])
+    if found["type"] == "extra_forbidden":
+        return _unknown("", where, list(SegmentSettings.model_fields)).replace(
+            "segment.:", "segment:"
+        )
+    text = str(found["msg"]).removeprefix("Value error, ")
+    return (
+        text if text.startswith("segment.") else f"segment.{where}: {text}; got {found['input']!r}."
+    )
+
+
+@dataclass(frozen=True)
+class VerlKeys:
+    """What the method takes from verl's own configuration, under verl's names."""
+
+    gamma: float
+    lam: float
+    clip_ratio_low: float
+    clip_ratio_high: float
+    clip_ratio_c: float
+    loss_agg_mode: str
+    cliprange_value: float
+    critic_loss_agg_mode: str
+
+    @classmethod
+    def of(cls, config: Any) -> "VerlKeys":
+        """From verl's whole configuration."""
+        actor, critic = config.actor_rollout_ref.actor, config.critic
+
+        def distance(x: Any) -> float:
+            return float(actor.clip_ratio if x is None else x)
+
+        return cls(
+            gamma=float(config.algorithm.gamma),
+            lam=float(config.algorithm.lam),
+            clip_ratio_low=distance(actor.clip_ratio_low),
+            clip_ratio_high=distance(actor.clip_ratio_high),
+            clip_ratio_c=float(actor.clip_ratio_c),
+            loss_agg_mode=str(actor.loss_agg_mode),
+            cliprange_value=float(critic.cliprange_value),
+            critic_loss_agg_mode=str(critic.loss_agg_mode),
+        )
+
+
+def method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
+    """The method as it will run: ours, with verl's numbers in it.
+
+    Averages are no part of it here: verl's denominators span workers, so the losses apply them.
+    """
+    made = stated(settings)
+    credit, critic = made.credit, made.critic
+    assert isinstance(credit, GAE)
+    assert critic is not None
+    lam_critic = credit.lam_critic if settings.lam_critic is None else settings.lam_critic
+    return replace(
+        made,
+        credit=replace(credit, gamma=keys.gamma, lam=keys.lam, lam_critic=lam_critic),
+        surrogate=Clipped(keys.clip_ratio_low, keys.clip_ratio_high, keys.clip_ratio_c),
+        critic=replace(critic, clip=keys.cliprange_value),
+        kl=None,
+    )
+
+
+def stated(settings: SegmentSettings) -> PolicyGradient:
+    """The method as its paper or code states it, over the chosen partition."""
+    made = make_algorithm(settings.algorithm)
+    assert isinstance(made, PolicyGradient)
+    assert isinstance(made.credit, GAE)
+    cut = settings.cut()
+    if cut is None:
+        return made
+    if settings.algorithm in ("ppo", "vc_ppo"):
+        raise ValueError(
+            f"segment.partition: {settings.algorithm} credits tokens; got {cut!r}. Remove "
+            f"segment.partition, or set +segment.algorithm=sapo."
+        )
+    ratio = made.ratio
+    if settings.algorithm != "sapo_token_ratio":
+        ratio = replace(ratio, over=cut)  # type: ignore[type-var]
+    return replace(made, credit=replace(made.credit, over=cut), ratio=ratio)
+
+
+def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
+    """Where verl's keys say something other than the method's own statement, one line each."""
+    made = stated(settings)
+    credit, surrogate, critic = made.credit, made.surrogate, made.critic
+    assert isinstance(credit, GAE)
+    assert isinstance(surrogate, Clipped)
+    assert critic is not None
+    mean = "seq-mean-token-mean"
+
+    def average(x: object) -> str:
+        return mean if isinstance(x, ResponseMean) else "token-mean"
+
+    def clip(x: float | None) -> float | str:
+        return "none" if x is None or x >= NO_CLIP else x
+
+    wanted: list[tuple[str, object, object]] = [
+        ("algorithm.gamma", keys.gamma, credit.gamma),
+        ("algorithm.lam", keys.lam, credit.lam),
+        ("actor_rollout_ref.actor.clip_ratio_low", keys.clip_ratio_low, surrogate.low),
+        ("actor_rollout_ref.actor.clip_ratio_high", keys.clip_ratio_high, surrogate.high),
+        ("actor_rollout_ref.actor.clip_ratio_c", clip(keys.clip_ratio_c), clip(surrogate.dual)),
+        ("actor_rollout_ref.actor.loss_agg_mode", keys.loss_agg_mode, average(made.reduce)),
+        ("critic.cliprange_value", clip(keys.cliprange_value), clip(critic.clip)),
+        ("critic.loss_agg_mode", keys.critic_loss_agg_mode, average(critic.reduce)),
+    ]
+    return [
+        f"{key}={given}, where {settings.algorithm} as it is stated has {own}"
+        for key, given, own in wanted
+        if given != own
+    ]

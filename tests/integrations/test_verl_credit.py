@@ -1,0 +1,96 @@
+"""verl's columns in, segments and credit out: what needs no verl."""
+
+import pytest
+import torch
+
+from segcredit.integrations.verl.credit import (
+    ENDS,
+    RATIO_ENDS,
+    VALUE_MASK,
+    assign,
+    rewards_on_mask,
+)
+from segcredit.integrations.verl.settings import VerlKeys, departures, method, parse
+from segcredit.integrations.verl.shares import Totals, verl_shares
+
+PAPER = VerlKeys(1.0, 0.99, 0.2, 0.2, 1e6, "seq-mean-token-mean", 1e6, "seq-mean-token-mean")
+
+
+def columns(mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    draw = {
+        name: torch.rand(mask.shape, generator=random)
+        for name in ("old_log_probs", "entropy", "values", "rm_scores")
+    }
+    return {"responses": mask.long(), "response_mask": mask.long(), **draw}
+
+
+def test_a_mask_of_zeros_is_an_error_that_says_what_to_set() -> None:
+    with pytest.raises(ValueError, match=r"not one of 3 responses.*Set data\.max_response_length"):
+        assign(
+            method(parse(None), PAPER), columns(torch.zeros(3, 5, dtype=torch.bool)), "rm_scores"
+        )
+
+
+def test_rows_without_a_token_get_zeros_and_change_nothing() -> None:
+    mask = torch.ones(4, 10, dtype=torch.bool)
+    mask[1, 6:] = False
+    whole = columns(mask)
+    with_padding = {name: x.clone() for name, x in whole.items()}
+    with_padding["response_mask"][2] = 0
+    some = {name: x[[0, 1, 3]] for name, x in whole.items()}
+    for name in ("sapo", "sapo_authors", "ppo"):  # the last two whiten over the batch
+        chosen = method(parse({"algorithm": name}), PAPER)
+        found = assign(chosen, with_padding, "rm_scores").columns
+        expected = assign(chosen, some, "rm_scores").columns
+        for key, x in found.items():
+            assert not x[2].any(), key
+            assert torch.equal(x[[0, 1, 3]], expected[key]), key
+
+
+def test_columns_mark_ends_and_where_v_is_read() -> None:
+    given = columns(torch.ones(1, 6, dtype=torch.bool))
+    given["entropy"] = torch.tensor([[0.1, 1.2, 0.3, 0.2, 0.9, 0.05]])
+    for name, read in (("sapo", [1, 0, 1, 0, 0, 1]), ("sapo_authors", [0, 1, 0, 0, 1, 1])):
+        found = assign(method(parse({"algorithm": name}), PAPER), given, "rm_scores").columns
+        assert found[ENDS].tolist() == [[0, 1, 0, 0, 1, 1]]
+        assert found[RATIO_ENDS].tolist() == [[0, 1, 0, 0, 1, 1]]
+        assert found[VALUE_MASK].tolist() == [read]
+    found = assign(
+        method(parse({"algorithm": "sapo_token_ratio"}), PAPER), given, "rm_scores"
+    ).columns
+    assert found[RATIO_ENDS].tolist() == [[1] * 6]
+
+
+def test_a_reward_behind_the_last_token_counts_at_it() -> None:
+    mask = torch.tensor([[True, True, False, False], [True, False, True, False]])
+    reward = torch.tensor([[-0.1, 0.0, 0.0, 1.0], [0.0, 0.0, 0.5, 0.0]])
+    expected = torch.tensor([[-0.1, 1.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0]])
+    assert torch.equal(rewards_on_mask(reward, mask), expected)
+
+
+def test_shares_are_verls_averages() -> None:
+    """By its formulas; that its own function agrees is seen by the losses' equality."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]])
+    totals = Totals(num_workers=2, num_entries=8, num_responses=4)  # this is half of it
+    expected = {
+        "token-mean": 10 / 8 * 2,
+        "seq-mean-token-mean": (2 + 4) / 4 * 2,
+        "seq-mean-token-sum": (6 + 4) / 4 * 2,
+        "seq-mean-token-sum-norm": (6 + 4) / 4 * 2 / 3,
+    }
+    for mode, value in expected.items():
+        assert float((verl_shares(mask, mode, totals) * x).sum()) == pytest.approx(value), mode
+    with pytest.raises(ValueError, match="loss_agg_mode must be one of token-mean"):
+        verl_shares(mask, "mean", totals)
+
+
+def test_departures_name_the_key_and_both_values() -> None:
+    assert departures(parse(None), PAPER) == []
+    usual = VerlKeys(1.0, 1.0, 0.2, 0.2, 3.0, "token-mean", 0.5, "token-mean")
+    lines = departures(parse(None), usual)
+    assert "algorithm.lam=1.0, where sapo as it is stated has 0.99" in lines
+    assert "critic.cliprange_value=0.5, where sapo as it is stated has none" in lines
+    assert len(lines) == 5
+    assert len(departures(parse({"algorithm": "ppo"}), usual)) == 1  # λ alone

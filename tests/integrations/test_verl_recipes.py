@@ -1,0 +1,144 @@
+"""``segcredit verl`` and reports of verl's runs: what needs no verl."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from segcredit.config import load_recipe
+from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS, TOKENS, adopt, make_room
+from segcredit.integrations.verl.settings import METHODS, PARTITIONS, SegmentSettings, parse
+from segcredit.integrations.verl.translate import Machines, translate
+from segcredit.integrations.verl.versions import refusal
+from segcredit.runlog import read_run
+
+RECIPE = "geo3k/qwen2.5-vl-3b-sapo"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "verl.md"
+
+
+def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="verl trains checkpoints") as error:
+        translate(load_recipe("demo"), tmp_path)
+    assert "verl has no warm_start stage" in str(error.value)
+    recipe = load_recipe(RECIPE, ["algorithm={name: vineppo}", "update.minibatches=3"])
+    with pytest.raises(ValueError, match="vineppo does not run on verl") as error:
+        translate(recipe, tmp_path)
+    assert "512 prompts do not split into 3" in str(error.value)
+    with pytest.raises(ValueError, match="128 responses does not split over 7 GPUs"):
+        translate(load_recipe(RECIPE), tmp_path, Machines(nodes=1, gpus=7))
+
+
+def test_print_shows_a_command_that_a_shell_reads_back(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", "from segcredit.cli import main; main()", "verl", RECIPE),
+            *("reward={name: geo3k}", "--print", "--gpus", "4", "--verl", "trainer.save_freq=7"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trainer.n_gpus_per_node=4" in done.stdout
+    assert done.stdout.rstrip().endswith("trainer.save_freq=7")
+    shown = done.stdout.replace("python -m verl.trainer.main_ppo", "printf '%s\\n'")
+    said = subprocess.run(["bash", "-c", shown], capture_output=True, text=True).stdout.split("\n")
+    assert "+segment.partition.fraction=0.3" in said
+    assert "+reward.custom_reward_function.reward_kwargs.reward={name:geo3k}" in said
+
+
+def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
+    (tmp_path / METRICS).parent.mkdir()
+    (tmp_path / ROLLOUTS).mkdir()
+    (tmp_path / "config.yaml").write_text("name: x\nalgorithm: sapo\n")
+    before = [
+        {"step": 0, "data": {"val-core/toy/acc/mean@1": 0.25}},
+        {"step": 1, "data": {"critic/score/mean": 0.1, "segment/critic_pretraining": 1.0}},
+        {"step": 2, "data": {"critic/score/mean": 0.7, "segment/critic_pretraining": 0.0}},
+    ]
+    (tmp_path / METRICS).write_text("".join(json.dumps(x) + "\n" for x in before))
+    make_room(tmp_path / METRICS, resumed=True)
+    lines = [  # killed and resumed: the second step was done again
+        {"step": 2, "data": {"critic/score/mean": 0.2, "segment/critic_pretraining": 0.0}},
+        {"step": 3, "data": {"critic/score/mean": 0.3, "val-core/toy/acc/mean@1": 0.5}},
+    ]
+    (tmp_path / METRICS).write_text("".join(json.dumps(x) + "\n" for x in lines))
+    tokens = {"tokens": [5, 6, 7], "pieces": ["a", "b", "c"], "segment": [0, 0, 1]}
+    rows = [
+        {"input": "q", "output": "abc", "gts": "4", "score": 1.0, "uid": "u_0_0", TOKENS: tokens},
+        {"input": "q", "output": "ab", "gts": "4", "score": 0.0, "uid": "u_1_0", TOKENS: None},
+    ]
+    (tmp_path / ROLLOUTS / "2.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+    adopt(tmp_path)
+    run = read_run(tmp_path)
+    assert run.series("reward", "optimize") == ([2, 3], [0.2, 0.3])
+    assert run.series("reward", "pretrain_critic") == ([1], [0.1])
+    assert run.series("sampled", "evaluation") == ([0, 3], [0.25, 0.5])
+    (row,) = run.rollouts(2)
+    assert row["segment"] == [0, 0, 1]
+    assert (row["prompt_id"], row["reward"], row["answer"]) == ("u", 1.0, "4")
+    adopt(tmp_path)  # again, as a report of a running run does
+    assert run.rollout_steps == [2]
+
+
+def test_the_document_lists_every_setting() -> None:
+    text = DOCUMENT.read_text()
+    listed = re.findall(r"^\| `segment\.(\w+)` \|", text, re.MULTILINE)
+    assert listed == list(SegmentSettings.model_fields)
+    for name in (*METHODS, *PARTITIONS):
+        assert f"`{name}`" in text
+    defaults = {k: str(x.default) for k, x in SegmentSettings.model_fields.items() if x.default}
+    for name, default in defaults.items():
+        assert re.search(rf"`segment\.{name}` \| `?{default}`? \|", text), name
+
+
+def test_every_partition_is_made_by_name() -> None:
+    given = {"fixed_length": {"size": 4}, "top_entropy": {"fraction": 0.5}}
+    for name, kind in PARTITIONS.items():
+        made = parse({"partition": {"name": name, **given.get(name, {})}}).cut()
+        assert type(made) is kind
+        assert all(getattr(made, key) == x for key, x in given.get(name, {}).items())
+
+
+def test_the_tested_range_of_versions() -> None:
+    assert refusal("0.9.1") is None
+    for other in ("0.9.0", "0.9.2", "0.10.0.dev1", "1.0"):
+        assert f"this is verl {other}" in (refusal(other) or "")
+    assert refusal("0.10.0", allowed=True) is None
+
+
+def test_the_reason_stands_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray goes on talking after the error; the command says it once more."""
+    from segcredit.commands.verl import _echo, _run
+
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "print('Traceback (most recent call last):')\n"
+        "print('RuntimeError: segcredit: the run stopped in step 3, because …')\n"
+        "print('(WorkerDict pid=7) [rank0] other words')\nraise SystemExit(1)\n"
+    )
+    code, last = _echo([sys.executable, str(script)])
+    assert (code, last) == (1, "segcredit: the run stopped in step 3, because …")
+    assert "other words" in capfd.readouterr().out
+    assert _run(tmp_path / "run", {}, [sys.executable, str(script)]) in (1, 2)
+    assert capfd.readouterr().err.strip().splitlines()[-1].startswith("error: ")
+
+
+def test_rows_that_verl_cannot_read_are_found_before_it_starts(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    good.write_text(json.dumps({"prompt": messages, "reward_model": {"ground_truth": "2"}}) + "\n")
+    bad.write_text(json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n")
+    translate(load_recipe(RECIPE, [f"data.train=[{good}]"]), tmp_path)
+    with pytest.raises(ValueError, match=r"bad\.jsonl holds rows that verl cannot read"):
+        translate(load_recipe(RECIPE, [f"data.train=[{bad}]"]), tmp_path)
+    pq.write_table(pa.Table.from_pylist([json.loads(good.read_text())]), tmp_path / "x.parquet")
+    translate(load_recipe(RECIPE, [f"data.train=[{tmp_path}/x.parquet]"]), tmp_path)
+    pq.write_table(pa.Table.from_pylist([{"question": "1 + 1?"}]), tmp_path / "y.parquet")
+    with pytest.raises(ValueError, match=r"y\.parquet holds rows that verl cannot read"):
+        translate(load_recipe(RECIPE, [f"data.train=[{tmp_path}/y.parquet]"]), tmp_path)

@@ -1,0 +1,143 @@
+"""Whole runs of an unmodified verl on two CPU workers: the toy reward rises."""
+
+from pathlib import Path
+
+import pytest
+from running import HERE, Ran, arguments, base, run
+from toy import make_model, make_rows
+
+from segcredit.runlog import read_run
+
+SEGMENT = {"trainer.v1.trainer_mode": "segment_sync", "algorithm.use_kl_in_reward": True}
+STEPS = 11
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verl")
+    make_model(folder / "model")
+    make_rows(folder / "rows.jsonl")
+    return folder
+
+
+def small(place: Path, folder: Path, steps: int = STEPS) -> dict[str, object]:
+    return base(folder, place / "model", place / "rows.jsonl", steps) | SEGMENT
+
+
+def assert_rises(ran: Ran, steps: int = STEPS) -> None:
+    assert ran.code == 0, ran.output[-3000:]
+    rewards = ran.column("critic/score/mean")
+    assert len(rewards) == steps
+    assert sum(rewards[:3]) / 3 < 0.25, rewards
+    assert sum(rewards[-3:]) / 3 > 0.45, rewards
+    assert all(x != 0 for x in ran.column("critic/rewards/mean"))
+    # KL in the reward: what is learnt from is a little less than the score
+    assert ran.column("actor/reward_kl_penalty")[-1] > 0
+
+
+def test_sapo(place: Path, tmp_path: Path) -> None:
+    settings = small(place, tmp_path) | {
+        "algorithm.lam": 0.99,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,  # verl's default
+        "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+        "actor_rollout_ref.actor.clip_ratio_c": 1e9,
+        "critic.cliprange_value": 1e9,
+    }
+    ran = run(tmp_path, settings)
+    assert_rises(ran)
+    assert "segment credit departs" not in ran.output
+    assert "TopEntropy(fraction=0.3" in ran.output
+    # of 12 tokens 4 are picked, and the last one; some responses are shorter
+    assert all(2 < x <= 5 for x in ran.column("segment/num/mean"))
+
+
+RECIPE = """
+name: toy
+seed: 1
+model: {{path: {place}/model, attention: sdpa}}
+data: {{train: [{place}/rows.jsonl], test: [{place}/rows.jsonl], max_prompt_tokens: 32}}
+reward: {reward}:letters
+algorithm: {{name: ppo, lam: 0.95, kl: 0.001}}
+stages: [{{kind: optimize, steps: {steps}}}]
+rollout: {{prompts: 32, max_tokens: 12}}
+update: {{minibatches: 2, tokens_per_micro: 256}}
+optimizer: {{lr: 4.0e-3, critic_lr: 1.0e-3}}
+evaluation: {{every: 0, prompts: 8}}
+save: {{every: 100, rollouts_every: 5, rollouts: 4}}
+"""
+
+
+def test_ppo_from_a_recipe_to_a_report(place: Path, tmp_path: Path) -> None:
+    """``segcredit verl RECIPE``, then ``segcredit report``: the same commands as a user types."""
+    recipe, folder = tmp_path / "toy.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE.format(place=place, reward=HERE / "toy.py", steps=STEPS))
+    command = ["-c", "from segcredit.cli import main; main()"]
+    machine = ("use_torch_compile", "num_workers", "device", "ray_init", "ray_kwargs", "storage")
+    known = base(folder, place / "model", place / "rows.jsonl", STEPS)
+    own = [f"--verl={x}" for x in arguments(known) if any(part in x for part in machine)]
+    own.append("--verl=reward.reward_model.rollout.name=hf")
+    options = ["--out", str(folder), "--gpus=2", "--rollout=hf", "--tensor-parallel=2", *own]
+    ran = run(tmp_path, {}, program=[*command, "verl", str(recipe), *options])
+    ran = Ran(ran.code, ran.output, folder, "verl/metrics.jsonl")
+    steps = [row for row in ran.metrics if "critic/score/mean" in row]
+    assert len(ran.metrics) == len(steps) + 1  # and a validation before the first
+    assert_rises(ran)
+    assert "departs" not in ran.output
+    assert all(x == 1 for x in ran.column("segment/length/mean"))
+    done = run(tmp_path, {}, program=[*command, "report", str(folder), "--no-analyses"])
+    assert done.code == 0, done.output[-3000:]
+    assert (folder / "report.html").stat().st_size > 50_000
+    kept = read_run(folder)
+    assert kept.series("reward", "optimize")[0] == list(range(1, STEPS + 1))
+    assert kept.rollout_steps == [1, 5, 10]
+    rows = kept.rollouts(5)
+    assert len(rows) == 4
+    assert all(row["segment"] == list(range(len(row["tokens"]))) for row in rows)
+
+
+def test_vc_ppo_pretrains_its_critic_and_decouples_lambda(place: Path, tmp_path: Path) -> None:
+    steps, pretraining = STEPS + 3, 3
+    settings = small(place, tmp_path, steps) | {
+        "+segment.algorithm": "vc_ppo",
+        "+segment.critic_pretraining_steps": pretraining,
+        "algorithm.lam": 0.95,
+    }
+    ran = run(tmp_path, settings)
+    assert_rises(ran, steps)
+    assert "lam_critic=1.0" in ran.output
+    alone = [row["segment/critic_pretraining"] == 1 for row in ran.metrics]
+    assert alone == [True] * pretraining + [False] * STEPS
+    assert ["actor/pg_loss" in row for row in ran.metrics] == [not x for x in alone]
+    value, target = ran.column("critic/values/mean"), ran.column("critic/returns/mean")
+    error = [abs(x - y) for x, y in zip(value, target, strict=True)]
+    assert value[0] == 0
+    assert error[pretraining] < 0.6 * error[0]
+
+
+def test_a_vision_language_model_with_pictures_and_a_critic(tmp_path: Path) -> None:
+    import tiny_vision
+
+    model = tiny_vision.make_model(tmp_path / "model")
+    rows = tiny_vision.make_rows(tmp_path / "rows.parquet")
+    folder = tmp_path / "run"
+    settings = base(folder, model, rows, 3) | SEGMENT
+    ran = run(folder, settings)
+    assert ran.code == 0, ran.output[-3000:]
+    assert len(ran.metrics) == 3
+    assert all(x > 0 for x in ran.column("critic/grad_norm"))
+    assert all(x > 0 for x in ran.column("actor/grad_norm"))
+    # a picture of 56 × 56 takes 4 tokens, one of 56 × 84 takes 6
+    lengths = ran.metrics[0]["prompt_length/max"] - ran.metrics[0]["prompt_length/min"]
+    assert lengths == 2
+    # the critic moved away from 0, where it begins
+    assert ran.column("critic/values/mean")[0] == 0
+    assert ran.column("critic/values/mean")[-1] != 0
+
+
+def test_the_trainer_whose_rollouts_outlast_a_step(place: Path, tmp_path: Path) -> None:
+    settings = small(place, tmp_path, 3) | {"trainer.v1.trainer_mode": "segment_colocate_async"}
+    ran = run(tmp_path, settings)
+    assert ran.code == 0, ran.output[-3000:]
+    assert len(ran.metrics) == 3
+    assert max(ran.column("training/off_policy/trajectory_staleness/max")) > 0
+    assert all(x > 0 for x in ran.column("actor/grad_norm"))
