@@ -27,6 +27,7 @@ def make_engine(
         rows=settings.rows,
         memory=settings.vllm.memory,
         eager=settings.vllm.eager,
+        shared=settings.samples > 1,
     )
     engine.start()
     return engine
