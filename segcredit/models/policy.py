@@ -1,13 +1,15 @@
 """The policy: any causal language model of transformers, or a Qwen-VL, with its codec."""
 
-from dataclasses import dataclass
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,6 +23,7 @@ from segcredit.core.head import head_logp_and_entropy
 from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
 from segcredit.models.forward import response_outputs, spread
+from segcredit.models.lora import POLICY, REFERENCE, Lora, merged
 from segcredit.models.packed import packs, set_attention
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts
@@ -31,12 +34,23 @@ def is_vision(config: PreTrainedConfig) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
+def bare_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model's classes without memory for weights: its layers can be named and counted."""
+    kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(config, trust_remote_code=trust_remote_code)
+
+
 @dataclass(frozen=True, eq=False)
 class Policy:
     """A language model, and how text and pictures become its inputs."""
 
     model: PreTrainedModel
     codec: Codec
+    lora: Lora | None = None
+    """The model's adapters, if these are trained instead of its weights."""
+    adapter: str | None = POLICY
+    """Which of them this policy is; None: the model without any."""
 
     @classmethod
     def from_pretrained(
@@ -79,9 +93,44 @@ class Policy:
         return cls(model.eval(), Codec.for_tiny(tokenizer, config))
 
     def save(self, folder: Path) -> None:
-        """A plain Hugging Face folder, which every tool of that world loads."""
-        self.model.save_pretrained(folder)
+        """A plain Hugging Face folder, which every tool of that world loads.
+
+        Adapters are added to the weights, rounded as these are.
+        """
+        whole = None
+        if self.lora is not None:
+            named = merged(self.model, self.model.state_dict().items())
+            whole = {name: x.cpu() for name, x in named}
+        self.model.save_pretrained(folder, state_dict=whole)
         self.codec.save(folder)
+
+    def with_lora(self, rank: int, alpha: float, **settings: Any) -> "Policy":
+        """The same model, frozen, with matrices of low rank that are trained instead."""
+        return replace(self, lora=Lora(self.model, rank, alpha, **settings))
+
+    def active(self) -> AbstractContextManager[None]:
+        """The context in which the model is this policy; without LoRA it always is."""
+        return nullcontext() if self.lora is None else self.lora.using(self.adapter)
+
+    def trained(self) -> list[nn.Parameter]:
+        """What an optimizer of this policy steps."""
+        if self.lora is not None:
+            return self.lora.parameters(POLICY)
+        return [x for x in self.model.parameters() if x.requires_grad]
+
+    def reference(self) -> "Policy":
+        """π_ref: the policy as it is now, without gradients.
+
+        With LoRA it takes no second model: it is the same one without adapters, or, if the policy
+        has learned already, with a third one.
+        """
+        if self.lora is None:
+            model = copy.deepcopy(self.model).eval()
+            return Policy(model.requires_grad_(False), self.codec)
+        if self.lora.is_nothing(POLICY):
+            return replace(self, adapter=None)
+        self.lora.add_copy(REFERENCE)
+        return replace(self, adapter=REFERENCE)
 
     @property
     def device(self) -> torch.device:
@@ -139,6 +188,12 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
+        with self.active():
+            return self._score(rollouts, temperature, with_entropy)
+
+    def _score(
+        self, rollouts: Rollouts, temperature: float, with_entropy: bool
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         tokens = rollouts.tokens[rollouts.mask]
         if self.plain_head:
             hidden = response_outputs(self.model.base_model, rollouts, head=False)

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from segcredit.models.lora import merged
+
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every weight: what an engine that holds its own copy must be told.
 
-    Weights that are tied appear once, under their first name.
+    Weights that are tied appear once, under their first name. LoRA matrices of the policy are
+    added to the weights beside which they stand.
     """
-    for name, x in model.named_parameters():
-        yield name, x.detach()
+    yield from merged(model, ((name, x.detach()) for name, x in model.named_parameters()))

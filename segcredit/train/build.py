@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
@@ -17,9 +17,11 @@ from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, Policy
 from segcredit.models.compiled import compile_parts
+from segcredit.models.lora import require_peft
 from segcredit.models.packed import set_attention
-from segcredit.models.policy import is_vision
+from segcredit.models.policy import bare_model, is_vision
 from segcredit.models.recompute import recompute_activations
+from segcredit.models.targets import choose_layers, linear_layers
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
@@ -71,6 +73,8 @@ def make_plan(
     bad: list[BadRow] = []
     made_reward = tried(lambda: _reward(recipe, reward))
     codec = tried(lambda: _codec(recipe, world))
+    if codec is not None:
+        tried(lambda: _check_lora(recipe, world))
     sources = tried(
         lambda: (
             _generated(recipe, world)
@@ -78,7 +82,7 @@ def make_plan(
             else _listed(recipe, codec, train, test, bad)
         )
     )
-    if made_reward is None or codec is None or sources is None:
+    if problems or made_reward is None or codec is None or sources is None:
         if len(problems) == 1:
             raise problems[0]
         raise RecipeError("\n".join(str(problem) for problem in problems))
@@ -99,10 +103,12 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     set_attention(policy.model, recipe.model.attention)
     if recipe.model.freeze_vision:
         freeze_vision(policy.model)
+    if recipe.model.lora is not None:
+        policy = _with_lora(policy, recipe)
     if recipe.model.compile:
         compile_parts(policy.model)
     if recipe.memory.recompute_activations:
-        recompute_activations(policy.model)
+        recompute_activations(policy.model, policy.lora)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
     return State(
         recipe=recipe,
@@ -114,6 +120,19 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         test=plan.test,
         world=plan.world,
         parallel=parallel,
+    )
+
+
+def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
+    """The policy's adapter, the same on every process; critic and reference get theirs later."""
+    settings = recipe.model.lora
+    assert settings is not None
+    return policy.with_lora(
+        settings.rank,
+        settings.alpha,
+        targets=settings.targets,
+        vision=not recipe.model.freeze_vision,
+        seed=derive(recipe.seed, "adapters") % 2**31,
     )
 
 
@@ -169,24 +188,44 @@ def _world(recipe: Recipe) -> World | None:
         raise RecipeError(f"data: {error}") from None
 
 
-def _codec(recipe: Recipe, world: World | None) -> Codec:
-    """How the model will read prompts, known from small files alone."""
+def _config(recipe: Recipe, world: World | None) -> PreTrainedConfig:
+    """The model's, without its weights."""
     settings = recipe.model
     if settings.path is None:
         assert settings.tiny is not None
         assert world is not None
-        tokenizer = world.tokenizer()
+        return tiny_config(
+            settings.tiny, world.tokenizer(), settings.hidden, settings.layers, settings.heads
+        )
+    return AutoConfig.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code)
+
+
+def _check_lora(recipe: Recipe, world: World | None) -> None:
+    """Whether the model has the layers that are named; it is built without memory for weights."""
+    settings = recipe.model.lora
+    if settings is None:
+        return
+    try:
+        require_peft()
+        config = _config(recipe, world)
+        model = bare_model(config, recipe.model.trust_remote_code)
+        choose_layers(linear_layers(model), settings.targets, not recipe.model.freeze_vision)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _codec(recipe: Recipe, world: World | None) -> Codec:
+    """How the model will read prompts, known from small files alone."""
+    settings = recipe.model
+    if settings.path is None:
+        assert world is not None
         try:
-            config = tiny_config(
-                settings.tiny, tokenizer, settings.hidden, settings.layers, settings.heads
-            )
+            config = _config(recipe, world)
         except ValueError as error:
             raise RecipeError(f"model: {error}") from None
-        return Codec.for_tiny(tokenizer, config)
+        return Codec.for_tiny(world.tokenizer(), config)
     try:
-        config = AutoConfig.from_pretrained(
-            settings.path, trust_remote_code=settings.trust_remote_code
-        )
+        config = _config(recipe, world)
         return Codec.from_pretrained(settings.path, is_vision(config), settings.trust_remote_code)
     except (OSError, ValueError) as error:
         first = " ".join(str(error).split())[:300]

@@ -1,15 +1,15 @@
 """The kinds of stage a run is made of: what each prepares, and what one step of it does."""
 
-import copy
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
-from segcredit.models import Critic, Policy
+from segcredit.models import Critic
 from segcredit.models.compiled import compile_parts
 from segcredit.models.recompute import recompute_activations
 from segcredit.train.collect import collect
@@ -49,7 +49,7 @@ def enter(state: State, stage: AnyStage) -> None:
         state.critic_optimizer.lr = optimizer.critic_lr
     set_policy_optimizer(state, optimizer.lr, optimizer)
     if "logp_ref" in state.algorithm.needs and state.reference is None:
-        state.reference = copy_of(state.policy)
+        state.reference = state.policy.reference()
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
 
@@ -57,15 +57,17 @@ def enter(state: State, stage: AnyStage) -> None:
 def add_critic(state: State, critic: Critic) -> None:
     """Take a critic in, with its optimizer."""
     settings = state.recipe.optimizer
-    if state.recipe.model.freeze_vision:
-        freeze_vision(critic.trunk)
-    if state.recipe.model.compile:
-        compile_parts(critic.trunk)
-    if state.recipe.memory.recompute_activations:
-        recompute_activations(critic.trunk)
+    if critic.lora is None:  # else the trunk is the policy's, and all this is done
+        if state.recipe.model.freeze_vision:
+            freeze_vision(critic.trunk)
+        if state.recipe.model.compile:
+            compile_parts(critic.trunk)
+        if state.recipe.memory.recompute_activations:
+            recompute_activations(critic.trunk)
     state.critic = critic
     offload = state.recipe.memory.offload_optimizer
-    state.critic_optimizer = Optimizer("critic", critic, settings.critic_lr, settings, offload)
+    own = nn.ParameterList(critic.trained())
+    state.critic_optimizer = Optimizer("critic", own, settings.critic_lr, settings, offload)
 
 
 def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
@@ -73,18 +75,12 @@ def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -
     if state.policy_optimizer is not None:
         state.policy_optimizer.close()
     offload = state.recipe.memory.offload_optimizer
-    state.policy_optimizer = Optimizer("policy", state.policy.model, lr, settings, offload)
+    own = nn.ParameterList(state.policy.trained())
+    state.policy_optimizer = Optimizer("policy", own, lr, settings, offload)
     return state.policy_optimizer
 
 
-def copy_of(policy: Policy) -> Policy:
-    """π_ref: the policy as it is now, without gradients."""
-    model = copy.deepcopy(policy.model).eval()
-    freeze(model)
-    return Policy(model, policy.codec)
-
-
-def freeze_vision(model: torch.nn.Module) -> None:
+def freeze_vision(model: nn.Module) -> None:
     """No gradients for the vision tower, wherever the architecture keeps it."""
     for name, part in model.named_modules():
         if name.split(".")[-1] == "visual":

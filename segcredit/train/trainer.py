@@ -136,7 +136,10 @@ class Trainer:
             watch.note(message)
         if found.path is None:
             return build(self.plan, parallel=parallel), 0
-        state = build(self.plan, load_policy(self.recipe, found.path / POLICY), parallel)
+        # adapters go on from the weights they stand beside, not from the sum that was saved
+        with_lora = self.recipe.model.lora is not None
+        policy = None if with_lora else load_policy(self.recipe, found.path / POLICY)
+        state = build(self.plan, policy, parallel)
         return state, restore(state, run, found.path)
 
     def _loop(
