@@ -33,6 +33,10 @@ def main_memory_peak(job: Job) -> float:
 def _resting(job: Job) -> float:
     """In slabs, as they are filled: originals first, then two moments per parameter."""
     shape = job.shape
+    if job.adapter:
+        sizes = list(job.adapter.sizes)
+        head = [shape.hidden, 1]
+        return _optimizer(job, sizes) + (_optimizer(job, [*sizes, *head]) if job.critic else 0.0)
     own = [count for count, vision in shape.sizes if not (vision and job.freeze_vision)]
     total = _optimizer(job, own)
     if job.critic:

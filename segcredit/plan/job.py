@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from segcredit.config import Optimize, Recipe
+from segcredit.plan.adapter import Adapter, adapter_of
 from segcredit.plan.gpus import Gpu
 from segcredit.plan.lengths import Lengths
 from segcredit.plan.shape import Shape
@@ -34,6 +35,8 @@ class Job:
     measured."""
     compile: bool = False
     freeze_vision: bool = False
+    adapter: Adapter | None = None
+    """LoRA: the weights are frozen, and there is one copy of them."""
     recompute: bool = False
     offload: bool = False
 
@@ -105,8 +108,36 @@ class Job:
         full = self.lengths.prompt + self.max_tokens
         return math.ceil(self.micro_count(self.per_minibatch, full) / self.gpus) > 1
 
-    def trainable(self, parameters: int) -> int:
-        """Parameters that have gradients."""
+    @property
+    def policy_trained(self) -> int:
+        """The policy's parameters that have gradients."""
+        return self.adapter.numbers if self.adapter else self._open(self.shape.parameters)
+
+    @property
+    def critic_trained(self) -> int:
+        """The critic's: its value head among them."""
+        if self.adapter:
+            return self.adapter.numbers + self.shape.hidden + 1
+        return self._open(self.shape.critic_parameters)
+
+    @property
+    def layers_trained(self) -> int:
+        """Those of one model's text layers."""
+        return self.adapter.text if self.adapter else self.shape.layer_parameters
+
+    @property
+    def tower_trained(self) -> int:
+        """Those of its vision tower."""
+        if self.adapter:
+            return self.adapter.numbers - self.adapter.text
+        return 0 if self.freeze_vision or not self.shape.tower else self.shape.tower.parameters
+
+    @property
+    def tower_rests(self) -> bool:
+        """Whether the vision tower's states need no gradients."""
+        return not self.adapter.vision if self.adapter else self.freeze_vision
+
+    def _open(self, parameters: int) -> int:
         tower = self.shape.tower
         return parameters - (tower.parameters if tower and self.freeze_vision else 0)
 
@@ -131,6 +162,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         eager=attention == "eager",
         compile=recipe.model.compile,
         freeze_vision=recipe.model.freeze_vision,
+        adapter=adapter_of(recipe, shape),
         recompute=recipe.memory.recompute_activations,
         offload=recipe.memory.offload_optimizer,
         prompts=recipe.rollout.prompts,

@@ -38,6 +38,11 @@ def assumptions(job: Job) -> list[str]:
         f"for CUDA itself",
         "not counted: grading the responses, evaluations, checkpoints, decoding of pictures",
     ]
+    if job.adapter:
+        found.append(
+            f"LoRA: one frozen model, and {job.adapter.numbers / 1e6:,.1f} M parameters in each "
+            f"adapter; the host's work for them while sampling is not counted"
+        )
     if job.compile:
         found.append("model.compile: its gain in speed is counted, its smaller memory is not")
     if not job.shape.full_attention:
