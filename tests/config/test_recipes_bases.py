@@ -227,7 +227,7 @@ def test_an_unknown_name_lists_what_may_have_been_meant() -> None:
         recipe_path("math")
     assert str(error.value).count("math/") == 8
     assert "geo3k" not in str(error.value)
-    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(12\), gsm8k/… \(8\), math/… "):
+    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(16\), gsm8k/… \(8\), math/… "):
         recipe_path("nothing-of-the-kind")
 
 
