@@ -29,6 +29,8 @@ PREFIX = "base_model.model."
 """What PEFT's files put before every name."""
 INSIDE = ".base_layer."
 """Where peft keeps the layer beside which an adapter stands."""
+VARIANTS = 32
+"""How many forms a compiled part may have: adapters, times with and without gradients."""
 _SAMPLED = 64
 """Numbers of each frozen weight that its fingerprint looks at."""
 

@@ -17,7 +17,7 @@ from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, Policy
 from segcredit.models.compiled import compile_parts
-from segcredit.models.lora import require_peft
+from segcredit.models.lora import VARIANTS, require_peft
 from segcredit.models.packed import set_attention
 from segcredit.models.policy import bare_model, is_vision
 from segcredit.models.recompute import recompute_activations
@@ -105,6 +105,8 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         freeze_vision(policy.model)
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
+        if recipe.model.compile:
+            torch._dynamo.config.recompile_limit = VARIANTS
     if recipe.model.compile:
         compile_parts(policy.model)
     if recipe.memory.recompute_activations:

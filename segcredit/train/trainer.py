@@ -216,10 +216,12 @@ def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
     """What a person wants to know first."""
     model = state.policy.model
     count = sum(x.numel() for x in model.parameters())
+    lora = state.policy.lora
+    own = f", {sum(x.numel() for x in state.policy.trained()):,} of them trained" if lora else ""
     size = plan.train.size
     return {
         "run": str(run.path),
-        "model": f"{type(model).__name__}, {count:,} parameters, {state.policy.device}",
+        "model": f"{type(model).__name__}, {count:,} parameters{own}, {state.policy.device}",
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
