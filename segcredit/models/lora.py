@@ -8,17 +8,16 @@ otherwise by ``with lora.using(…)``.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from segcredit.models.targets import LANGUAGE, Targets, choose_layers, linear_layers
@@ -173,11 +172,11 @@ class Lora:
         """Of the frozen weights: adapters belong to the weights they were trained on."""
         digest = hashlib.sha256()
         for name, x in self.model.named_parameters():
-            if _is_adapter(name):
+            if is_adapter(name):
                 continue
             flat = x.detach().flatten()
             some = flat[:: max(1, len(flat) // _SAMPLED)].float().cpu()
-            digest.update(f"{_plain(name)} {tuple(x.shape)} {x.dtype}".encode())
+            digest.update(f"{plain_name(name)} {tuple(x.shape)} {x.dtype}".encode())
             digest.update(some.numpy().tobytes())
         return digest.hexdigest()
 
@@ -206,34 +205,11 @@ class Using:
             self.lora._switch(before)
 
 
-def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """These weights as they would be without adapters: W + (alpha / rank) B A, by their old names.
-
-    One at a time, and the model stays as it is. Weights of a model without adapters pass through.
-    """
-    layers: dict[str, Any] = {
-        name: part for name, part in model.named_modules() if hasattr(part, "lora_A")
-    }
-    for name, x in weights:
-        if _is_adapter(name):
-            continue
-        path, _, rest = name.partition(INSIDE)
-        yield _plain(name), _plus(x, layers[path]) if rest == "weight" else x
-
-
-@torch.no_grad()
-def _plus(weight: Tensor, layer: Any) -> Tensor:
-    """W + (alpha / rank) B A, added in float32 and rounded as the weight is."""
-    a, b = layer.lora_A[POLICY].weight, layer.lora_B[POLICY].weight
-    product = b.float() @ a.float()
-    return (weight.float() + layer.scaling[POLICY] * product).to(weight.dtype)
-
-
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A parameter's name in the model without adapters."""
     return name.replace(INSIDE, ".")
 
 
-def _is_adapter(name: str) -> bool:
+def is_adapter(name: str) -> bool:
     """Whether a parameter is one of an adapter's."""
     return ".lora_A." in name or ".lora_B." in name

@@ -23,7 +23,8 @@ from segcredit.core.head import head_logp_and_entropy
 from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
 from segcredit.models.forward import response_outputs, spread
-from segcredit.models.lora import POLICY, REFERENCE, Lora, merged
+from segcredit.models.lora import POLICY, REFERENCE, Lora
+from segcredit.models.merged import merged
 from segcredit.models.packed import packs, set_attention
 from segcredit.models.tiny import tiny_config
 from segcredit.types import Encoded, Prompt, Rollouts

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from segcredit.models.lora import merged
+from segcredit.models.merged import merged
 
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
