@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from peak import Peak
 from real_shapes import config_for, policy_for, save_small_files, tokenizer_for
 
 from segcredit.config import parse_recipe
@@ -44,16 +45,19 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
                 "compile": given.compile,
                 "lora": {"rank": given.lora, "alpha": given.lora} if given.lora else None,
             },
-            "data": {"train": [str(rows)]},
+            "data": {"train": [str(rows)], "max_prompt_tokens": 1024},
             "reward": "geo3k",
-            "algorithm": {"name": given.algorithm},
+            "algorithm": {"name": given.algorithm}
+            | ({"kl": 0.0} if given.algorithm == "grpo" else {}),
             "stages": [{"kind": "optimize", "steps": given.steps}],
             "rollout": {
                 "prompts": given.prompts,
                 "samples": given.samples,
                 "max_tokens": given.tokens,
                 "rows": given.rows,
-                "old_logp": "recompute" if given.no_sampling else "sampler",
+                "engine": given.engine,
+                "vllm": {"memory": given.vllm_memory},
+                "old_logp": "recompute" if given.no_sampling else "auto",
             },
             "update": {"minibatches": given.minibatches, "tokens_per_micro": given.micro},
             "memory": {
@@ -165,8 +169,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
     parser.add_argument("--offload", action="store_true", help="optimizers rest in main memory")
     parser.add_argument("--keep-activations", action="store_true", help="do not recompute")
-    parser.add_argument("--compile", action="store_true", help="norms and feed-forward parts")
+    parser.add_argument("--compile", action="store_true", help="layers by torch.compile")
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights")
+    parser.add_argument("--engine", default="hf", help="hf or vllm")
+    parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU's")
     parser.add_argument("--no-sampling", action="store_true", help="random tokens as responses")
     parser.add_argument("--profile", action="store_true", help="which kernels the last step runs")
     given = parser.parse_args()
@@ -194,7 +200,10 @@ def main() -> None:
             flush=True,
         )
         found = []
-        for _ in range(given.steps):
+        peak = Peak()
+        for number in range(given.steps):
+            if number == min(1, given.steps - 1):
+                peak.__enter__()
             begin = time.perf_counter()
             last = given.profile and len(found) == given.steps - 1
             with torch.profiler.profile() if last else nullcontext() as seen:
@@ -205,10 +214,14 @@ def main() -> None:
             assert stepped is not None
             found.append((metrics, seconds, stepped.batch.rollouts))
             shown = {
-                k: round(v, 4) for k, v in metrics.items() if k.startswith(("time/", "memory/"))
+                k: round(v, 4)
+                for k, v in metrics.items()
+                if k.startswith(("time/", "memory/", "agreement/"))
             }
             print(f"step {len(found)}: {seconds:.1f} s {shown}", flush=True)
+    peak.__exit__(None, None, None)
     report(found[1:] or found, given)
+    print(f"peak of the device {peak.gib:.1f} GiB")
     if seen is not None:
         key = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
         table = seen.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=70)

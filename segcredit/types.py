@@ -123,6 +123,8 @@ class Rollouts:
     truncated: Bool[Tensor, " B"]
     """Cut off at the length limit."""
 
+    logp_sampler: Float[Tensor, "B T"] | None = None
+    """log π of each token as the sampler computed it, where log π_old was computed again."""
     entropy: Float[Tensor, "B T"] | None = None
     """H_t under π_old, full vocabulary, at the sampling temperature."""
     value: Float[Tensor, "B T"] | None = None

@@ -5,6 +5,7 @@ import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -187,3 +188,20 @@ def start(folder: Path, *arguments: object, environment: dict[str, str] | None =
 def run(folder: Path, *arguments: object, curves: bool = False) -> Call:
     """The same, to its end."""
     return shared_server().run(folder, *arguments, curves=curves)
+
+
+def several(folder: Path, size: int, *arguments: object) -> list[Call]:
+    """Processes that train together, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    return [
+        start(folder, *arguments, environment={**shared, "RANK": str(rank)}) for rank in range(size)
+    ]
+
+
+def run_several(folder: Path, size: int, *arguments: object) -> None:
+    """The same, to their end, which must be a good one."""
+    for call in several(folder, size, *arguments):
+        assert call.wait() == 0, call.said + call.complained

@@ -29,7 +29,7 @@ def test_policy_critic_and_reference_share_a_model(name: str) -> None:
     torch.nn.init.normal_(critic.head.weight)
     with torch.no_grad():
         assert torch.equal(policy.score(rollouts, 1.0)[0], before)
-    pair = [torch.optim.AdamW(part.trained(), lr=1e-2) for part in (policy, critic)]
+    pair = [torch.optim.AdamW(part.trained().values(), lr=1e-2) for part in (policy, critic)]
     for _ in range(3):
         logp, value = policy.score(rollouts, 1.0)[0], critic(rollouts)
         (logp.float().sum() + value.sum()).backward()

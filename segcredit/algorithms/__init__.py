@@ -18,6 +18,7 @@ from segcredit.algorithms.spo import spo_chain, spo_tree
 from segcredit.algorithms.vapo import vapo
 from segcredit.algorithms.vc_ppo import vc_ppo
 from segcredit.algorithms.vineppo import vineppo
+from segcredit.partition import partition_of
 from segcredit.types import Algorithm
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -43,7 +44,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 
 def make_algorithm(name: str, **settings: object) -> Algorithm:
-    """The method of that name, e.g. ``make_algorithm("sapo", lam=0.95)``."""
+    """The method of that name, e.g. ``make_algorithm("sapo", lam=0.95, partition="newline")``."""
     if name not in ALGORITHMS:
         near = get_close_matches(name.lower().replace("-", "_"), ALGORITHMS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -58,6 +59,8 @@ def make_algorithm(name: str, **settings: object) -> Algorithm:
             raise ValueError(
                 f"{name} has no setting {setting!r}.{hint} Its settings are: {', '.join(known)}."
             )
+    if settings.get("partition") is not None:
+        settings["partition"] = partition_of(settings["partition"])
     return ALGORITHMS[name](**settings)
 
 

@@ -40,7 +40,8 @@ def load_policy(run: Run, checkpoint: Path) -> "Policy":
     dtype = torch.bfloat16 if settings.get("dtype") == "bfloat16" else torch.float32
     try:
         trusted = settings.get("trust_remote_code") is True
-        policy = Policy.from_pretrained(checkpoint / "policy", dtype, trust_remote_code=trusted)
+        template = (run.config.get("data") or {}).get("template")
+        policy = Policy.from_pretrained(checkpoint / "policy", dtype, trusted, template)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise CannotAnalyseError(

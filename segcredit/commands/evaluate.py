@@ -1,7 +1,8 @@
 """``segcredit evaluate``: a checkpoint on held-out prompts."""
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +20,12 @@ segcredit evaluate runs/demo-20261115-101500  [dim]# a run: its last checkpoint,
 
 segcredit evaluate runs/demo-20261115-101500 --samples 8 --temperature 0.6 --top-p 0.95
 
-segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data test.parquet --reward geo3k -o said.jsonl
+segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data geo3k --paper
+
+segcredit evaluate my-model --data test.parquet --reward math -o said.jsonl --json > found.json
 """
+PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "greedy": False, "prompts": None}
+"""Table 7 of the SAPO paper: sampled answers to the whole test set; how many each it leaves out."""
 
 
 def evaluate(
@@ -28,23 +33,60 @@ def evaluate(
         str, typer.Argument(help="A run folder, a Hugging Face folder, or a hub id.")
     ],
     data: Annotated[
-        list[str] | None, typer.Option("--data", help="Files of prompts; a run has its own.")
+        list[str] | None,
+        typer.Option(
+            "--data", help="Files of prompts, or geo3k, gsm8k, math as prepared; a run has its own."
+        ),
     ] = None,
     reward: Annotated[
-        str | None, typer.Option("--reward", help="math, geo3k, gsm8k, exact or file.py:function.")
+        str | None,
+        typer.Option(
+            "--reward",
+            help="math, geo3k, gsm8k, exact or file.py:function; prepared data has its own.",
+        ),
     ] = None,
-    prompts: Annotated[int, typer.Option("--prompts", help="How many prompts.", min=1)] = 512,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="As the SAPO paper: --temperature 0.6 --top-p 0.95 --no-greedy, all prompts.",
+        ),
+    ] = False,
+    prompts: Annotated[
+        int | None,
+        typer.Option("--prompts", help="How many prompts; 0: all.", min=0, show_default="512"),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", "-k", help="Responses each.", min=1)] = 4,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.01)] = 1.0,
-    top_p: Annotated[float, typer.Option("--top-p", min=0.01, max=1.0)] = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", help="A run has its own.", min=0.01, show_default="1.0"),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", help="A run has its own.", min=0.01, max=1, show_default="1.0"),
+    ] = None,
+    greedy: Annotated[
+        bool | None,
+        typer.Option("--greedy/--no-greedy", help="The greedy response, too.", show_default="yes"),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Length limit; a run has its own.", min=1)
     ] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="Added to each prompt.")] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            help="For models that know no chat: text with {question} in it; a run has its own.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The numbers as one JSON object, not as a table.")
+    ] = False,
 ) -> None:
     """Accuracy on held-out prompts: greedy, avg@k, pass@k, with intervals."""
     from rich.console import Console
@@ -54,28 +96,34 @@ def evaluate(
     from segcredit.runlog.manifest import CheckpointError
 
     quiet_libraries()
-    console = Console()
+    console = Console(stderr=as_json)
+    chosen = {"temperature": temperature, "top_p": top_p, "greedy": greedy, "prompts": prompts}
+    given: dict[str, Any] = {name: x for name, x in chosen.items() if x is not None}
+    if prompts == 0:
+        given["prompts"] = None
     try:
         with console.status("asking…"):
             found = evaluate_checkpoint(
                 checkpoint,
                 data=data,
                 reward=reward,
-                prompts=prompts,
                 samples=samples,
-                temperature=temperature,
-                top_p=top_p,
                 max_tokens=max_tokens,
                 suffix=suffix,
+                template=template,
                 seed=seed,
                 output=output,
+                **(PAPER if paper else {}) | given,
             )
     except (ValueError, CheckpointError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    console.print(_table(found))
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        console.print(_table(found))
     if output is not None:
         console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
 
@@ -93,10 +141,12 @@ def _table(found: "Evaluation") -> "Table":
     table.add_row(f"avg@{found.samples}", f"{found.sampled:.1%}", _range(found.sampled_interval))
     for k, x in found.pass_at.items():
         if k > 1:
-            table.add_row(f"pass@{k}", f"{x:.1%}", "")
+            table.add_row(f"pass@{k}", f"{x:.1%}", _range(found.pass_interval[k]))
     table.add_row("reward", f"{found.reward:.3f}", "")
     table.add_row("answer found", f"{found.answered:.1%}", "")
     table.add_row("truncated", f"{found.truncated:.1%}", "")
+    drawn = f"{found.sampling.temperature:g}, {found.sampling.top_p:g}"
+    table.add_row("temperature, top-p", drawn, "")
     table.add_row("response length", f"{found.response_length:.0f} tokens", "")
     return table
 

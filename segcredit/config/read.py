@@ -19,7 +19,7 @@ GIVEN_IN_PYTHON = "given_in_python"
 """Where config.yaml says what was an object and not a setting."""
 BASE = "base"
 """The key under which a recipe names what it is a change of."""
-NAMED = ("algorithm", "reward")
+NAMED = ("algorithm", "reward", "partition")
 """Settings that belong to a name, and say nothing under another."""
 
 
@@ -164,31 +164,28 @@ def _base_path(path: Path, name: str) -> Path:
 
 
 def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``under``; another method or reward comes without the old one's settings.
+    """``over`` on top of ``under``: mappings key by key; everything else, lists too, is replaced.
 
-    Settings without a name belong to the name that is there.
+    Another method, reward or partition comes without the old one's settings.
     """
-    under = dict(under)
-    for key in NAMED:
-        named, own = under.get(key), over.get(key)
-        if not isinstance(own, dict) or named is None:
-            continue
-        if isinstance(named, str):
-            named = under[key] = {"name": named}
-        if isinstance(named, dict) and own.get("name", named.get("name")) != named.get("name"):
-            del under[key]
-    return _deep(under, over)
-
-
-def _deep(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Mappings merge key by key; everything else, lists too, is replaced."""
     merged = dict(under)
     for key, value in over.items():
         before = merged.get(key)
+        if isinstance(value, dict) and key in NAMED:
+            before = _of_one_name(before, value)
         if isinstance(before, dict) and isinstance(value, dict):
-            value = _deep(before, value)
+            value = _merged(before, value)
         merged[key] = value
     return merged
+
+
+def _of_one_name(before: Any, value: dict[str, Any]) -> Any:
+    """What stays of the settings before; those without a name belong to the name that is there."""
+    if isinstance(before, str):
+        before = {"name": before}
+    if not isinstance(before, dict) or value.get("name", before.get("name")) != before.get("name"):
+        return None
+    return before
 
 
 def parse_recipe(found: dict[str, Any], source: str = "recipe") -> Recipe:

@@ -17,6 +17,7 @@ from segcredit.algorithms import make_algorithm
 from segcredit.data.worlds import make_world
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
+from segcredit.template import check_template
 from segcredit.types import Algorithm
 
 
@@ -69,7 +70,7 @@ class ModelSettings(Settings):
     """packed: no padding is computed, and pictures go through the vision tower together; auto: that
     on a GPU in half precision, else sdpa without copies of keys that heads share."""
     compile: bool = False
-    """Fuse norms and feed-forward parts by torch.compile: faster on a GPU after a minute."""
+    """Layers by torch.compile in scoring and update: faster on a GPU after a minute or two."""
     freeze_vision: bool = False
     """Leave the vision tower as it is."""
     lora: LoraSettings | None = None
@@ -97,6 +98,8 @@ class DataSettings(Settings):
     """Held-out prompts, for evaluation."""
     suffix: str | None = None
     """Joined to the last user message by a space."""
+    template: str | None = None
+    """How a question of text is put to a model that knows no chat, {question} in its place."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Longer prompts are bad rows."""
     skip_bad_rows: bool = False
@@ -107,6 +110,11 @@ class DataSettings(Settings):
     """Of the world: its difficulty."""
     size: Whole | None = Field(None, ge=1)
     """How many distinct training prompts of a world; None: never the same twice."""
+
+    @field_validator("template")
+    @classmethod
+    def _one_question(cls, template: str | None) -> str | None:
+        return template if template is None else check_template(template)
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":
@@ -124,6 +132,15 @@ class DataSettings(Settings):
         return self
 
 
+class VllmSettings(Settings):
+    """Of rollout.engine=vllm."""
+
+    memory: Number = Field(0.4, gt=0, lt=1)
+    """Share of the GPU's memory vLLM may fill while it samples; it gives it back to train."""
+    eager: bool = False
+    """Without CUDA graphs: starts sooner, samples at half the speed."""
+
+
 class RolloutSettings(Settings):
     """How responses are drawn in a step."""
 
@@ -136,8 +153,20 @@ class RolloutSettings(Settings):
     temperature: Number = Field(1.0, gt=0)
     rows: Whole = Field(256, ge=1)
     """Responses drawn at once."""
-    old_logp: Literal["sampler", "recompute"] = "sampler"
-    """Where log π_old and H come from: as drawn, or from a forward pass of the trained model."""
+    engine: Literal["hf", "vllm"] = "hf"
+    """hf: transformers, everywhere. vllm: several times faster on a GPU, in the same process."""
+    vllm: VllmSettings = VllmSettings()
+    old_logp: Literal["auto", "sampler", "recompute"] = "auto"
+    """Where log π_old and H come from: as drawn, or from a forward pass of the trained model.
+    auto: as drawn by hf, recomputed for vllm, which gives no entropies."""
+    mismatch_cap: Number | None = Field(None, ge=1)
+    """Weigh each token's credit by π_old / π_sampler, cut off here, e.g. 2: corrects for a sampler
+    that computes a little differently from the trainer. None: measured and logged only."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether π_old is computed again by the model that is trained."""
+        return self.old_logp == "recompute" or (self.old_logp == "auto" and self.engine == "vllm")
 
 
 class UpdateSettings(Settings):
@@ -159,11 +188,17 @@ class MemorySettings(Settings):
     arithmetic, a fraction of the memory."""
     offload_optimizer: bool = False
     """Moments and float32 originals rest in main memory while they are not needed."""
+    shard: bool = False
+    """Weights, gradients and optimizer state are divided among the processes (FSDP2) instead of
+    being whole on each; changes nothing for one process."""
 
 
 class OptimizerSettings(Settings):
     """AdamW, its schedule, and when a step is refused."""
 
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: moments of eight bits each, a quarter of their memory, by bitsandbytes; results
+    differ a little."""
     lr: Number = Field(1e-6, gt=0)
     """Of the policy."""
     critic_lr: Number = Field(2e-6, gt=0)
@@ -277,7 +312,7 @@ class Recipe(Settings):
     reward: str | dict[str, Any] = "math"
     """math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
     algorithm: str | dict[str, Any] = "sapo"
-    """A method's name; with settings as {name: sapo, lam: 0.95}."""
+    """A method's name; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
     rollout: RolloutSettings = RolloutSettings()
     update: UpdateSettings = UpdateSettings()
@@ -365,6 +400,25 @@ def check_arithmetic(recipe: Recipe) -> None:
         "value" not in algorithm.needs
     ):
         problems.append(f"stages pretrain a critic, but {name} has none: remove pretrain_critic")
+    if recipe.rollout.engine == "vllm" and not recipe.rollout.recomputes:
+        problems.append(
+            "rollout.old_logp is sampler, but vLLM gives no entropies: remove it, or set recompute"
+        )
+    if recipe.rollout.mismatch_cap is not None and not recipe.rollout.recomputes:
+        problems.append(
+            "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
+            "rollout.old_logp=recompute, or remove it"
+        )
+    if recipe.memory.shard and recipe.optimizer.kind != "adamw":
+        problems.append(
+            f"memory.shard divides the moments of adamw; got optimizer.kind "
+            f"{recipe.optimizer.kind}: remove one of the two"
+        )
+    if recipe.memory.shard and recipe.model.lora is not None:
+        problems.append(
+            "memory.shard divides all weights, model.lora trains adapters on one copy: remove one "
+            "of the two"
+        )
     if recipe.model.tiny and recipe.data.world is None:
         problems.append(
             "model.tiny takes its vocabulary from a world: set data.world, or model.path"

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from segcredit.config import GIVEN_IN_PYTHON, Recipe, parse_recipe
-from segcredit.data import load_prompts
-from segcredit.data.worlds import make_world
 from segcredit.evaluate.measure import Evaluation, evaluate
+from segcredit.evaluate.questions import PROMPTS, load_questions, usual_reward
 from segcredit.models import Policy
+from segcredit.models.kinds import load_config
+from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
+from segcredit.models.place import locate, nowhere
 from segcredit.rewards import make_reward
 from segcredit.rollout import HFEngine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
+from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
@@ -28,24 +30,40 @@ def evaluate_checkpoint(
     checkpoint: str,
     data: Sequence[str] | None = None,
     reward: str | None = None,
-    prompts: int = 512,
+    prompts: int | None = PROMPTS,
     samples: int = 4,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
+    temperature: float | None = None,
+    top_p: float | None = None,
     max_tokens: int | None = None,
     suffix: str | None = None,
+    template: str | None = None,
+    greedy: bool = True,
     seed: int = 0,
     output: Path | None = None,
 ) -> Evaluation:
-    """A run brings its own test data, reward and length limit; anything given goes before them."""
+    """A run brings its own test data, reward, sampling and template; what is given goes first.
+
+    Args:
+        checkpoint: A run folder, one of its checkpoints, a Hugging Face folder, or a hub id.
+        data: Files of prompts, or geo3k, gsm8k, math as prepared; rows that name such a data set
+            need no ``reward``.
+        prompts: The first so many; None: all.
+        template: Puts a question to a model that knows no chat: text with ``{question}`` in it.
+        greedy: Whether the greedy response is asked for, too.
+        output: Where every response is written, a line each.
+    """
     found = _find(checkpoint)
     recipe = found.recipe
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
-    _require(checkpoint, "reward", "reward NAME", reward, recipe is None or found.lacks("reward"))
-    asked = _prompts(recipe, data, prompts, suffix)
-    grade = make_reward(recipe.reward if reward is None and recipe is not None else reward or "")
-    limit = max_tokens or (recipe.rollout.max_tokens if recipe is not None else MAX_TOKENS)
-    policy = _policy(found.source, recipe)
+    if template is None and recipe is not None:
+        template = recipe.data.template
+    asked = load_questions(recipe, data, prompts, suffix)
+    if template is not None:
+        check_template(template)
+        check_questions(asked)
+    grade = make_reward(_reward(checkpoint, found, reward, asked))
+    sampling = _sampling(recipe, max_tokens, temperature, top_p)
+    policy = _policy(found.source, recipe, template)
     engine = HFEngine(policy.model, policy.end_tokens, policy.banned)
     try:
         measured = evaluate(
@@ -54,9 +72,10 @@ def evaluate_checkpoint(
             grade,
             policy.encode,
             policy.codec.decode,
-            Sampling(limit, temperature, top_p),
+            sampling,
             samples,
-            seed=seed,
+            greedy,
+            seed,
         )
     finally:
         grade.close()
@@ -82,9 +101,11 @@ class Found:
 def _find(checkpoint: str) -> Found:
     """A run's last whole checkpoint, one checkpoint of it, or a model."""
     path = Path(checkpoint).absolute()
+    if problem := nowhere(checkpoint, "a run folder, a Hugging Face folder"):
+        raise ValueError(problem)
     one_of_a_run = (path / MANIFEST).is_file() and (path.parents[1] / "config.yaml").is_file()
     if not one_of_a_run and not (path / "config.yaml").is_file():
-        return Found(checkpoint)
+        return Found(locate(checkpoint))
     run = read_run(path.parents[1] if one_of_a_run else path)
     if one_of_a_run:
         verify(path)
@@ -101,40 +122,50 @@ def _last_whole(run: Run) -> Path:
     return path
 
 
+def _reward(
+    checkpoint: str, found: Found, given: str | None, prompts: Sequence[Prompt]
+) -> str | dict[str, Any]:
+    """The one that was given, the run's own, or that of the rows' data set."""
+    if given is not None:
+        return given
+    if found.recipe is not None and not found.lacks("reward"):
+        return found.recipe.reward
+    usual = usual_reward(prompts)
+    _require(checkpoint, "reward", "reward NAME", usual, True)
+    assert usual is not None
+    return usual
+
+
+def _sampling(
+    recipe: Recipe | None, max_tokens: int | None, temperature: float | None, top_p: float | None
+) -> Sampling:
+    """As given, else as in the run's own evaluations, else as the model is."""
+    usual = Sampling(MAX_TOKENS)
+    if recipe is not None:
+        settings = recipe.evaluation
+        usual = Sampling(recipe.rollout.max_tokens, settings.temperature, settings.top_p)
+    return Sampling(
+        max_tokens or usual.max_tokens,
+        usual.temperature if temperature is None else temperature,
+        usual.top_p if top_p is None else top_p,
+    )
+
+
 def _require(checkpoint: str, what: str, option: str, given: object, needed: bool) -> None:
     if needed and given is None:
         raise ValueError(f"{checkpoint} has no {what} on file: pass --{option}")
 
 
-def _prompts(
-    recipe: Recipe | None, data: Sequence[str] | None, count: int, suffix: str | None
-) -> list[Prompt]:
-    if data is not None or recipe is None:
-        return load_prompts(list(data or []), limit=count, suffix=suffix).prompts
-    settings = recipe.data
-    if settings.world is not None:
-        return make_world(settings.world, **settings.settings).prompts("test", 0, count)
-    if not settings.test:
-        raise ValueError("the run has no test data: pass --data FILE")
-    suffix = settings.suffix if suffix is None else suffix
-    return load_prompts(settings.test, limit=count, suffix=suffix).prompts
-
-
-def _policy(source: str, recipe: Recipe | None) -> Policy:
+def _policy(source: str, recipe: Recipe | None, template: str | None) -> Policy:
     dtype = torch.float32
     if recipe is not None:
         dtype = getattr(torch, recipe.model.dtype)
     elif torch.cuda.is_available():
         dtype = torch.bfloat16
     trusted = recipe is not None and recipe.model.trust_remote_code
-    try:
-        policy = Policy.from_pretrained(source, dtype, trusted)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"expected a run folder, a Hugging Face folder or a hub id; got {source!r}, which does "
-            f"not load: {first}"
-        ) from error
+    place, config = load_config(source, trusted)
+    load_codec(place, config, trusted, template).require_template()  # before gigabytes are read
+    policy = Policy.from_pretrained(source, dtype, trusted, template)
     if torch.cuda.is_available():
         policy.model.to("cuda")
     set_attention(policy.model, "auto" if recipe is None else recipe.model.attention)

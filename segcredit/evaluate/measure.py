@@ -1,12 +1,12 @@
 """Ask held-out prompts, grade the answers, sum up."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 
-from segcredit.evaluate.statistics import bootstrap_interval, pass_at_k
+from segcredit.evaluate.statistics import mean_interval, pass_at_k
 from segcredit.inputs import as_responses
 from segcredit.types import Encoded, Prompt, Response, Reward, RewardFn, RolloutEngine, Sampling
 
@@ -29,13 +29,20 @@ class Evaluation:
     """95 %, prompts resampled."""
     pass_at: dict[int, float]
     """pass@1, 2, 4, … k."""
+    pass_interval: dict[int, tuple[float, float]]
     reward: float
     answered: float
     """Share of sampled responses in which an answer was found."""
     truncated: float
     response_length: float
+    sampling: Sampling
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every response with its grade."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, and how the responses were drawn."""
+        found = {x.name: getattr(self, x.name) for x in fields(self) if x.name != "rows"}
+        return found | {"sampling": asdict(self.sampling)}
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers, for the run's metrics."""
@@ -81,9 +88,10 @@ def evaluate(
         argmax = Sampling(sampling.max_tokens, temperature=0.0)
         chosen = _graded(encoded, engine, reward, decode, argmax, generator)
         marks = [_accuracy(x) for _, x in chosen]
-        best, best_interval = sum(marks) / len(marks), bootstrap_interval(marks)
+        best, best_interval = sum(marks) / len(marks), mean_interval(marks)
         rows += _rows(chosen, 1, "greedy")
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k < samples] + [samples]
+    passed = {k: [pass_at_k(samples, round(sum(x)), k) for x in per_prompt] for k in ks}
     count = len(drawn)
     return Evaluation(
         prompts=len(prompts),
@@ -91,15 +99,14 @@ def evaluate(
         greedy=best,
         greedy_interval=best_interval,
         sampled=sum(means) / len(means),
-        sampled_interval=bootstrap_interval(means),
-        pass_at={
-            k: sum(pass_at_k(samples, round(sum(x)), k) for x in per_prompt) / len(per_prompt)
-            for k in ks
-        },
+        sampled_interval=mean_interval(means),
+        pass_at={k: sum(x) / len(x) for k, x in passed.items()},
+        pass_interval={k: mean_interval(x) for k, x in passed.items()},
         reward=sum(x.value for _, x in drawn) / count,
         answered=sum(_answered(x) for _, x in drawn) / count,
         truncated=sum(x.truncated for x, _ in drawn) / count,
         response_length=sum(x.num_tokens for x, _ in drawn) / count,
+        sampling=sampling,
         rows=rows,
     )
 

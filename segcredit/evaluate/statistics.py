@@ -18,6 +18,18 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 
+def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of shares, one per prompt: the prompt is what was drawn.
+
+    By bootstrap; where all are 0 or all are 1, drawing again says nothing, and the exact binomial
+    interval of so many prompts stands instead: 0 of 3 is 0 to 71 %, not 0 to 0.
+    """
+    if not values or min(values) != max(values) or values[0] not in (0, 1):
+        return bootstrap_interval(values, share)
+    far = ((1 - share) / 2) ** (1 / len(values))  # Clopper and Pearson, at their ends
+    return (0.0, 1 - far) if values[0] == 0 else (far, 1.0)
+
+
 def bootstrap_interval(
     values: Sequence[float], share: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:

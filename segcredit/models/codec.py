@@ -20,6 +20,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import is_torchvision_available
 
 from segcredit.images import open_image
+from segcredit.template import fill_template
 from segcredit.types import Prompt
 
 MARK = "<image>"
@@ -40,15 +41,21 @@ class Codec:
 
     tokenizer: PreTrainedTokenizerBase
     image_processor: Any | None = None
+    template: str | None = None
+    """How a question is put to the model, instead of the tokenizer's chat template."""
 
     @classmethod
     def from_pretrained(
-        cls, source: str | Path, vision: bool, trust_remote_code: bool = False
+        cls,
+        source: str | Path,
+        vision: bool,
+        trust_remote_code: bool = False,
+        template: str | None = None,
     ) -> "Codec":
         """From a folder or a hub id."""
         tokenizer = load_tokenizer(source, trust_remote_code)
         images = load_image_processor(source, trust_remote_code) if vision else None
-        return cls(tokenizer, images)
+        return cls(tokenizer, images, template)
 
     @classmethod
     def for_tiny(cls, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> "Codec":
@@ -84,20 +91,29 @@ class Codec:
         return tuple(sorted(vocabulary[name] for name in names if name in vocabulary))
 
     def render(self, prompt: Prompt) -> str:
-        """The prompt as one string, by the tokenizer's chat template if it has one."""
+        """The prompt as one string, by the template, else by the tokenizer's chat template."""
         if prompt.images and self.image_processor is None:
             raise ValueError(
                 f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but this model reads "
                 f"text alone. Choose a vision-language model, or rows without images."
             )
+        if self.template is not None:
+            return fill_template(self.template, prompt)
+        self.require_template()
         messages = [self._message(message) for message in prompt.messages]
-        if self.tokenizer.chat_template is None:
-            text = "\n".join(message["content"] for message in prompt.messages)
-            picture = f"<|vision_start|>{self.image_token}<|vision_end|>"
-            return text if self.image_processor is None else text.replace(MARK, picture)
         return str(
             self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         )
+
+    def require_template(self) -> None:
+        """Refuse a tokenizer that does not say how a question is put to its model."""
+        if self.template is None and self.tokenizer.chat_template is None:
+            raise ValueError(
+                "the tokenizer has no chat template, so nothing says how a question is put to this "
+                "model. Set data.template (segcredit evaluate: --template) to the text it was "
+                "taught with, or to '{question}' for the bare question; for prompts with pictures, "
+                "put a chat_template.jinja into the model's folder."
+            )
 
     def _message(self, message: Mapping[str, str]) -> dict[str, Any]:
         content = message["content"]
@@ -127,7 +143,7 @@ class Codec:
             if prompt.images:
                 vision = self._pixels(prompt.images)
                 text = self._with_room(text, vision["image_grid_thw"])
-        special = self.tokenizer.chat_template is None  # a template writes its own
+        special = self.template is not None  # a chat template writes its own
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         if not ids:
             reason = (

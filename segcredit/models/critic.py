@@ -13,6 +13,7 @@ from transformers import AutoModel, PreTrainedModel
 from segcredit.models.forward import response_outputs, spread
 from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.policy import Policy
+from segcredit.models.weights import trained_weights
 from segcredit.types import Rollouts
 
 HEAD_FILE = "value_head.safetensors"
@@ -93,11 +94,12 @@ class Critic(nn.Module):
         """The context in which the trunk is the critic's; without LoRA it always is."""
         return nullcontext() if self.lora is None else self.lora.using(CRITIC)
 
-    def trained(self) -> list[nn.Parameter]:
-        """What an optimizer of the critic steps."""
-        if self.lora is not None:
-            return [*self.lora.parameters(CRITIC), *self.head.parameters()]
-        return [x for x in self.parameters() if x.requires_grad]
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What an optimizer of the critic steps, by names that stay."""
+        if self.lora is None:
+            return trained_weights(self)
+        head = {f"head.{name}": x for name, x in self.head.named_parameters()}
+        return self.lora.named(CRITIC) | head
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """V before each response token."""

@@ -1,15 +1,18 @@
 """The model's states before each response token: packed, or padded with prompts read once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from segcredit.inputs import answer_inputs, distinct, full_inputs, packed_inputs, prompt_inputs
 from segcredit.models.packed import packs, sees_all
 from segcredit.models.recompute import recomputes, recomputing
+from segcredit.models.sharded import is_sharded
 from segcredit.types import Encoded, Rollouts
 
 
@@ -21,6 +24,22 @@ def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Float[
     prompts = rollouts.prompts
     if prompts is None:
         raise ValueError("scoring needs the rollouts' 'prompts'; got none. Pass Encoded prompts.")
+    if not is_sharded(model):
+        return _outputs(model, rollouts, prompts, head, share_prompts=True)
+    # the passes of all processes must meet layer by layer, whatever each of them reads: so every
+    # one is a single pass, and goes through the vision tower
+    with recomputing(model):
+        nothing = 0.0 if any(x.vision for x in prompts) else blank_picture(model) * 0.0
+    return _outputs(model, rollouts, prompts, head, share_prompts=False) + nothing
+
+
+def _outputs(
+    model: nn.Module,
+    rollouts: Rollouts,
+    prompts: Sequence[Encoded],
+    head: bool,
+    share_prompts: bool,
+) -> Tensor:
     width = int(rollouts.mask.any(dim=0).nonzero().max()) + 1
     tokens, mask = rollouts.tokens[:, :width], rollouts.mask[:, :width]
     if packs(model):
@@ -30,7 +49,8 @@ def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Float[
         return (outputs.logits if head else outputs.last_hidden_state)[0, packed.before]
     few, which = distinct(prompts)
     # then all that a response knows of its prompt is the prompt's keys and values
-    if len(few) < len(prompts) and sees_all(model.config) and not recomputes(model):
+    shared = share_prompts and len(few) < len(prompts)
+    if shared and sees_all(model.config) and not recomputes(model):
         return _prompts_once(model, few, which.to(tokens.device), tokens, mask, head)[mask]
     inputs = full_inputs(prompts, tokens, mask)
     # the state before response token t is one place to its left: of the last T'+1, all but one
@@ -39,6 +59,19 @@ def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Float[
         outputs = model(**inputs.arguments(), use_cache=False, **extra)
     found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
     return found[:, :-1][mask]
+
+
+def blank_picture(model: nn.Module) -> Tensor:
+    """The sum of what the vision tower says of a smallest, empty picture; 0 without a tower."""
+    tower: Any = next((x for name, x in model.named_modules() if name.endswith("visual")), None)
+    if tower is None:
+        return torch.zeros(())
+    side = tower.spatial_merge_size
+    patch = tower.patch_embed.proj.weight
+    pixels = patch.new_zeros(side * side, patch[0].numel())
+    grid = torch.tensor([[1, side, side]], device=patch.device)
+    said = tree_leaves(dict(tower(pixels, grid_thw=grid, return_dict=True)))
+    return torch.stack([x.sum() for x in said if isinstance(x, Tensor)]).sum()
 
 
 def spread(x: Float[Tensor, " N"], rollouts: Rollouts) -> Float[Tensor, "B T"]:

@@ -29,7 +29,8 @@ PREFIX = "base_model.model."
 INSIDE = ".base_layer."
 """Where peft keeps the layer beside which an adapter stands."""
 VARIANTS = 32
-"""How many forms a compiled part may have: adapters, times with and without gradients."""
+"""How many forms a compiled layer may have: adapters, times what has gradients. However many layers
+there are, those are more than the 8 after which torch gives up."""
 _SAMPLED = 64
 """Numbers of each frozen weight that its fingerprint looks at."""
 
@@ -39,7 +40,7 @@ def require_peft() -> None:
     if find_spec("peft") is None:
         raise ValueError(
             "model.lora: LoRA needs the package peft, which is not installed. "
-            "Type: pip install segcredit[lora]"
+            "Type: pip install 'segcredit[lora]'"
         )
 
 
@@ -135,7 +136,7 @@ class Lora:
     def save(self, name: str, folder: Path) -> None:
         """As PEFT's own files, which PeftModel.from_pretrained reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {key: x.detach().cpu().contiguous() for key, x in self._named(name).items()}
+        tensors = {key: x.detach().cpu().contiguous() for key, x in self.named(name).items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         config = {
             key: sorted(x) if isinstance(x, set) else x for key, x in self._config.to_dict().items()
@@ -149,7 +150,7 @@ class Lora:
         found = load_file(folder / WEIGHTS)
         if name not in self.names:
             self.add_copy(name)
-        own = self._named(name)
+        own = self.named(name)
         theirs = {key: tuple(x.shape) for key, x in found.items()}
         if theirs != {key: tuple(x.shape) for key, x in own.items()}:
             then = json.loads((folder / CONFIG).read_text())
@@ -161,7 +162,8 @@ class Lora:
         for key, x in own.items():
             x.copy_(found[key])
 
-    def _named(self, name: str) -> dict[str, nn.Parameter]:
+    def named(self, name: str) -> dict[str, nn.Parameter]:
+        """One adapter's matrices, as PEFT's files name them."""
         found: dict[str, nn.Parameter] = {}
         for path, a, b in self._pairs(name):
             found[f"{PREFIX}{path}.lora_A.weight"] = a

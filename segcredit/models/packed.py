@@ -53,6 +53,7 @@ def sees_all(config: PreTrainedConfig) -> bool:
     return all(kind == "full_attention" for kind in kinds)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # where sequences begin is data
 def packed_attention(
     module: nn.Module,
     query: Tensor,

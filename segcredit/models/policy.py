@@ -10,36 +10,21 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from segcredit.core.head import head_logp_and_entropy
 from segcredit.core.logits import token_logp_and_entropy
 from segcredit.models.codec import Codec
 from segcredit.models.forward import response_outputs, spread
+from segcredit.models.kinds import is_vision, load_config
+from segcredit.models.loading import load_codec, load_model, model_class
 from segcredit.models.lora import POLICY, REFERENCE, Lora
 from segcredit.models.merged import merged
 from segcredit.models.packed import packs, set_attention
+from segcredit.models.sharded import inside
 from segcredit.models.tiny import tiny_config
+from segcredit.models.weights import trained_weights
 from segcredit.types import Encoded, Prompt, Rollouts
-
-
-def is_vision(config: PreTrainedConfig) -> bool:
-    """Whether the model has a vision tower."""
-    return getattr(config, "vision_config", None) is not None
-
-
-def bare_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The model's classes without memory for weights: its layers can be named and counted."""
-    kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
-    with torch.device("meta"):
-        return kind.from_config(config, trust_remote_code=trust_remote_code)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +44,12 @@ class Policy:
         source: str | Path,
         dtype: torch.dtype = torch.float32,
         trust_remote_code: bool = False,
+        template: str | None = None,
     ) -> "Policy":
-        """From a folder or a hub id."""
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
-        model = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            trust_remote_code=trust_remote_code,
-        )
-        codec = Codec.from_pretrained(source, is_vision(config), trust_remote_code)
+        """From a folder or a hub id; ``template`` takes the place of its chat template."""
+        place, config = load_config(source, trust_remote_code)
+        codec = load_codec(place, config, trust_remote_code, template)
+        model = load_model(place, config, dtype, trust_remote_code)
         set_attention(model, "auto")
         return cls(model.eval(), codec)
 
@@ -84,7 +63,7 @@ class Policy:
     ) -> "Policy":
         """A small model of a real architecture with random weights."""
         config = tiny_config(name, tokenizer, **sizes)
-        kind = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
+        kind = model_class(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
@@ -105,6 +84,13 @@ class Policy:
         self.model.save_pretrained(folder, state_dict=whole)
         self.codec.save(folder)
 
+    def describe(self, folder: Path) -> None:
+        """What such a folder holds beside the weights, for engines that are handed those."""
+        config = type(self.model.config).from_dict(self.model.config.to_dict())
+        config.architectures = [type(self.model).__name__]
+        config.save_pretrained(folder)
+        self.codec.save(folder)
+
     def with_lora(self, rank: int, alpha: float, **settings: Any) -> "Policy":
         """The same model, frozen, with matrices of low rank that are trained instead."""
         return replace(self, lora=Lora(self.model, rank, alpha, **settings))
@@ -113,11 +99,9 @@ class Policy:
         """The context in which the model is this policy; without LoRA it always is."""
         return nullcontext() if self.lora is None else self.lora.using(self.adapter)
 
-    def trained(self) -> list[nn.Parameter]:
-        """What an optimizer of this policy steps."""
-        if self.lora is not None:
-            return self.lora.parameters(POLICY)
-        return [x for x in self.model.parameters() if x.requires_grad]
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What an optimizer of this policy steps, by names that stay."""
+        return trained_weights(self.model) if self.lora is None else self.lora.named(POLICY)
 
     def reference(self) -> "Policy":
         """π_ref: the policy as it is now, without gradients.
@@ -190,11 +174,13 @@ class Policy:
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
         with self.active():
-            return self._score(rollouts, temperature, with_entropy)
+            if not self.plain_head:  # the model's own forward pass is all there is
+                return self._score(rollouts, temperature, with_entropy)
+            return inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
 
     def _score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         tokens = rollouts.tokens[rollouts.mask]
         if self.plain_head:
             hidden = response_outputs(self.model.base_model, rollouts, head=False)

@@ -53,7 +53,7 @@ def _vision_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {key: tokenizer.convert_tokens_to_ids(name) for key, name in names.items()}
 
 
-def _mrope(width: int) -> dict[str, Any]:
+def _mrope(width: int, kind: type[PreTrainedConfig]) -> dict[str, Any]:
     """Half of a head's rotations, in Qwen2.5-VL's proportion of time, height and width (2:3:3)."""
     half = width // 2
     side = 3 * half // 8
@@ -61,6 +61,8 @@ def _mrope(width: int) -> dict[str, Any]:
         "rope_type": "default",
         "rope_theta": ROPE_THETA,
         "mrope_section": [half - 2 * side, side, side],
+        # as real checkpoints say; transformers knows it of the architecture, vLLM reads it
+        **({"mrope_interleaved": True} if kind is Qwen3VLConfig else {}),
     }
 
 
@@ -87,7 +89,7 @@ def _vision_model(
     text = _text(hidden, layers, heads)
     tied = text.pop("tie_word_embeddings")
     width = hidden // heads
-    text |= _ids(tokenizer) | {"rope_parameters": _mrope(width), "head_dim": width}
+    text |= _ids(tokenizer) | {"rope_parameters": _mrope(width, kind), "head_dim": width}
     vision = {
         "depth": 1,
         "hidden_size": hidden,

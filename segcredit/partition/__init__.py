@@ -1,6 +1,7 @@
 """Ways to cut a response into segments: functions on tensors, and the same as frozen parts."""
 
 from segcredit.partition.base import Partition
+from segcredit.partition.by_name import PARTITIONS, make_partition, partition_of, settings_of
 from segcredit.partition.entropy import (
     TopEntropy,
     exact_ceil,
@@ -25,6 +26,7 @@ from segcredit.partition.units import (
 )
 
 __all__ = [
+    "PARTITIONS",
     "FixedLength",
     "Newline",
     "Partition",
@@ -38,10 +40,13 @@ __all__ = [
     "fixed_length",
     "float_ceil",
     "float_nudge",
+    "make_partition",
     "newline",
+    "partition_of",
     "probability_accumulate",
     "probability_cutpoints",
     "response",
+    "settings_of",
     "step_markers",
     "tokens",
     "top_entropy",

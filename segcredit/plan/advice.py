@@ -39,9 +39,9 @@ def advise(job: Job) -> list[Trial]:
     """Trials until one fits, cheapest first, the best one last; empty if the job fits as it is.
 
     Smaller micro-batches cost little as long as they are not tiny, recomputed activations a third
-    more arithmetic, offloading the way to main memory and back, and fewer rows at once as many
-    more rounds of sampling; so rows come last. Where small micro-batches fit, what allows larger
-    ones is tried too, and told if it is faster.
+    more arithmetic, sharding what GPUs then tell each other, offloading the way to main memory and
+    back, and fewer rows at once as many more rounds of sampling; so rows come last. Where small
+    micro-batches fit, what allows larger ones is tried too, and told if it is faster.
     """
     if fits(job):
         return []
@@ -85,7 +85,8 @@ def other_experiments(job: Job) -> list[tuple[list[str], Trial]]:
     asked: list[tuple[list[str], Job]] = []
     if job.adapter is None and job.shape.linears:
         adapter = adapter_on(job.shape, LoraSettings(), not job.freeze_vision)
-        asked.append((["model.lora={}"], replace(job, adapter=adapter)))
+        words = ["model.lora={}", *(["memory.shard=false"] if job.shard else [])]
+        asked.append((words, replace(job, adapter=adapter, shard=False)))
     if job.shape.tower is not None and not job.tower_rests:
         asked.append((["model.freeze_vision=true"], replace(job, freeze_vision=True)))
     if job.critic:
@@ -102,10 +103,16 @@ def _switched(job: Job) -> Iterator[Job]:
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
-    if not job.offload:
-        yield replace(job, offload=True)
+    divided = replace(job, shard=job.gpus > 1 and not job.adapter)
+    if divided.shards and not job.shards:
+        yield divided
         if not job.recompute:
-            yield replace(job, offload=True, recompute=True)
+            yield replace(divided, recompute=True)
+    if not job.offload:
+        for begun in (job, divided) if divided.shards != job.shards else (job,):
+            yield replace(begun, offload=True)
+            if not job.recompute:
+                yield replace(begun, offload=True, recompute=True)
 
 
 def _smaller_micro(job: Job) -> Job:
@@ -136,6 +143,7 @@ def _trial(asked: Job, job: Job) -> Trial:
         "update.tokens_per_micro": "tokens_per_micro",
         "memory.recompute_activations": "recompute",
         "memory.offload_optimizer": "offload",
+        "memory.shard": "shard",
         "rollout.rows": "rows",
     }
     changes = {

@@ -32,23 +32,15 @@ def main_memory_peak(job: Job) -> float:
 
 def _resting(job: Job) -> float:
     """In slabs, as they are filled: originals first, then two moments per parameter."""
-    shape = job.shape
-    if job.adapter:
-        sizes = list(job.adapter.sizes)
-        head = [shape.hidden, 1]
-        return _optimizer(job, sizes) + (_optimizer(job, [*sizes, *head]) if job.critic else 0.0)
-    own = [count for count, vision in shape.sizes if not (vision and job.freeze_vision)]
-    total = _optimizer(job, own)
-    if job.critic:
-        if not shape.tied:
-            own.remove(shape.embedding)  # the head stays behind
-        total += _optimizer(job, own)
-    return total
+    total = _optimizer(job, job.trained_sizes(critic=False))
+    return total + (_optimizer(job, job.trained_sizes(critic=True)) if job.critic else 0.0)
 
 
 def _optimizer(job: Job, counts: list[int]) -> float:
-    originals = [4 * count for count in counts] if job.half else []
-    return _slabs([*originals, *(4 * count for count in counts for _ in range(2))])
+    originals = [4 * count for count in counts] if job.half and not job.shards else []
+    parts = [-(-count // job.shares) for count in counts]
+    moments = [job.moment(count) for count in parts for _ in range(2)]
+    return _slabs([*originals, *moments])
 
 
 def _slabs(sizes: list[int]) -> float:

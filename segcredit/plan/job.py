@@ -9,6 +9,11 @@ from segcredit.plan.gpus import Gpu
 from segcredit.plan.lengths import Lengths
 from segcredit.plan.shape import Shape
 
+BLOCK = 256
+"""Numbers of a moment that share a scale, where moments take eight bits (bitsandbytes)."""
+SMALLEST = 4096
+"""Moments of tensors of fewer numbers stay in float32 even so."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -39,6 +44,9 @@ class Job:
     """LoRA: the weights are frozen, and there is one copy of them."""
     recompute: bool = False
     offload: bool = False
+    eight_bit: bool = False
+    """Whether moments take eight bits each."""
+    shard: bool = False
 
     prompts: int = 128
     samples: int = 1
@@ -54,6 +62,16 @@ class Job:
     def bytes(self) -> int:
         """Of a weight or an activation."""
         return 2 if self.half else 4
+
+    @property
+    def shards(self) -> bool:
+        """Whether models and optimizers are divided; one GPU has all parts."""
+        return self.shard and self.gpus > 1
+
+    @property
+    def shares(self) -> int:
+        """GPUs that one weight is divided among."""
+        return self.gpus if self.shards else 1
 
     @property
     def responses(self) -> int:
@@ -111,14 +129,14 @@ class Job:
     @property
     def policy_trained(self) -> int:
         """The policy's parameters that have gradients."""
-        return self.adapter.numbers if self.adapter else self._open(self.shape.parameters)
+        return self.adapter.numbers if self.adapter else self.trainable(self.shape.parameters)
 
     @property
     def critic_trained(self) -> int:
         """The critic's: its value head among them."""
         if self.adapter:
             return self.adapter.numbers + self.shape.hidden + 1
-        return self._open(self.shape.critic_parameters)
+        return self.trainable(self.shape.critic_parameters)
 
     @property
     def layers_trained(self) -> int:
@@ -137,7 +155,25 @@ class Job:
         """Whether the vision tower's states need no gradients."""
         return not self.adapter.vision if self.adapter else self.freeze_vision
 
-    def _open(self, parameters: int) -> int:
+    def moment(self, count: int) -> int:
+        """Bytes of one of the two moments of a tensor of so many numbers."""
+        if not self.eight_bit or count < SMALLEST:
+            return 4 * count
+        return count + 4 * math.ceil(count / BLOCK)
+
+    def trained_sizes(self, critic: bool) -> list[int]:
+        """Numbers of each tensor that has gradients, of the policy or of its critic."""
+        shape = self.shape
+        if self.adapter:
+            own = list(self.adapter.sizes)
+        else:
+            own = [count for count, vision in shape.sizes if not (vision and self.freeze_vision)]
+            if critic and not shape.tied:
+                own.remove(shape.embedding)  # the head stays behind
+        return [*own, shape.hidden, 1] if critic else own
+
+    def trainable(self, parameters: int) -> int:
+        """Of so many weights those that have gradients, where all are trained."""
         tower = self.shape.tower
         return parameters - (tower.parameters if tower and self.freeze_vision else 0)
 
@@ -156,7 +192,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         critic="value" in needs,
         reference="logp_ref" in needs,
         tracked="baseline" in needs,
-        rescored=recipe.rollout.old_logp == "recompute",
+        rescored=recipe.rollout.recomputes,
         half=half,
         packed=wanted and shape.full_attention,
         eager=attention == "eager",
@@ -165,6 +201,8 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         adapter=adapter_of(recipe, shape),
         recompute=recipe.memory.recompute_activations,
         offload=recipe.memory.offload_optimizer,
+        eight_bit=recipe.optimizer.kind == "adamw_8bit",
+        shard=recipe.memory.shard,
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,

@@ -123,7 +123,8 @@ def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[_Found | None, str]
         prompts, where = [], ""
     if not prompts:
         return None, "assumed, since the data is not here; --prompt-tokens TOKENS if you know"
-    both = [_estimate(prompt, tower) for prompt in prompts]
+    around = TEMPLATE if data.template is None else len(data.template) / CHARACTERS
+    both = [_estimate(prompt, tower, around) for prompt in prompts]
     each = [text + picture for text, picture in both]
     mean = sum(each) / len(each)
     pictures = sum(picture for _, picture in both) / len(each)
@@ -132,12 +133,12 @@ def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[_Found | None, str]
     return _Found(mean, round(max(each)), pictures), how
 
 
-def _estimate(prompt: Prompt, tower: Tower | None) -> tuple[float, float]:
-    """Tokens of a prompt's text, and of its pictures."""
+def _estimate(prompt: Prompt, tower: Tower | None, around: float) -> tuple[float, float]:
+    """Tokens of a prompt's text with what stands around it, and of its pictures."""
     text = sum(len(message["content"]) for message in prompt.messages) / CHARACTERS
     if tower is None:
-        return text + TEMPLATE, 0.0
-    return text + TEMPLATE, sum(_area(x) for x in prompt.images) / tower.token_pixels
+        return text + around, 0.0
+    return text + around, sum(_area(x) for x in prompt.images) / tower.token_pixels
 
 
 def _area(picture: bytes | Path) -> int:

@@ -1,9 +1,11 @@
 """Memory on each GPU, part by part, at the fullest moment of every phase of a step."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from segcredit.plan import activations as per
+from segcredit.plan import divided
 from segcredit.plan.calibration import COMMUNICATION, CONTEXT, FIXED, FRAGMENTED, PER_TOKEN
 from segcredit.plan.job import Job
 
@@ -76,6 +78,8 @@ def fits(job: Job) -> bool:
 
 def _held(job: Job, awake: str = "") -> dict[str, float]:
     """Models and optimizers; ``awake``: whose optimizer is on the device if they rest elsewhere."""
+    if job.shards:
+        return divided.held(job, awake) | _workspace(job)
     trained = {"policy": job.policy_trained}
     if job.critic:
         trained["critic"] = job.critic_trained
@@ -84,11 +88,20 @@ def _held(job: Job, awake: str = "") -> dict[str, float]:
         "weights": _weights(job),
         # float32 weights are their own originals
         "originals": 4 * here if job.half else 0,
-        "moments": 8 * here,
-        "workspace": FIXED
-        + PER_TOKEN * job.responses * job.max_tokens
-        + (COMMUNICATION if job.gpus > 1 else 0),
-    }
+        "moments": _moments(job, trained, awake) if job.eight_bit else 8 * here,
+    } | _workspace(job)
+
+
+def _workspace(job: Job) -> dict[str, float]:
+    batch = PER_TOKEN * job.responses * job.max_tokens
+    return {"workspace": FIXED + batch + (COMMUNICATION if job.gpus > 1 else 0)}
+
+
+def _moments(job: Job, trained: Iterable[str], awake: str) -> float:
+    """Tensor by tensor, as small ones have more than eight bits."""
+    here = [name for name in trained if not job.offload or name == awake]
+    sizes = [x for name in here for x in job.trained_sizes(critic=name == "critic")]
+    return 2.0 * sum(map(job.moment, sizes))
 
 
 def _weights(job: Job) -> int:
@@ -118,7 +131,7 @@ def _pixels(job: Job, rows: float) -> float:
 
 def _sample(job: Job) -> list[Moment]:
     """Prompts are read padded to the longest; then the cache grows, at worst to the limit."""
-    shape, size, held = job.shape, job.bytes, _held(job)
+    shape, size, held = job.shape, job.bytes, _held(job)  # no weights are gathered meanwhile
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
     column = shape.layers * 2 * size * shape.key_width
     asked = few * longest
@@ -152,7 +165,7 @@ def _sample(job: Job) -> list[Moment]:
 
 def _annotate(job: Job) -> list[Moment]:
     """Forward passes alone."""
-    held = _held(job)
+    held = divided.with_gathered(job, _held(job))
     tokens, rows = job.micro_tokens(job.responses), job.micro_rows(job.responses)
     patches, pixels = _patches(job, rows), _pixels(job, rows)
     moments = [
@@ -182,9 +195,11 @@ def _policy(job: Job) -> list[Moment]:
     tokens = job.micro_tokens(job.per_minibatch)
     head_trained = 0 if job.adapter else shape.embedding
     rounded = job.bytes * head_trained
-    waiting = rounded if shape.tied else 0.0
-    done = 0.0 if shape.tied else 4.0 * head_trained
-    held, before = _held(job, "policy"), _before(job, job.policy_trained)
+    # divided, it waits in any case: with all that belongs to no layer
+    waiting = rounded if shape.tied or job.shards else 0.0
+    done = 0.0 if waiting else 4.0 * head_trained
+    held = divided.with_gathered(job, _held(job, "policy"))
+    before = _before(job, job.policy_trained)
     kept = tokens * per.text_kept(job) + _patches_kept(job)
     head = _moment(
         held,
@@ -198,13 +213,13 @@ def _policy(job: Job) -> list[Moment]:
 
 
 def _critic(job: Job) -> list[Moment]:
-    held = _held(job, "critic")
+    held = divided.with_gathered(job, _held(job, "critic"))
     return _backward(job, held, job.critic_trained, 0.0, 0.0)
 
 
 def _before(job: Job, trained: int) -> float:
     """Gradients that an earlier micro-batch left: float32."""
-    return 4.0 * trained if job.adds_up else 0.0
+    return 4.0 * trained / job.shares if job.adds_up else 0.0
 
 
 def _patches_kept(job: Job) -> float:
@@ -220,15 +235,17 @@ def _backward(
     """
     rounded = 0.0 if job.adapter else float(job.bytes * job.shape.embedding)
     tokens = job.micro_tokens(job.per_minibatch)
-    every = 4.0 * trained
+    every = 4.0 * trained / job.shares
     before = _before(job, trained)
-    layers = 4.0 * job.layers_trained
+    layers = 4.0 * job.layers_trained / job.shares
+    summed = divided.layer_gradients(job)
     at_work = tokens * per.text_backward(job)
     pictures = _patches_kept(job)
     kept = tokens * per.text_kept(job) + pictures
     # the embedding's gradient before it is added, or while it is copied to float32; a first
     # float32 one is taken as it is
     joining = rounded + waiting if job.adds_up else rounded if job.half or waiting else 0.0
+    joining += divided.last_gradients(job)
     # without recomputation the last layer's own states are among the kept ones already
     passing = per.layer_forward(job) if job.recompute else per.state(job)
     moments = [
@@ -242,20 +259,20 @@ def _backward(
             held,
             "in the last layer",
             activations=kept + at_work,
-            gradients=(before or done) + waiting,
+            gradients=(before or done) + waiting + summed,
         ),
         _moment(
             held,
             "in the first layer",
             activations=tokens * per.state(job) + at_work + pictures,
-            gradients=(before or layers + done) + waiting,
+            gradients=(before or layers + done) + waiting + summed,
         ),
         _moment(held, "in the embedding", gradients=every + joining),
     ]
     if pictures:
         patches = _patches(job, job.micro_rows(job.per_minibatch))
         at_work = patches * per.tower_backward(job) + tokens * per.state(job)
-        tower = 4.0 * job.tower_trained
+        tower = 4.0 * job.tower_trained / job.shares
         moments += [
             _moment(
                 held,

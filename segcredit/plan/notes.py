@@ -10,6 +10,7 @@ from segcredit.plan.calibration import (
     CONTEXT,
     FRAGMENTED,
     LAUNCH,
+    LINK_SHARE,
     UPDATE_SHARE,
 )
 from segcredit.plan.job import Job
@@ -45,6 +46,11 @@ def assumptions(job: Job) -> list[str]:
         )
     if job.compile:
         found.append("model.compile: its gain in speed is counted, its smaller memory is not")
+    if job.shards:
+        found.append(
+            f"memory.shard: weights are gathered and gradients summed at {LINK_SHARE:.0%} of "
+            f"{job.gpu.link:,g} GB/s while the GPU computes; counted, and never measured"
+        )
     if not job.shape.full_attention:
         found.append(
             "this model has layers other than full attention; they are counted as if they were"
@@ -56,10 +62,12 @@ def warnings(job: Job) -> list[str]:
     """What works, but not as one might think."""
     found = []
     if job.gpus > 1:
-        found.append(
-            f"each of the {job.gpus} GPUs holds whole models and optimizers; sharding is not there "
-            f"yet, so more GPUs save time, not memory"
-        )
+        if not job.shards:
+            way_out = "" if job.adapter else "; memory.shard=true divides them"
+            found.append(
+                f"each of the {job.gpus} GPUs holds whole models and optimizers, so more GPUs save "
+                f"time, not memory{way_out}"
+            )
         micros = job.micro_count(job.per_minibatch, job.mean_row)
         if micros % job.gpus:
             turns = math.ceil(micros / job.gpus)
@@ -68,8 +76,6 @@ def warnings(job: Job) -> list[str]:
                 f"{turns * job.gpus - micros} of {turns * job.gpus} turns are idle: set "
                 f"update.tokens_per_micro so that they share out evenly"
             )
-        if job.critic or job.reference or job.rescored:
-            found.append("every GPU annotates the whole batch, so that phase takes as long as on 1")
     if not job.half:
         found.append(
             f"float32: {job.gpu.name} multiplies bfloat16 "

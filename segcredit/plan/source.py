@@ -1,10 +1,8 @@
 """Where a model's configuration comes from: a folder, the hub, or code. Never its weights."""
 
-import logging
 from typing import TYPE_CHECKING
 
 from segcredit.config import Recipe
-from segcredit.printable import printable, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -23,22 +21,13 @@ def config_of(recipe: Recipe) -> "PreTrainedConfig":
         return tiny_config(
             settings.tiny, tokenizer, settings.hidden, settings.layers, settings.heads
         )
-    from transformers import AutoConfig
+    from segcredit.models import ModelError
+    from segcredit.models.kinds import load_config
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every attempt
     try:
-        return AutoConfig.from_pretrained(
-            settings.path, trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ValueError(_missing(settings.path, error)) from None
-
-
-def _missing(path: str, error: Exception) -> str:
-    """One sentence, with what to do."""
-    why = printable(" ".join(str(error).split()), 160)
-    return (
-        f"model.path: no configuration of {shown(path)}, neither in a folder of that name nor on "
-        f"the hub ({why}); where the hub cannot be reached, copy the model's config.json, which is "
-        f"a few kB, into a folder and type model.path=FOLDER."
-    )
+        return load_config(settings.path, settings.trust_remote_code)[1]
+    except ModelError as error:
+        raise ValueError(
+            f"model.path: {error} A plan reads the model's config.json alone, which is a few kB: "
+            f"in a folder of its own it will do, model.path=FOLDER."
+        ) from None

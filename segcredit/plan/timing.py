@@ -79,17 +79,22 @@ def _decode(job: Job) -> float:
 
 
 def _annotate(job: Job) -> float:
-    """Every process annotates the whole batch."""
-    passes = job.rescored + job.reference + job.tracked
+    """GPUs share out the micro-batches; only the tracker's are everyone's."""
+    passes = job.rescored + job.reference
     total = passes * operations.annotate_policy(job)
     total += operations.annotate_critic(job) if job.critic else 0.0
     speed = _speed(job, ANNOTATE_SHARE) * (COMPILED_ANNOTATE if job.compile else 1.0)
     micros = job.micro_count(job.responses, job.mean_row)
+    turns = math.ceil(micros / job.gpus)
+    total = total * turns / micros + job.tracked * operations.annotate_policy(job)
     # π_ref goes without an adapter, unless it is one
-    adapted = job.rescored + job.critic + job.tracked
+    adapted = job.rescored + job.critic
     adapted += job.reference and job.adapter is not None and job.adapter.reference
-    adding = adapted * _beside(job, job.responses * job.mean_row)
-    return max(total / speed + adding, _launches(job, micros * (passes + job.critic)))
+    adding = _beside(job, job.responses * job.mean_row)
+    adding *= adapted * turns / micros + job.tracked
+    models = passes + job.critic
+    launches = _launches(job, turns * models + micros * job.tracked)
+    return max(total / speed + adding, launches, _gathering(job, turns * models + job.tracked))
 
 
 def _beside(job: Job, tokens: float) -> float:
@@ -111,8 +116,19 @@ def _update(job: Job, total: float, trained: int) -> float:
     busy = (total / speed + adding) * turns / micros
     computing = max(busy, _launches(job, steps * turns * passes))
     stream = STREAM_SHARE * job.gpu.bandwidth * 1e9
-    stepping = steps * trained * (STEP_BYTES + turns * ADD_BYTES) / stream
+    stepping = steps * trained * (STEP_BYTES / job.shares + turns * ADD_BYTES) / stream
+    if job.shards:  # forward, backward, and a float32 sum, while the GPU computes
+        talking = _gathering(job, steps * turns * (2 + 4 / job.bytes))
+        return max(computing, talking) + stepping + _moving(job, trained)
     return computing + stepping + _adding(job, trained) * steps + _moving(job, trained)
+
+
+def _gathering(job: Job, times: float) -> float:
+    """Divided weights of one model, from all GPUs to all, so many times."""
+    if not job.shards:
+        return 0.0
+    others = (job.gpus - 1) / job.gpus * job.bytes * job.shape.parameters
+    return times * others / (LINK_SHARE * job.gpu.link * 1e9)
 
 
 def _adding(job: Job, trained: int) -> float:
@@ -127,4 +143,5 @@ def _moving(job: Job, trained: int) -> float:
     """Moments and originals from main memory and back, once a step."""
     if not job.offload:
         return 0.0
-    return 2 * (12 if job.half else 8) * trained / (LINK_SHARE * job.gpu.host * 1e9)
+    size = 12 if job.half and not job.shards else 8
+    return 2 * size * trained / job.shares / (LINK_SHARE * job.gpu.host * 1e9)

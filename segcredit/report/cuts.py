@@ -5,32 +5,22 @@ from typing import Any
 
 import torch
 
-from segcredit.partition import (
-    FixedLength,
-    Newline,
-    Partition,
-    ProbabilityAccumulate,
-    ProbabilityCutpoints,
-    Response,
-    StepMarkers,
-    Token,
-    TopEntropy,
-)
+from segcredit.partition import Partition, make_partition
 from segcredit.types import Rollouts
 
 LARGEST = 1e30
 """Numbers up to here are finite as the partitions read them, in 32 bits."""
 PARTITIONS: tuple[tuple[str, Partition], ...] = (
-    ("after the most uncertain 10 % of tokens", TopEntropy(0.1)),
-    ("after the most uncertain 30 % (SAPO)", TopEntropy(0.3)),
-    ("after the most uncertain 50 %", TopEntropy(0.5)),
-    ("before every 5th token below p = 0.9 (SPO)", ProbabilityCutpoints()),
-    ("after every 5th token below p = 0.9", ProbabilityAccumulate()),
-    ("lines", Newline()),
-    ("“Step N” marks", StepMarkers()),
-    ("every 16 tokens", FixedLength(16)),
-    ("tokens (PPO)", Token()),
-    ("the whole response (GRPO)", Response()),
+    ("after the most uncertain 10 % of tokens", make_partition("entropy", fraction=0.1)),
+    ("after the most uncertain 30 % (SAPO)", make_partition("entropy", fraction=0.3)),
+    ("after the most uncertain 50 %", make_partition("entropy", fraction=0.5)),
+    ("before every 5th token below p = 0.9 (SPO)", make_partition("probability")),
+    ("after every 5th token below p = 0.9", make_partition("accumulate")),
+    ("lines", make_partition("newline")),
+    ("“Step N” marks", make_partition("step")),
+    ("every 16 tokens", make_partition("fixed", size=16)),
+    ("tokens (PPO)", make_partition("token")),
+    ("the whole response (GRPO)", make_partition("response")),
 )
 
 

@@ -1,5 +1,6 @@
 """Engines that draw responses from the policy, behind one protocol."""
 
 from segcredit.rollout.hf import HFEngine
+from segcredit.rollout.vllm import VllmEngine
 
-__all__ = ["HFEngine"]
+__all__ = ["HFEngine", "VllmEngine"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from segcredit.core.logits import entropy, scaled
 from segcredit.inputs import Inputs, distinct, prompt_inputs
 from segcredit.rollout.cache import growing_cache
+from segcredit.rollout.check import check_finite, check_sampling, extend_all
 from segcredit.rollout.choose import choose, nucleus
 from segcredit.types import Encoded, Rollouts, Sampling
 
@@ -51,21 +52,8 @@ class HFEngine:
         generator: torch.Generator,
     ) -> Rollouts:
         """One continuation of each begun response; ``max_tokens`` counts the prefix too."""
-        budget = torch.tensor([sampling.max_tokens - len(x) for x in prefixes], dtype=torch.long)
-        if bool((budget < 1).any()):
-            row = int((budget < 1).nonzero()[0])
-            raise ValueError(
-                f"prefix {row} has {len(prefixes[row])} tokens, so nothing is left of "
-                f"max_tokens={sampling.max_tokens}. Leave it out, or raise max_tokens."
-            )
-        made: dict[tuple[int, int], Encoded] = {}  # one object for equal beginnings: read once
-        begun = []
-        for prompt, prefix in zip(prompts, prefixes, strict=True):
-            key = (id(prompt), id(prefix))
-            if key not in made:
-                made[key] = prompt.extended(prefix.to(prompt.tokens.device))
-            begun.append(made[key])
-        return self._sample(begun, prompts, budget, sampling, generator)
+        begun, budget = extend_all(prompts, prefixes, sampling)
+        return self._sample(begun, prompts, torch.tensor(budget), sampling, generator)
 
     @torch.no_grad()
     def _sample(
@@ -86,14 +74,7 @@ class HFEngine:
             some = slice(first, first + self.rows)
             parts.append(self._sample_rows(begun[some], budget[some], uniform[some], sampling))
         tokens, mask, logp, entropies, ended = (torch.cat(x) for x in zip(*parts, strict=True))
-        wrong = (mask & ~logp.isfinite()).nonzero()
-        if len(wrong):
-            row, place = wrong[0].tolist()
-            raise ValueError(
-                f"the model's logits are not finite: response {row} has log π = "
-                f"{float(logp[row, place])} at token {place}. Its weights are damaged, or "
-                f"overflowed in training: go back to an earlier checkpoint, or lower the rate."
-            )
+        check_finite(logp, mask)
         width = int(mask.any(dim=0).nonzero().max()) + 1
         return Rollouts(
             tokens=tokens[:, :width],
@@ -185,15 +166,3 @@ def enough_threads(logits: Tensor) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Refuse settings that mean nothing."""
-    if sampling.max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1; got {sampling.max_tokens}.")
-    if not sampling.temperature >= 0.0:
-        raise ValueError(f"temperature must be ≥ 0 (0: greedy); got {sampling.temperature}.")
-    if not 0.0 < sampling.top_p <= 1.0:
-        raise ValueError(f"top_p must lie in (0, 1]; got {sampling.top_p}. For 95 % pass 0.95.")
-    if sampling.top_k < 0:
-        raise ValueError(f"top_k must be ≥ 0 (0: all tokens); got {sampling.top_k}.")

@@ -1,32 +1,39 @@
 """From a recipe to a state: everything that can be wrong is found before a model loads."""
 
+import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
-from segcredit.models import Codec, Policy
-from segcredit.models.compiled import compile_parts
-from segcredit.models.lora import VARIANTS, require_peft
+from segcredit.models import Codec, ModelError, Policy
+from segcredit.models.compiled import compile_layers
+from segcredit.models.files import check_weight_files
+from segcredit.models.kinds import load_config
+from segcredit.models.loading import bare_model, load_codec
+from segcredit.models.lora import VARIANTS, Lora, require_peft
 from segcredit.models.packed import set_attention
-from segcredit.models.policy import bare_model, is_vision
 from segcredit.models.recompute import recompute_activations
 from segcredit.models.targets import choose_layers, linear_layers
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
-from segcredit.rollout import HFEngine
+from segcredit.rollout.vllm_version import vllm_problem
+from segcredit.template import check_questions, is_question
+from segcredit.train.adam import why_not
+from segcredit.train.engine import make_engine
 from segcredit.train.parallel import Parallel
 from segcredit.train.seeds import derive
+from segcredit.train.sharding import shard_policy
 from segcredit.train.source import Generated, Listed, PromptSource
 from segcredit.train.stages import freeze_vision
 from segcredit.train.state import State
@@ -72,9 +79,11 @@ def make_plan(
     algorithm = recipe.make_algorithm() if algorithm is None else algorithm
     bad: list[BadRow] = []
     made_reward = tried(lambda: _reward(recipe, reward))
-    codec = tried(lambda: _codec(recipe, world))
-    if codec is not None:
-        tried(lambda: _check_lora(recipe, world))
+    codec = None
+    if (found := tried(lambda: _config(recipe, world))) is not None:
+        place, config = found
+        codec = tried(lambda: _codec(recipe, world, place, config))
+        tried(lambda: _check_lora(recipe, config))
     sources = tried(
         lambda: (
             _generated(recipe, world)
@@ -98,20 +107,18 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         torch.set_num_threads(recipe.threads)
     parallel = Parallel() if parallel is None else parallel
     policy = _policy(plan) if policy is None else policy
-    device = _device(recipe.model.device, parallel)
+    device = _device(recipe.model.device)
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
-    if recipe.model.freeze_vision:
-        freeze_vision(policy.model)
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
-        if recipe.model.compile:
-            torch._dynamo.config.recompile_limit = VARIANTS
-    if recipe.model.compile:
-        compile_parts(policy.model)
-    if recipe.memory.recompute_activations:
-        recompute_activations(policy.model, policy.lora)
-    engine = HFEngine(policy.model, policy.end_tokens, policy.banned, recipe.rollout.rows)
+    _set_up(policy.model, recipe, policy.lora)
+    engine = make_engine(recipe, policy, parallel)
+    whole = None
+    if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
+        whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
+        _set_up(policy.model, recipe)  # a copy is not compiled
+        shard_policy(policy, parallel)
     return State(
         recipe=recipe,
         algorithm=plan.algorithm,
@@ -122,6 +129,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         test=plan.test,
         world=plan.world,
         parallel=parallel,
+        whole=whole,
     )
 
 
@@ -138,15 +146,28 @@ def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
     )
 
 
+def _set_up(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
+    """What a model that is trained needs, beside its weights."""
+    if recipe.model.freeze_vision:
+        freeze_vision(model)
+    if recipe.model.compile:
+        if lora is not None:
+            torch._dynamo.config.recompile_limit = VARIANTS
+        compile_layers(model)
+    if recipe.memory.recompute_activations:
+        recompute_activations(model, lora)
+
+
 def load_policy(recipe: Recipe, source: str | Path) -> Policy:
     """A policy from a folder or hub id, as the recipe wants it loaded."""
     settings = recipe.model
     dtype = getattr(torch, settings.dtype)
     try:
-        policy = Policy.from_pretrained(source, dtype, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise RecipeError(f"model: {str(source)!r} does not load: {first}") from error
+        policy = Policy.from_pretrained(
+            source, dtype, settings.trust_remote_code, recipe.data.template
+        )
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from error
     own_memory(policy.model)
     return policy
 
@@ -170,15 +191,14 @@ def _policy(plan: Plan) -> Policy:
     sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
     policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
-    return policy
+    return replace(policy, codec=plan.codec)
 
 
-def _device(name: str, parallel: Parallel) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", parallel.rank % torch.cuda.device_count())
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    # of several processes, each has chosen its own
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def _world(recipe: Recipe) -> World | None:
@@ -190,51 +210,55 @@ def _world(recipe: Recipe) -> World | None:
         raise RecipeError(f"data: {error}") from None
 
 
-def _config(recipe: Recipe, world: World | None) -> PreTrainedConfig:
-    """The model's, without its weights."""
+def _config(recipe: Recipe, world: World | None) -> tuple[str | None, PreTrainedConfig]:
+    """Where the model lies, if it is not made in code, and its configuration."""
     settings = recipe.model
-    if settings.path is None:
-        assert settings.tiny is not None
-        assert world is not None
-        return tiny_config(
-            settings.tiny, world.tokenizer(), settings.hidden, settings.layers, settings.heads
-        )
-    return AutoConfig.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code)
+    if settings.path is not None:
+        try:
+            return load_config(settings.path, settings.trust_remote_code)
+        except ModelError as error:
+            raise RecipeError(f"model.path: {error}") from None
+    assert settings.tiny is not None
+    assert world is not None
+    sizes = (settings.hidden, settings.layers, settings.heads)
+    try:
+        return None, tiny_config(settings.tiny, world.tokenizer(), *sizes)
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from None
 
 
-def _check_lora(recipe: Recipe, world: World | None) -> None:
+def _check_lora(recipe: Recipe, config: PreTrainedConfig) -> None:
     """Whether the model has the layers that are named; it is built without memory for weights."""
     settings = recipe.model.lora
     if settings is None:
         return
     try:
         require_peft()
-        config = _config(recipe, world)
         model = bare_model(config, recipe.model.trust_remote_code)
         choose_layers(linear_layers(model), settings.targets, not recipe.model.freeze_vision)
     except ValueError as error:
         raise RecipeError(str(error)) from None
 
 
-def _codec(recipe: Recipe, world: World | None) -> Codec:
+def _codec(
+    recipe: Recipe, world: World | None, place: str | None, config: PreTrainedConfig
+) -> Codec:
     """How the model will read prompts, known from small files alone."""
-    settings = recipe.model
-    if settings.path is None:
+    template = recipe.data.template
+    if place is None:
         assert world is not None
-        try:
-            config = _config(recipe, world)
-        except ValueError as error:
-            raise RecipeError(f"model: {error}") from None
-        return Codec.for_tiny(world.tokenizer(), config)
+        return replace(Codec.for_tiny(world.tokenizer(), config), template=template)
     try:
-        config = _config(recipe, world)
-        return Codec.from_pretrained(settings.path, is_vision(config), settings.trust_remote_code)
-    except (OSError, ValueError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            f"model.path: expected a Hugging Face folder or hub id; got {settings.path!r}, which "
-            f"does not load: {first}"
-        ) from None
+        if Path(place).is_dir():
+            check_weight_files(Path(place))
+        codec = load_codec(place, config, recipe.model.trust_remote_code, template)
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from None
+    try:
+        codec.require_template()
+    except ValueError as error:
+        raise RecipeError(f"model.path: {recipe.model.path}: {error}") from None
+    return codec
 
 
 def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> RewardFn:
@@ -269,11 +293,17 @@ def _listed(
     def load_all(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
         settings = recipe.data
         counted = settings.max_prompt_tokens is not None and codec is not None
+
+        def count(prompt: Prompt) -> int:
+            assert codec is not None
+            told_below = settings.template is not None and not settings.skip_bad_rows
+            return 0 if told_below and not is_question(prompt) else codec.count_tokens(prompt)
+
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
             "max_prompt_tokens": settings.max_prompt_tokens if counted else None,
-            "count_tokens": codec.count_tokens if counted and codec is not None else None,
+            "count_tokens": count if counted else None,
         }
         if rows is not None:
             rows = list(rows)
@@ -291,6 +321,8 @@ def _listed(
         raise found_bad[0]
     if found_bad:
         raise BadRows([row for error in found_bad for row in error.bad])
+    if recipe.data.template is not None:
+        check_questions([*training, *(held_out or [])])
     source = Listed(training, derive(recipe.seed, "data"))
     return source, None if held_out is None else Listed(held_out, shuffle=False)
 
@@ -303,6 +335,11 @@ def _device_problems(name: str) -> list[str]:
         device = torch.device(name)
     except RuntimeError:
         return [f"model.device: expected auto, cpu, cuda or cuda:0 …; got {name!r}"]
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return [
+            f"model.device: several processes cannot share {name!r}; set it to {device.type}, and "
+            f"each takes its own"
+        ]
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         return [
             f"model.device: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"
@@ -319,6 +356,12 @@ def _check(plan: Plan) -> None:
     except ValueError as error:
         problems.append(f"data: {error}")
     problems += _device_problems(recipe.model.device)
+    if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
+        problems.append(problem)
+    if recipe.rollout.mismatch_cap is not None and not hasattr(plan.algorithm, "credit"):
+        problems.append("rollout.mismatch_cap weighs credit, and this method has none: remove it")
+    if (lacking := why_not(recipe.optimizer.kind)) is not None:
+        problems.append(f"optimizer.kind: {lacking}")
     for name in recipe.save.trackers:
         if find_spec(name) is None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")

@@ -67,18 +67,20 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
     temperature = state.recipe.rollout.temperature
     cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     policy, critic, reference = state.policy, state.critic, state.reference
-    if state.recipe.rollout.old_logp == "recompute":
+    if state.recipe.rollout.recomputes:
         logp, entropy = _in_parts(
-            rollouts, cut, lambda part: policy.score(part, temperature, with_entropy=True)
+            state, rollouts, cut, lambda part: policy.score(part, temperature, with_entropy=True)
         )
-        rollouts = rollouts.replace(logp_old=logp, entropy=entropy)
+        rollouts = rollouts.replace(logp_sampler=rollouts.logp_old, logp_old=logp, entropy=entropy)
     if "value" in needs:
         assert critic is not None
-        (value,) = _in_parts(rollouts, cut, lambda part: (critic(part),))
+        (value,) = _in_parts(state, rollouts, cut, lambda part: (critic(part),))
         rollouts = rollouts.replace(value=value)
     if "logp_ref" in needs:
         assert reference is not None
-        (logp,) = _in_parts(rollouts, cut, lambda part: reference.score(part, temperature)[:1])
+        (logp,) = _in_parts(
+            state, rollouts, cut, lambda part: reference.score(part, temperature)[:1]
+        )
         rollouts = rollouts.replace(logp_ref=logp)
     if "pieces" in needs:
         pieces = [policy.codec.pieces(row) for row in rollouts.tokens.tolist()]
@@ -92,13 +94,18 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
 
 
 def _in_parts(
+    state: State,
     rollouts: Rollouts,
     cut: Callable[[Rollouts], list[Tensor]],
     work: Callable[[Rollouts], Sequence[Tensor | None]],
 ) -> list[Tensor]:
-    """Results of forward passes over parts of the rows, put back in the rows' order."""
+    """Results of forward passes over parts of the rows, put back in the rows' order.
+
+    Each process does its share of the parts, and gets the results of all.
+    """
     parts = cut(rollouts)
-    results = [work(rollouts.select(rows)) for rows in parts]
+    own = [(work(rollouts.select(rows)), counts) for rows, counts in state.turns(parts)]
+    results = _everyones([x for x, counts in own if counts], state, rollouts.mask.device)
     back = torch.cat(parts).argsort()
     columns = []
     for column in zip(*results, strict=True):
@@ -106,3 +113,13 @@ def _in_parts(
         assert len(found) == len(parts)
         columns.append(torch.cat(found)[back])
     return columns
+
+
+def _everyones(
+    own: list[Sequence[Tensor | None]], state: State, device: torch.device
+) -> list[Sequence[Tensor | None]]:
+    if state.parallel.size == 1:
+        return own
+    sent = [[None if x is None else x.cpu() for x in part] for part in own]
+    found = state.parallel.gather(sent)
+    return [[None if x is None else x.to(device) for x in part] for part in found]

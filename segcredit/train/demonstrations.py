@@ -24,9 +24,12 @@ def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict
         total: Tensor = torch.zeros((), device=rollouts.mask.device)
         right = torch.zeros((), device=rollouts.mask.device)
         micros = micro_batches(rollouts, state.tokens_per_micro, state.policy.packs)
-        for rows in state.parallel.own(micros):
+        for rows, counts in state.turns(micros):
             micro = rollouts.select(rows)
             logp, _ = state.policy.score(micro, temperature=1.0)
+            if not counts:
+                (logp.sum() * 0.0).backward()
+                continue
             loss = -logp.masked_fill(~micro.mask, 0.0).sum() / count
             loss.backward()
             total = total + loss.detach()
@@ -34,7 +37,8 @@ def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict
                 right + (logp.detach().exp() > 0.5).masked_fill(~micro.mask, False).sum() / count
             )
         log.add(state.parallel.add({"nll": total, "likely_tokens": right}))
-        state.parallel.add_gradients(optimizer.parameters)
+        if not state.shards:
+            state.parallel.add_gradients(optimizer.parameters)
         log.add(optimizer.step(factor))
     log.add({"tokens_per_second": float(count) / log.seconds})
     return log.result()

@@ -12,7 +12,7 @@ from segcredit.evaluate import Evaluation, evaluate
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
 from segcredit.train.observe import Observer
 from segcredit.train.records import rollout_rows
-from segcredit.train.saving import save
+from segcredit.train.saving import help_save, save
 from segcredit.train.seeds import derive
 from segcredit.train.stages import AnyStage, enter, step_of
 from segcredit.train.state import State
@@ -112,6 +112,8 @@ class Loop:
         state = self.state
         if self.folder is not None and self.metrics is not None and state.parallel.first:
             save(state, self.folder, self.metrics)
+        elif state.shards:
+            help_save(state)
         self.saved_step = state.step
         state.parallel.wait()
 

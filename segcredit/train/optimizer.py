@@ -1,13 +1,15 @@
 """AdamW with a schedule, a norm limit, and a refusal to step on what is not finite."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from segcredit.config import OptimizerSettings
+from segcredit.models.weights import trained_weights
+from segcredit.train.adam import make_adam
 from segcredit.train.offload import HostCopies
 
 PATIENCE = 5
@@ -45,31 +47,43 @@ class Optimizer:
         lr: float,
         settings: OptimizerSettings,
         offload: bool = False,
+        trained: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        """``trained``: which of the model's weights, by names that stay; all that have gradients.
+
+        Adapters of several owners may stand on one model.
+        """
         self.name = name
         self.lr = lr
         self.settings = settings
         self.refused = 0
-        self.weights: list[Tensor] = [x for x in model.parameters() if x.requires_grad]
-        self._rounded = any(x.dtype != torch.float32 for x in self.weights)
-        self.parameters = self.weights
-        """What is stepped; holds the gradients."""
+        trained = trained_weights(model) if trained is None else trained
+        self.names = list(trained)
+        self.weights: list[Tensor] = list(trained.values())
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        if self._rounded:
-            self.parameters = [x.detach().float().requires_grad_() for x in self.weights]
-            self._hooks = [
-                weight.register_post_accumulate_grad_hook(_moving_to(original))
-                for weight, original in zip(self.weights, self.parameters, strict=True)
-            ]
-        self._adam = torch.optim.AdamW(
+        self._rounded = False
+        self.parameters = self._originals(model)
+        """What is stepped; holds the gradients."""
+        self._adam = make_adam(
+            settings.kind,
             _groups(self.parameters, settings.weight_decay),
-            lr=lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=True if all(x.is_cuda for x in self.parameters) else None,
+            lr,
+            (settings.beta1, settings.beta2),
+            settings.eps,
         )
         self._host = HostCopies() if offload else None
         self._rest()
+
+    def _originals(self, model: nn.Module) -> list[Tensor]:
+        self._rounded = any(x.dtype != torch.float32 for x in self.weights)
+        if not self._rounded:
+            return self.weights
+        originals = [x.detach().float().requires_grad_() for x in self.weights]
+        self._hooks = [
+            weight.register_post_accumulate_grad_hook(_moving_to(original))
+            for weight, original in zip(self.weights, originals, strict=True)
+        ]
+        return originals
 
     def close(self) -> None:
         """Leave the weights alone; another optimizer takes them over."""
@@ -82,7 +96,7 @@ class Optimizer:
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
         """Clip, refuse or step."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        norm = self._clip()
         finite = bool(torch.isfinite(norm))
         if finite:
             for group in self._adam.param_groups:
@@ -105,6 +119,10 @@ class Optimizer:
         }
         return shown | ({f"{self.name}/grad_norm": float(norm)} if finite else {})
 
+    def _clip(self) -> Tensor:
+        """Scale the gradients down to the norm limit; the norm they had."""
+        return nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+
     @contextmanager
     def awake(self) -> Iterator[None]:
         """With its state on the device; with offloading, it rests in main memory otherwise."""
@@ -121,7 +139,18 @@ class Optimizer:
         if self._host is not None:
             self._host.send(self._resting())
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """By which AdamW's own state knows each weight."""
+        kept = self._adam.state_dict()["param_groups"]
+        stepped = [x for group in self._adam.param_groups for x in group["params"]]
+        known = dict(
+            zip(map(id, stepped), (n for group in kept for n in group["params"]), strict=True)
+        )
+        return {name: known[id(x)] for name, x in zip(self.names, self.parameters, strict=True)}
+
     def state(self) -> dict[str, object]:
+        """Everything to go on from; of a sharded one, this process's part."""
         originals = [x.detach() for x in self.parameters] if self._rounded else None
         return {
             "adam": self._adam.state_dict(),
@@ -130,14 +159,14 @@ class Optimizer:
         }
 
     def load(self, state: dict[str, object]) -> None:
-        self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+        with self.awake():  # moments go where the originals are: on the device, not where they rest
+            self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+            originals = state.get("originals")
+            if self._rounded and isinstance(originals, list):
+                with torch.no_grad():
+                    torch._foreach_copy_(self.parameters, originals)
+                self._write_back()
         self.refused = int(state["refused"])  # type: ignore[call-overload]
-        originals = state.get("originals")
-        if self._rounded and isinstance(originals, list):
-            with torch.no_grad():
-                torch._foreach_copy_(self.parameters, originals)
-            self._write_back()
-        self._rest()
 
     @torch.no_grad()
     def _write_back(self) -> None:

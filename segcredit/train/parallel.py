@@ -33,8 +33,12 @@ class Parallel:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
+        if torch.cuda.is_available():  # each its own, and never the first one's by default
+            local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+            torch.cuda.set_device(local % torch.cuda.device_count())
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            # what lies in main memory (texts, metrics) goes by gloo
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         return cls(dist.get_rank(), size)
 
     def close(self) -> None:
@@ -54,6 +58,15 @@ class Parallel:
         """How many items the ranks before this one have."""
         return self._slice(len(items)).start
 
+    def turns(self, items: Sequence[Item], spare: Item | None = None) -> list[tuple[Item, bool]]:
+        """This rank's items, each with True; with a spare one, everybody has equally many turns.
+
+        Those who have fewer take the spare, with False: it must be worked on, and must not count.
+        """
+        own = [(item, True) for item in self.own(items)]
+        most = -(-len(items) // self.size)
+        return own if spare is None else own + [(spare, False)] * (most - len(own))
+
     def _slice(self, count: int) -> slice:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
@@ -64,6 +77,14 @@ class Parallel:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, list(items))
         return [item for part in found for item in part]
+
+    def share(self, item: Item) -> Item:
+        """The first rank's item, for all."""
+        if self.size == 1:
+            return item
+        found: list[Any] = [item if self.first else None]
+        dist.broadcast_object_list(found)
+        return found[0]
 
     def gather_rollouts(self, rollouts: Rollouts | None, prompts: Sequence[Encoded]) -> Rollouts:
         """Everyone's rollouts as one batch, on this rank's device."""

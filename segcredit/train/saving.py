@@ -16,22 +16,33 @@ from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy, own_memory
+from segcredit.train.moments import load_moments, save_part
+from segcredit.train.sharded_optimizer import ShardedOptimizer
+from segcredit.train.sharding import whole_critic, whole_policy
 from segcredit.train.source import Listed
-from segcredit.train.stages import add_critic, set_policy_optimizer
+from segcredit.train.stages import add_critic, add_reference, set_policy_optimizer
 from segcredit.train.state import State, freeze
+from segcredit.train.together import Together
 from segcredit.train.tracker import Tracker
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 ADAPTERS = "adapters"
 """With LoRA: what is trained, in PEFT's format; the policy lies beside it whole, all the same."""
+CPU = torch.device("cpu")
 
 
 def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
-    """Write a checkpoint of this step: whole, or not at all."""
+    """Write a checkpoint of this step: whole, or not at all.
+
+    For the first process; if the models are divided, all others :func:`help_save` meanwhile.
+    """
     keep = state.recipe.save.keep
-    reference = state.reference if state.policy.lora is None else None  # else no model of its own
-    if reference is not None and not (folder.checkpoints / REFERENCE).exists():
-        checkpoint.save_checkpoint(folder.checkpoints, REFERENCE, reference.save, keep)
+    own = state.reference is not None and state.policy.lora is None  # with LoRA it is no model
+    new = own and not (folder.checkpoints / REFERENCE).exists()
+    if state.parallel.share(new) if state.shards else new:
+        checkpoint.save_checkpoint(
+            folder.checkpoints, REFERENCE, lambda place: _write_reference(state, place), keep
+        )
     metrics.sync()
     position = metrics.position()
     name = step_name(state.step)
@@ -40,29 +51,79 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     )
 
 
-def _write(state: State, place: Path, metrics_position: int) -> None:
-    state.policy.save(place / POLICY)
+def help_save(state: State) -> None:
+    """What the other processes do while the first one saves divided models."""
+    if state.parallel.share(False):
+        _write_reference(state, None)
+    _write(state, None, 0)
+
+
+def _write_reference(state: State, place: Path | None) -> None:
+    assert state.reference is not None
+    if not state.shards:
+        assert place is not None
+        state.reference.save(place)
+        return
+    with Together(state.parallel, place) as together:
+        reference = whole_policy(state.reference, CPU, keep=state.parallel.first)
+        together.write(lambda: _save(reference, together.place))
+
+
+def _write(state: State, place: Path | None, metrics_position: int) -> None:
     lora = state.policy.lora
+    rest = {
+        "stage": state.stage,
+        "stage_step": state.stage_step,
+        "step": state.step,
+        "position": state.position,
+        "noted": dict(state.noted),
+        "metrics_position": metrics_position,
+        "rates": {x.name: x.lr for x in state.optimizers()},
+        "tracker": None if state.tracker is None else state.tracker.state(),
+        "base": None if lora is None else lora.fingerprint(),
+    }
+    if state.shards:
+        _write_divided(state, place, rest)
+        return
+    assert place is not None
+    state.policy.save(place / POLICY)
     if lora is not None:
         _write_adapters(state, lora, place / ADAPTERS)
     elif state.critic is not None:
         state.critic.save(place / CRITIC)
     optimizers = {x.name: x.state() for x in state.optimizers()}
-    checkpoint.save_state(
-        place,
-        {
-            "stage": state.stage,
-            "stage_step": state.stage_step,
-            "step": state.step,
-            "position": state.position,
-            "noted": dict(state.noted),
-            "metrics_position": metrics_position,
-            "optimizers": optimizers,
-            "rates": {x.name: x.lr for x in state.optimizers()},
-            "tracker": None if state.tracker is None else state.tracker.state(),
-            "base": None if lora is None else lora.fingerprint(),
-        },
-    )
+    checkpoint.save_state(place, rest | {"optimizers": optimizers})
+
+
+def _write_divided(state: State, place: Path | None, rest: dict[str, Any]) -> None:
+    """Every process its part of the optimizers, the first one all that is not divided."""
+    first, rank, size = state.parallel.first, state.parallel.rank, state.parallel.size
+    optimizers: dict[str, Any] = {}
+    with Together(state.parallel, place) as together:
+        policy = whole_policy(state.policy, CPU, keep=first)
+        together.write(lambda: _save(policy, together.place / POLICY))
+        del policy
+        if state.critic is not None:
+            critic = whole_critic(state.critic, CPU, keep=first)
+            together.write(lambda: _save(critic, together.place / CRITIC))
+            del critic
+        for optimizer in state.optimizers():
+            assert isinstance(optimizer, ShardedOptimizer)
+
+            def write(optimizer: ShardedOptimizer = optimizer) -> None:
+                optimizers[optimizer.name] = save_part(optimizer, together.place, rank, size)
+
+            together.write(write)
+        if first:
+            together.write(
+                lambda: checkpoint.save_state(together.place, rest | {"optimizers": optimizers})
+            )
+
+
+def _save(model: Policy | Critic | None, folder: Path) -> None:
+    """Only one process keeps it to save it."""
+    if model is not None:
+        model.save(folder)
 
 
 def _write_adapters(state: State, lora: Lora, place: Path) -> None:
@@ -104,17 +165,17 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     for name, kept in found["optimizers"].items():
         if name == "policy":
             lr = found["rates"][name]
-            set_policy_optimizer(state, lr, settings).load(kept)
+            load_moments(set_policy_optimizer(state, lr, settings), kept, place)
         else:
             assert state.critic_optimizer is not None
             state.critic_optimizer.lr = found["rates"][name]
-            state.critic_optimizer.load(kept)
+            load_moments(state.critic_optimizer, kept, place)
     if found["tracker"] is not None:
         assert isinstance(state.train, Listed)
         state.tracker = Tracker(state.train.prompts)
         state.tracker.load(found["tracker"])
     if "logp_ref" in state.algorithm.needs and _reference_is_made(state):
-        state.reference = _load_reference(state, folder)
+        add_reference(state, _load_reference(state, folder))
     return int(found["metrics_position"])
 
 
@@ -185,6 +246,7 @@ def _load_reference(state: State, folder: RunFolder) -> Policy:
             f"cannot go on; begin again: segcredit train {shlex.quote(str(folder.config))}"
         ) from None
     reference = load_policy(state.recipe, kept)
-    freeze(reference.model.to(state.policy.device))
+    reference.model.to(state.policy.device)
     set_attention(reference.model, state.recipe.model.attention)
+    freeze(reference.model)
     return reference

@@ -9,8 +9,8 @@ from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
-from segcredit.models import Critic
-from segcredit.models.compiled import compile_parts
+from segcredit.models import Critic, Policy
+from segcredit.models.compiled import compile_layers
 from segcredit.models.recompute import recompute_activations
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
@@ -18,6 +18,8 @@ from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.optimizer import Optimizer, rate
 from segcredit.train.seeds import generator
+from segcredit.train.sharded_optimizer import make_optimizer
+from segcredit.train.sharding import shard_critic, shard_policy
 from segcredit.train.source import Listed
 from segcredit.train.state import State, freeze
 from segcredit.train.step import Stepped, train_step
@@ -40,7 +42,7 @@ def enter(state: State, stage: AnyStage) -> None:
         set_policy_optimizer(state, stage.lr, quicker)
         return
     if "value" in state.algorithm.needs and state.critic is None:
-        add_critic(state, Critic.from_policy(state.policy))
+        add_critic(state, Critic.from_policy(_whole_policy(state)))
     if isinstance(stage, PretrainCritic):
         assert state.critic_optimizer is not None
         state.critic_optimizer.lr = stage.lr or optimizer.critic_lr
@@ -49,7 +51,7 @@ def enter(state: State, stage: AnyStage) -> None:
         state.critic_optimizer.lr = optimizer.critic_lr
     set_policy_optimizer(state, optimizer.lr, optimizer)
     if "logp_ref" in state.algorithm.needs and state.reference is None:
-        state.reference = state.policy.reference()
+        add_reference(state, _whole_policy(state).reference())
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
 
@@ -61,13 +63,28 @@ def add_critic(state: State, critic: Critic) -> None:
         if state.recipe.model.freeze_vision:
             freeze_vision(critic.trunk)
         if state.recipe.model.compile:
-            compile_parts(critic.trunk)
+            compile_layers(critic.trunk)
         if state.recipe.memory.recompute_activations:
             recompute_activations(critic.trunk)
+    if state.shards:
+        shard_critic(critic, state.parallel)
     state.critic = critic
     offload = state.recipe.memory.offload_optimizer
-    own = nn.ParameterList(critic.trained())
-    state.critic_optimizer = Optimizer("critic", own, settings.critic_lr, settings, offload)
+    state.critic_optimizer = make_optimizer(
+        "critic", critic, settings.critic_lr, settings, offload, critic.trained()
+    )
+
+
+def add_reference(state: State, reference: Policy) -> None:
+    """Take π_ref in."""
+    if state.shards:
+        shard_policy(reference, state.parallel)
+    state.reference = reference
+
+
+def _whole_policy(state: State) -> Policy:
+    """To be copied: when a stage begins, what one samples from is up to date."""
+    return state.policy if state.whole is None else Policy(state.whole, state.policy.codec)
 
 
 def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
@@ -75,8 +92,10 @@ def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -
     if state.policy_optimizer is not None:
         state.policy_optimizer.close()
     offload = state.recipe.memory.offload_optimizer
-    own = nn.ParameterList(state.policy.trained())
-    state.policy_optimizer = Optimizer("policy", own, lr, settings, offload)
+    policy = state.policy
+    state.policy_optimizer = make_optimizer(
+        "policy", policy.model, lr, settings, offload, policy.trained()
+    )
     return state.policy_optimizer
 
 
@@ -123,7 +142,10 @@ def _imitate(state: State, stage: WarmStart) -> dict[str, float]:
     factor = rate(
         state.stage_step, stage.steps, stage.schedule, stage.warmup_steps, stage.min_lr_ratio
     )
-    return imitate(state, shown, factor)
+    measured = imitate(state, shown, factor)
+    if state.stage_step + 1 == stage.steps:  # nobody samples before
+        state.sync()
+    return measured
 
 
 def demonstration(state: State, stage: WarmStart, index: int) -> Demonstration:

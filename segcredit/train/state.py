@@ -3,11 +3,13 @@
 import warnings
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from segcredit.config import Recipe
 from segcredit.data.worlds import World
 from segcredit.models import Critic, Policy
+from segcredit.models.weights import copy_weights
 from segcredit.train.optimizer import Optimizer
 from segcredit.train.parallel import Parallel
 from segcredit.train.source import PromptSource
@@ -34,6 +36,8 @@ class State:
     """π_ref, only if something reads it."""
     tracker: Tracker | None = None
     """Values of prompts, only if something reads them (single-stream SPO)."""
+    whole: PreTrainedModel | None = None
+    """The policy's weights undivided, to sample from; None: the policy has them."""
     policy_optimizer: Optimizer | None = None
     critic_optimizer: Optimizer | None = None
 
@@ -65,6 +69,25 @@ class State:
             f"update.tokens_per_micro={self.tokens_per_micro}",
             stacklevel=2,
         )
+
+    @property
+    def shards(self) -> bool:
+        """Whether weights, gradients and optimizer state are divided among the processes."""
+        return self.recipe.memory.shard and self.parallel.size > 1
+
+    def turns(self, parts: list[Tensor]) -> list[tuple[Tensor, bool]]:
+        """This process's micro-batches of row numbers, and whether they count.
+
+        Passes of sharded models are everyone's, so those with fewer micro-batches read one row
+        more, for nothing.
+        """
+        return self.parallel.turns(parts, parts[-1][:1] if self.shards else None)
+
+    def sync(self) -> None:
+        """Let the engine draw from the policy as it is now."""
+        if self.whole is not None:
+            copy_weights(self.policy.model, self.whole)
+        self.engine.load_weights(self.policy.model if self.whole is None else self.whole)
 
     @property
     def seed(self) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 from segcredit.train.collect import Collected, collect
 from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
+from segcredit.train.mismatch import corrected, describe_mismatch
 from segcredit.train.state import State
 from segcredit.train.update import update
 from segcredit.types import Batch, Prompt
@@ -27,17 +28,20 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
     """One outer iteration of Algorithm 1: sample, score, annotate, credit, update, sync."""
     log, algorithm = Metrics(), state.algorithm
     collected = collect(state, prompts, algorithm.needs, log, "optimize", state.step)
-    log.add(describe_rewards(collected))
+    log.add(describe_rewards(collected) | describe_mismatch(collected.rollouts))
     with log.time("credit"):
         batch = algorithm.prepare(collected.rollouts)  # z_m, Â_m, R̂_m
     log.add(describe(batch))
+    cap = state.recipe.rollout.mismatch_cap
+    weighed, measured = (batch, {}) if cap is None else corrected(batch, cap)
+    log.add(measured)
     with log.time("update"):
         epochs = state.recipe.update.epochs
         logp_new = update(
-            state, algorithm, batch, log, "optimize", state.step, epochs=epochs, factor=factor
+            state, algorithm, weighed, log, "optimize", state.step, epochs=epochs, factor=factor
         )
     with log.time("sync"):
-        state.engine.load_weights(state.policy.model)
+        state.sync()
         if state.tracker is not None:
             log.add(
                 state.tracker.update(state.policy, batch.rollouts, state.recipe.rollout.temperature)

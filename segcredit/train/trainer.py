@@ -131,7 +131,12 @@ class Trainer:
         """New, or as the run's last whole checkpoint has it; and where its metrics ended then."""
         if run is None:
             return build(self.plan, parallel=parallel), 0
-        found = checkpoint.find_latest(run.checkpoints)
+        # hashes take a while, and everyone must go on from the same one
+        found = parallel.share(
+            checkpoint.find_latest(run.checkpoints)
+            if parallel.first
+            else checkpoint.Found(None, [])
+        )
         for message in found.refused:
             watch.note(message)
         if found.path is None:
@@ -214,16 +219,21 @@ def _noted(state: State, when: str) -> dict[str, float]:
 
 def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
     """What a person wants to know first."""
-    model = state.policy.model
+    model = state.policy.model if state.whole is None else state.whole
     count = sum(x.numel() for x in model.parameters())
-    lora = state.policy.lora
-    own = f", {sum(x.numel() for x in state.policy.trained()):,} of them trained" if lora else ""
+    trained = sum(x.numel() for x in state.policy.trained().values())
+    own = f", {trained:,} of them trained" if state.policy.lora else ""
     size = plan.train.size
     return {
         "run": str(run.path),
-        "model": f"{type(model).__name__}, {count:,} parameters{own}, {state.policy.device}",
+        "model": f"{type(model).__name__}, {count:,} parameters{own}, {_where(state)}",
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
         "method": str(plan.recipe.algorithm),
     }
+
+
+def _where(state: State) -> str:
+    divided = f", divided among {state.parallel.size} processes" if state.shards else ""
+    return f"{state.policy.device}{divided}"

@@ -10,7 +10,7 @@ from segcredit.train.micro import micro_batches, numbered
 from segcredit.train.optimizer import Optimizer
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
-from segcredit.types import Algorithm, Batch, Outputs
+from segcredit.types import Algorithm, Batch, Outputs, Rollouts
 
 Watch = Callable[[Tensor, Tensor], None]
 """Gets row numbers of a mini-batch and log π of their tokens."""
@@ -33,6 +33,7 @@ def update(
     when its row last entered a gradient, (B, T); of this rank's rows.
     """
     seen = batch.rollouts.logp_old.clone()
+    errors: list[float] = []
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
     for optimizer in optimizers:
         if optimizer.name == "critic" and "value" not in state.algorithm.needs:
@@ -53,14 +54,16 @@ def update(
                     ) -> None:
                         seen[rows[micro]] = logp
                         if first:
-                            error = _ratio_error(logp, part.select(micro))
-                            log.highest("agreement/ratio_error", error)
+                            errors.append(float(_ratio_error(logp, part.select(micro))))
 
                     log.add(
                         state.parallel.add(_gradients(state, algorithm, part, optimizer, watch))
                     )
-                    state.parallel.add_gradients(optimizer.parameters)
+                    if not state.shards:  # theirs were added in the backward passes
+                        state.parallel.add_gradients(optimizer.parameters)
                     log.add(optimizer.step(factor))
+    for error in state.parallel.gather(errors):
+        log.highest("agreement/ratio_error", error)
     return seen
 
 
@@ -76,15 +79,34 @@ def _gradients(
         micros = micro_batches(
             part.rollouts, state.tokens_per_micro, state.policy.packs, part.rows_per_item
         )
+        found, failed = None, None
         try:
-            return _micro_by_micro(state, algorithm, part, micros, optimizer.name, watch)
-        except torch.OutOfMemoryError:
-            if max(len(x) for x in micros) <= part.rows_per_item:
-                raise
-            state.halve_micro_batches()
-            optimizer.zero_grad()  # some layers may have added theirs already
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            found = _micro_by_micro(state, algorithm, part, micros, optimizer.name, watch)
+        except torch.OutOfMemoryError as error:
+            failed = error
+        if state.shards and failed is not None:
+            raise ValueError(_no_room(state)) from failed  # the others wait inside their passes
+        if not any(state.parallel.gather([failed is not None])):
+            assert found is not None
+            return found
+        # all of them, or the processes would disagree on who has which rows
+        if max(len(x) for x in micros) <= part.rows_per_item:
+            raise failed or RuntimeError("another process is out of memory")
+        del failed
+        state.halve_micro_batches()
+        optimizer.zero_grad()  # some layers may have added theirs already
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _no_room(state: State) -> str:
+    """Of a sharded update, which cannot begin again: a layer's pass is everyone's."""
+    return (
+        f"out of memory on process {state.parallel.rank}: micro-batches of "
+        f"{state.tokens_per_micro} tokens are too large, and with memory.shard a mini-batch cannot "
+        f"begin again in smaller ones. Go on with: "
+        f"update.tokens_per_micro={max(1, state.tokens_per_micro // 2)}"
+    )
 
 
 def _micro_by_micro(
@@ -97,7 +119,10 @@ def _micro_by_micro(
 ) -> dict[str, Tensor]:
     part = algorithm.minibatch(part, numbered(micros, len(part.rollouts)))
     totals: dict[str, Tensor] = {}
-    for rows in state.parallel.own(micros):
+    for rows, counts in state.turns(micros):
+        if not counts:
+            _for_nothing(state, part.rollouts.select(rows), name)
+            continue
         micro = part.select(rows)
         rollouts = micro.rollouts
         if name == "critic":
@@ -117,6 +142,16 @@ def _micro_by_micro(
         for key, value in found.items():
             totals[key] = totals.get(key, torch.zeros((), device=value.device)) + value
     return totals
+
+
+def _for_nothing(state: State, rollouts: Rollouts, name: str) -> None:
+    """A pass whose gradient is zero, beside those of the others."""
+    if name == "critic":
+        assert state.critic is not None
+        outputs = state.critic(rollouts)
+    else:
+        outputs, _ = state.policy.score(rollouts, state.recipe.rollout.temperature)
+    (outputs.sum() * 0.0).backward()
 
 
 def _ratio_error(logp: Tensor, micro: Batch) -> Tensor:

@@ -1,6 +1,5 @@
 """A row cut into segments, with the numbers that the library gives them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -9,32 +8,11 @@ from torch import Tensor
 from segcredit.core.advantages import segment_gae
 from segcredit.core.checks import require_unit_interval
 from segcredit.core.segments import Segments
-from segcredit.partition import (
-    FixedLength,
-    Newline,
-    Partition,
-    ProbabilityAccumulate,
-    ProbabilityCutpoints,
-    Response,
-    StepMarkers,
-    Token,
-    TopEntropy,
-)
+from segcredit.partition import PARTITIONS, Partition, make_partition, settings_of
 from segcredit.types import Rollouts
 from segcredit.viewer.errors import InputError
 from segcredit.viewer.rows import Row
 from segcredit.viewer.settings import Settings
-
-PARTITIONS: dict[str, Callable[[Settings], Partition]] = {
-    "entropy": lambda s: TopEntropy(s.fraction),
-    "probability": lambda s: ProbabilityCutpoints(s.threshold, s.every),
-    "accumulate": lambda s: ProbabilityAccumulate(s.threshold, s.every),
-    "newline": lambda s: Newline(),
-    "step": lambda s: StepMarkers(),
-    "fixed": lambda s: FixedLength(s.size),
-    "token": lambda s: Token(),
-    "response": lambda s: Response(),
-}
 
 
 @dataclass(frozen=True)
@@ -79,9 +57,13 @@ def partitions(settings: Settings) -> dict[str, Partition]:
     try:
         require_unit_interval("gamma", settings.gamma, "Language tasks use 1.0.")
         require_unit_interval("lam", settings.lam, "The paper uses 0.99 per segment.")
-        return {name: make(settings) for name, make in PARTITIONS.items()}
+        return {name: _made(name, settings) for name in PARTITIONS}
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def _made(name: str, settings: Settings) -> Partition:
+    return make_partition(name, **{x: getattr(settings, x) for x in settings_of(name)})
 
 
 def partition_settings(partition: Partition) -> dict[str, object]:

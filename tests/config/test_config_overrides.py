@@ -45,6 +45,17 @@ def overridden(recipe: Path, *overrides: str) -> Recipe:
             "algorithm",
             {"name": "sapo", "kl": 0.01, "clip": [0.1, 0.3]},
         ),
+        (
+            "algorithm.partition=newline",
+            "algorithm",
+            {"name": "sapo", "kl": 0.01, "partition": "newline"},
+        ),
+        (
+            "algorithm.partition={name: fixed, size: 8}",
+            "algorithm.partition",
+            {"name": "fixed", "size": 8},
+        ),
+        ("algorithm.partition=newlin", None, "Did you mean 'newline'"),
         ("stages.0.steps=9", "stages.0.steps", 9),
         ("stages.3.steps=9", "stages.3.steps", 9),
         ("save.trackers=[]", "save.trackers", []),

@@ -1,6 +1,7 @@
 """What only recipe, data and model together can tell is told before a model loads, all at once."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +118,29 @@ def test_what_tracking_prompts_asks_for() -> None:
     ]
 
 
-@pytest.mark.parametrize("what", ["empty", "not a config", "another kind"])
-def test_a_folder_that_holds_no_model(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("empty", "model.path: '{folder}' has no config.json, so it is no Hugging Face folder"),
+        ("not a config", "model.path: the config.json of {folder} cannot be read: "),
+        ("another kind", "model.path: {folder} is a model of type 'no_such_model', which "),
+        ("half a model", "model.path: '{folder}/model.safetensors' is damaged or was cut off at "),
+    ],
+)
+def test_a_folder_that_holds_no_model(
+    tmp_path: Path, model: Path, what: str, expected: str
+) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
-    if what != "empty":
+    if what == "half a model":
+        shutil.copytree(model, folder)
+        (folder / "model.safetensors").write_bytes(b"half")
+    else:
+        folder.mkdir()
+    if what in ("not a config", "another kind"):
         text = "{" if what == "not a config" else '{"model_type": "no_such_model"}'
         (folder / "config.json").write_text(text)
     message = problems(model={"path": str(folder)}, data={"train": ["rows.jsonl"]}, stages=OPTIMIZE)
-    assert f"model.path: expected a Hugging Face folder or hub id; got '{folder}', " in message
+    assert message.startswith(expected.format(folder=folder))
 
 
 def write_rows(path: Path, *rows: object) -> str:
@@ -173,6 +188,48 @@ def test_all_that_is_wrong_at_once(tmp_path: Path) -> None:
     assert starts[:4] == ["reward:", "model.path:", "1", f"{train}:1:"]
 
 
+def without_chat(model: Path, folder: Path) -> str:
+    """The model with a tokenizer that knows no chat."""
+    copy = shutil.copytree(model, folder / "no-chat")
+    (copy / "chat_template.jinja").unlink()
+    return str(copy)
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_a_model_without_a_chat_template_asks_for_one(
+    tmp_path: Path, model: Path, limit: int | None
+) -> None:
+    path = without_chat(model, tmp_path)
+    train = write_rows(tmp_path / "train.jsonl", GOOD, GOOD)
+    data: dict[str, Any] = {"train": [train], "max_prompt_tokens": limit}
+    message = problems(model={"path": path}, data=data, stages=OPTIMIZE)
+    assert message.startswith(f"model.path: {path}: the tokenizer has no chat template, so ")
+    assert "Set data.template" in message
+    assert "\n" not in message, "not once for every row"
+    data["template"] = "{question}"
+    plan = make_plan(parse_recipe(changed(model={"path": path}, data=data, stages=OPTIMIZE)))
+    assert plan.codec.render(plan.train.take(0, 1)[0]) == "a = 1 ; a ?"
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_a_template_and_rows_that_are_no_questions(
+    tmp_path: Path, model: Path, limit: int | None
+) -> None:
+    talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "a ?"}]
+    more = {"prompt": talk, "answer": "1"}
+    train = write_rows(tmp_path / "train.jsonl", GOOD, GOOD, more, more)
+    data: dict[str, Any] = {"train": [train], "max_prompt_tokens": limit, "template": "{question}"}
+    made = changed(model={"path": str(model)}, data=data, stages=OPTIMIZE)
+    with pytest.raises(ValueError, match=r"2 of 4 prompts hold more: prompt 'train:3' has 2 mess"):
+        make_plan(parse_recipe(made))
+
+
+@pytest.mark.parametrize("template", ["Problem: {problem}", "{question}{question}", ""])
+def test_a_template_without_its_place(template: str) -> None:
+    with pytest.raises(RecipeError, match=r"data\.template: a template holds \{question\} exactly"):
+        parse_recipe(changed(data__template=template))
+
+
 # ── LoRA ─────────────────────────────────────────────────────────────────────────────────────────
 
 TINY = changed()["model"]
@@ -198,6 +255,14 @@ def test_settings_of_adapters_that_mean_nothing(lora: Any, said: str) -> None:
     assert said in problems(model={**TINY, "lora": lora})
 
 
+def test_adapters_and_divided_weights_are_refused_together() -> None:
+    message = problems(model={**TINY, "lora": {}}, memory={"shard": True})
+    assert message.splitlines()[1:] == [
+        "  memory.shard divides all weights, model.lora trains adapters on one copy: remove one of "
+        "the two"
+    ]
+
+
 def test_layers_that_the_model_does_not_have(model: Path) -> None:
     for given in (TINY, {"path": str(model)}):
         message = problems(model={**given, "lora": {"targets": ["q_prj"]}})
@@ -219,5 +284,5 @@ def test_without_peft_one_is_told_what_to_type(monkeypatch: pytest.MonkeyPatch) 
     message = problems(model={**TINY, "lora": {}})
     assert message == (
         "model.lora: LoRA needs the package peft, which is not installed. "
-        "Type: pip install segcredit[lora]"
+        "Type: pip install 'segcredit[lora]'"
     )

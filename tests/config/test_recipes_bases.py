@@ -90,6 +90,28 @@ def test_another_reward_comes_without_the_old_ones_settings(tmp_path: Path) -> N
     assert load_recipe(str(path)).reward == {"name": "math", "deadline": 3.0, "accuracy": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("under", "over", "expected"),
+    [
+        ({"name": "entropy", "fraction": 0.1}, "newline", "newline"),
+        ({"name": "entropy", "fraction": 0.1}, {"name": "step"}, {"name": "step"}),
+        (
+            {"name": "probability", "every": 3},
+            {"threshold": 0.5},
+            {"name": "probability", "every": 3, "threshold": 0.5},
+        ),
+        ("entropy", {"fraction": 0.1}, {"name": "entropy", "fraction": 0.1}),
+        ("entropy", None, None),
+    ],
+)
+def test_settings_of_a_partition_stay_while_its_name_stays(
+    tmp_path: Path, under: Any, over: Any, expected: Any
+) -> None:
+    write_recipe(tmp_path, algorithm={"name": "sapo", "partition": under})
+    path = write(tmp_path / "mine.yaml", base="recipe", algorithm={"partition": over})
+    assert load_recipe(str(path)).algorithm == {"name": "sapo", "partition": expected}
+
+
 def test_a_base_of_a_base_and_several_bases(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     write(tmp_path / "parts" / "_longer.yaml", rollout={"max_tokens": 99, "prompts": 99})
@@ -227,7 +249,7 @@ def test_an_unknown_name_lists_what_may_have_been_meant() -> None:
         recipe_path("math")
     assert str(error.value).count("math/") == 8
     assert "geo3k" not in str(error.value)
-    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(16\), gsm8k/… \(8\), math/… "):
+    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(19\), gsm8k/… \(8\), math/… "):
         recipe_path("nothing-of-the-kind")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from segcredit.algorithms import ALGORITHMS, PolicyGradient
+from segcredit.algorithms import ALGORITHMS, PolicyGradient, sapo
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut, TreeDifference
 from segcredit.algorithms.credit import ValueDifference as Continuations
 from segcredit.algorithms.objective import Clipped, LossKL, RewardKL
@@ -17,7 +17,7 @@ from segcredit.algorithms.ratio import GeometricMean, RawRatio, TokenRatio
 from segcredit.config import Optimize, PretrainCritic, Recipe, load_recipe, parse_recipe
 from segcredit.config.read import shipped_recipes
 from segcredit.core.losses import k3
-from segcredit.partition import Token, TopEntropy
+from segcredit.partition import Newline, ProbabilityAccumulate, StepMarkers, Token, TopEntropy
 
 ALL = [name for name in shipped_recipes() if "/" in name]
 VISION = {
@@ -51,6 +51,8 @@ TABLE_7: dict[str, dict[str, Any]] = {
     "vc-ppo": {**SHARED, **WITH_CRITIC, "Lambda": 0.99, "Lambda (Critic)": 1.0},
     "ppo": {**SHARED, **WITH_CRITIC, "Lambda": 0.95},
 }
+TABLE_3 = {"newline": Newline(), "step": StepMarkers(), "probability": ProbabilityAccumulate()}
+"""The rows beside "Entropy-based"."""
 
 
 def credit_of(recipe: Recipe) -> Any:
@@ -99,8 +101,9 @@ def test_there_is_a_recipe_for_every_run() -> None:
     vision = {f"geo3k/{model}-{method}" for model in VISION for method in TABLE_7}
     methods = ("sapo", "ppo", "grpo", "rloo")
     text = {f"{data}/{model}-{method}" for data, model in TEXT for method in methods}
+    units = {f"geo3k/qwen2.5-vl-7b-sapo-{row}" for row in TABLE_3}
     adapted = {f"geo3k/{LORA}-{method}" for method in TABLE_7}
-    assert set(ALL) == vision | text | adapted
+    assert set(ALL) == vision | text | units | adapted
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -131,6 +134,17 @@ def test_geo3k_is_table_7(method: str, model: str) -> None:
     assert recipe.make_algorithm() == constructor(), "the methods' defaults are Table 7's, too"
 
 
+@pytest.mark.parametrize("row", TABLE_3)
+def test_table_3_changes_the_units_alone(row: str) -> None:
+    recipe = load_recipe(f"geo3k/qwen2.5-vl-7b-sapo-{row}")
+    assert recipe.make_algorithm() == sapo(partition=TABLE_3[row])
+    base = load_recipe("geo3k/qwen2.5-vl-7b-sapo")
+    assert (recipe.data.suffix is not None) == (row == "step"), "steps must be asked for"
+    same = {"name": base.name, "algorithm": base.algorithm}
+    data = recipe.data.model_copy(update={"suffix": None})
+    assert recipe.model_copy(update={**same, "data": data}) == base
+
+
 @pytest.mark.parametrize("method", TABLE_7)
 def test_lora_departs_from_table_7_in_what_it_says(method: str) -> None:
     whole = load_recipe(f"geo3k/{LORA.removesuffix('-lora')}-{method}")
@@ -149,13 +163,13 @@ def test_lora_departs_from_table_7_in_what_it_says(method: str) -> None:
 
 @pytest.mark.parametrize("model", VISION)
 def test_the_units_of_the_methods(model: str) -> None:
-    sapo = algorithm_of(load_recipe(f"geo3k/{model}-sapo"))
-    assert sapo.credit.over == sapo.ratio.over == TopEntropy(0.30)  # §5.1
-    assert isinstance(sapo.credit, GAE)
-    assert sapo.credit.value_at == "start"  # s_m is the prefix before the segment, §4.1
-    assert isinstance(sapo.ratio, GeometricMean)  # Eq. 8
-    assert isinstance(sapo.surrogate, Clipped)
-    assert sapo.surrogate.low == sapo.surrogate.high  # Eq. 9 has one ε
+    ours = algorithm_of(load_recipe(f"geo3k/{model}-sapo"))
+    assert ours.credit.over == ours.ratio.over == TopEntropy(0.30)  # §5.1
+    assert isinstance(ours.credit, GAE)
+    assert ours.credit.value_at == "start"  # s_m is the prefix before the segment, §4.1
+    assert isinstance(ours.ratio, GeometricMean)  # Eq. 8
+    assert isinstance(ours.surrogate, Clipped)
+    assert ours.surrogate.low == ours.surrogate.high  # Eq. 9 has one ε
     for method in ("ppo", "vc-ppo"):
         token = algorithm_of(load_recipe(f"geo3k/{model}-{method}"))
         assert token.credit.over == Token()
@@ -220,9 +234,11 @@ def test_data_rewards_and_sizes(name: str) -> None:
     reward, size = {"geo3k": ("geo3k", 601), "gsm8k": ("gsm8k", 1319), "math": ("math", 500)}[data]
     assert recipe.reward == reward
     assert recipe.evaluation.prompts == size, "the whole test set"
-    ends = ".parquet" if data == "geo3k" else "-sft.jsonl"
-    assert recipe.data.train == [f"data/{data}/train{ends}"]
-    assert recipe.data.test == [f"data/{data}/test{ends}"]
+    folder = "data/geo3k" if data == "geo3k" else f"data/{data}-plain"
+    assert recipe.data.train == [f"{folder}/train.parquet"]
+    assert recipe.data.test == [f"{folder}/test.parquet"]
+    asked = None if data == "geo3k" else "[MATH_TASK] Problem:\n{question}\n\nSolution:"
+    assert recipe.data.template == asked, "as VinePPO's checkpoints were taught"
     if data != "geo3k":
         model = name.partition("/")[2].rpartition("-")[0]
         assert recipe.model.path == TEXT[data, model]

@@ -3,25 +3,25 @@
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 from segcredit import Trainer
-from segcredit.algorithms import sapo
 from segcredit.config import load_recipe
 from segcredit.config.read import shipped_recipes
 from segcredit.data import load_prompts
 from segcredit.data.prepare import prepare
 from segcredit.data.worlds import make_world
+from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.models import Policy
-from segcredit.partition import Newline, Partition, ProbabilityAccumulate, StepMarkers
+from segcredit.partition import PARTITIONS, make_partition, settings_of
+from segcredit.runlog import read_run
+from segcredit.template import fill_template
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
 COMMANDS = re.findall(r"^segcredit train (.*?)(?:  +#.*)?$", TEXT, re.MULTILINE)
-CODE = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SMALL = (
     "model.path=model",
     "threads=1",
@@ -86,55 +86,74 @@ def test_with_a_tiny_model_the_recipes_of_geo3k_run(folder: Path, model: str, me
 def test_with_a_tiny_model_the_recipes_of_text_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
+    """A model without a chat template, as VinePPO's are."""
     monkeypatch.chdir(tmp_path)
     world = make_world("derived_variables", given=2, derived=3, needed=[1, 2], modulus=7)
-    Policy.tiny("llama", world.tokenizer(), hidden=32, layers=1, heads=4).save(Path("model"))
-    Path("data/gsm8k").mkdir(parents=True)
+    tokenizer = world.tokenizer()
+    tokenizer.chat_template = None
+    Policy.tiny("llama", tokenizer, hidden=32, layers=1, heads=4).save(Path("model"))
     for split in ("train", "test"):
         rows = [
-            {"prompt": x.messages[0]["content"], "answer": x.answer}
+            {"question": x.messages[0]["content"], "answer": x.answer}
             for x in world.prompts(split, 0, 6)
         ]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        Path(f"data/gsm8k/{split}-sft.jsonl").write_text(lines)
+        Path(f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare(["train.jsonl", "test.jsonl"], "data/gsm8k-plain")
     small = [*SMALL, "rollout.prompts=4", "rollout.samples=2", "stages.0.steps=1"]
-    recipe = load_recipe(f"gsm8k/rhomath-1.1b-{method}", small)
-    assert Trainer.from_recipe(recipe).train(tmp_path / "run").model is not None
+    recipe = load_recipe(f"gsm8k/rhomath-1.1b-{method}", [*small, "save.rollouts_every=1"])
+    result = Trainer.from_recipe(recipe).train(tmp_path / "run")
+    assert result.model is not None
+    questions = {x.messages[0]["content"] for x in world.prompts("train", 0, 6)}
+    recorded = read_run(tmp_path / "run").rollouts(1)
+    asked = {f"[MATH_TASK] Problem:\n{x}\n\nSolution:" for x in questions}
+    assert recorded
+    assert {row["prompt"] for row in recorded} <= asked
+    measured = evaluate_checkpoint(str(tmp_path / "run"), prompts=2, samples=1, max_tokens=3)
+    assert measured.prompts == 2, "the run's template is the evaluation's"
+    model = str(tmp_path / "model")
+    given = {"data": ["test.jsonl"], "reward": "exact", "prompts": 2, "samples": 1}
+    with pytest.raises(ValueError, match=r"Set data\.template \(segcredit evaluate: --template\)"):
+        evaluate_checkpoint(model, **given, max_tokens=3)
+    assert evaluate_checkpoint(model, **given, max_tokens=3, template="{question}").prompts == 2
 
 
-@pytest.mark.parametrize(
-    ("row", "partition"),
-    [("newline", Newline()), ("step", StepMarkers()), ("probability", ProbabilityAccumulate())],
-)
-def test_the_rows_of_table_3(folder: Path, row: str, partition: Partition) -> None:
-    made: dict[str, Any] = {}
-    exec(CODE[0], made)
-    trainer: Callable[..., Trainer] = made["trainer"]
-    recipe = "geo3k/qwen2.5-vl-7b-sapo"
-    found = trainer(row, recipe, *SMALL, "rollout.prompts=4", "stages.0.steps=1")
-    assert found.plan.algorithm == sapo(partition=partition)
-    assert found.recipe.data.suffix == (made["STEPS"] if row == "step" else None)
-    same = {"rollout", "update", "optimizer", "reward", "memory", "evaluation", "stages"}
-    expected = load_recipe(recipe, [*SMALL, "rollout.prompts=4", "stages.0.steps=1"])
-    assert found.recipe.model_dump(include=same) == expected.model_dump(include=same)
-    if row == "newline":
-        assert found.train(folder / "run").model is not None
+@pytest.mark.parametrize("row", ["newline", "step", "probability"])
+def test_with_a_tiny_model_the_rows_of_table_3_run(folder: Path, row: str) -> None:
+    small = [*SMALL, "rollout.prompts=4", "stages.0.steps=1"]
+    trainer = Trainer.from_recipe(load_recipe(f"geo3k/qwen2.5-vl-7b-sapo-{row}", small))
+    assert trainer.train(folder / "run").model is not None
+    assert load_recipe(str(folder / "run" / "config.yaml")) == trainer.recipe
+
+
+def test_the_names_of_partitions_are_listed_with_their_settings() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*)\|$", TEXT, re.MULTILINE)
+    listed = {name: re.findall(r"`(\w+)`(?:: ([\d.]+))?", settings) for name, settings in rows}
+    assert list(listed) == list(PARTITIONS)
+    for name, settings in listed.items():
+        assert [key for key, _ in settings] == settings_of(name)
+        numbers = {key: yaml.safe_load(x) for key, x in settings if x}
+        missing = {key: 16 for key, x in settings if not x}
+        assert make_partition(name, **missing) == make_partition(name, **missing | numbers)
 
 
 def test_questions_in_the_prompt_that_the_checkpoints_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The page's command writes bare questions where the recipe looks for them."""
     monkeypatch.chdir(tmp_path)
     rows = [{"question": "How many\neggs?", "answer": "2 + 2 = 4\n#### 1,004"}]
     for split in ("train", "test"):
         Path(f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prepare("gsm8k", "data/gsm8k", source=["train.jsonl", "test.jsonl"])
-    exec(CODE[1], {})
+    command = re.search(r"^segcredit prepare (gsm8k .*)$", TEXT, re.MULTILINE)
+    assert command is not None
+    name, _, suffix, _, output = shlex.split(command[1])
+    prepare(name, output, source=["train.jsonl", "test.jsonl"], suffix=suffix)
     recipe = load_recipe("gsm8k/rhomath-1.1b-sapo")
+    assert recipe.data.template is not None
     for files in (recipe.data.train, recipe.data.test):
         (prompt,) = load_prompts(files).prompts
         asked = "[MATH_TASK] Problem:\nHow many\neggs?\n\nSolution:"
-        assert prompt.messages == ({"role": "user", "content": asked},)
+        assert fill_template(recipe.data.template, prompt) == asked
         assert prompt.answer == "1004"
 
 
@@ -148,6 +167,7 @@ def test_maths_two_files_make_openais_split(
     words = shlex.split(command[1].replace("\\\n", " "))
     places = [words[i + 1] for i, word in enumerate(words) if word == "--from"]
     assert "--drop-duplicates" in words
+    assert words[words.index("--output") + 1] == "data/math-plain"
     assert [place.partition("=")[0] for place in places] == ["test", "train", "train"]
 
     def write(name: str, problems: list[str]) -> str:

@@ -12,6 +12,7 @@ from tiny_runs import write_recipe
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
+from segcredit.data.prepare import prepare
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.runlog.manifest import CheckpointError
 
@@ -125,11 +126,93 @@ def test_the_table(trained: Path, tmp_path: Path) -> None:
     result = segcredit(trained, "--prompts", 4, "--samples", 2, "--output", said)
     assert result.exit_code == 0, result.output
     assert "4 prompts × 2 samples" in result.stdout
+    assert re.search(r"temperature, top-p │ +1, 1 │", result.stdout)
     for measure in ("greedy accuracy", "avg@2", "pass@2", "answer found", "truncated", "12 tokens"):
         assert measure in result.stdout
-    assert re.search(r"avg@2 +│ +\d+\.\d% │ +\d+\.\d% – \d+\.\d%", result.stdout)
+    for measure in ("avg", "pass"):
+        assert re.search(rf"{measure}@2 +│ +\d+\.\d% │ +\d+\.\d% – \d+\.\d%", result.stdout)
     assert result.stdout.endswith(f"responses  {said}\n")
     assert len(said.read_text().splitlines()) == 12
+
+
+def test_numbers_for_programs(trained: Path) -> None:
+    result = segcredit(trained, "--prompts", 4, "--samples", 2, "--json", "--paper")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["prompts"], found["samples"], found["greedy"]) == (4, 2, None)
+    assert found["sampling"] == {"max_tokens": 12, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
+    low, high = found["sampled_interval"]
+    assert 0 <= low <= found["sampled"] <= high <= 1
+    assert "rows" not in found
+
+
+def test_as_the_paper_asks(trained: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed goes before the preset, and all prompts are asked."""
+    asked: list[dict[str, Any]] = []
+
+    def note(checkpoint: str, **settings: Any) -> None:
+        asked.append(settings)
+        raise ValueError
+
+    monkeypatch.setattr("segcredit.evaluate.checkpoint.evaluate_checkpoint", note)
+    names = ("temperature", "top_p", "greedy", "prompts")
+    for options, expected in [
+        ((), (None, None, None, None)),
+        (("--paper",), (0.6, 0.95, False, None)),
+        (("--paper", "--top-p", 0.9, "--greedy", "--prompts", 3), (0.6, 0.9, True, 3)),
+        (("--prompts", 0), (None, None, None, None)),
+    ]:
+        error_of(trained, *options)
+        assert tuple(asked[-1].get(name) for name in names) == expected
+    assert [("prompts" in x) for x in asked] == [False, True, True, True], "left out: 512"
+
+
+def test_a_runs_own_sampling(trained: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    config = (copy / "config.yaml").read_text()
+    assert "  top_p: 1.0" in config
+    (copy / "config.yaml").write_text(config.replace("  top_p: 1.0", "  top_p: 0.5"))
+    found = evaluate_checkpoint(str(copy), **OUTPUT, greedy=False)
+    assert (found.sampling.top_p, found.sampling.temperature, found.greedy) == (0.5, 1.0, None)
+    assert evaluate_checkpoint(str(copy), top_p=0.9, **OUTPUT).sampling.top_p == 0.9
+
+
+def test_prepared_data_by_name_brings_its_reward(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy = trained / "checkpoints" / "step-000002" / "policy"
+    expected = "--data gsm8k is data/gsm8k/test.parquet, which is not here. Type: segcredit prepare"
+    assert error_of(policy, "--data", "gsm8k").startswith(expected)
+    row = {"question": "a = 1 ; a ?", "answer": "#### 1"}
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    prepare("gsm8k", "data/gsm8k", source=["train.jsonl", "test.jsonl"])
+    found = evaluate_checkpoint(str(policy), data=["gsm8k"], max_tokens=4, **OUTPUT)
+    assert found.prompts == 1
+    assert all("####" in x["reason"] for x in found.rows), "graded as GSM8K is"
+
+
+@pytest.mark.parametrize("name", ["runs/{near}", "./nothing", "{folder}/nothing", "a/b/c", "a b"])
+def test_a_place_that_is_not_there(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo-20261115").mkdir(parents=True)
+    name = name.format(near="demo-20261114", folder=tmp_path)
+    message = error_of(name)
+    assert message.startswith(f"there is no '{name}': expected a run folder, a Hugging Face folder")
+    assert ("Did you mean 'runs/demo-20261115'?" in message) == name.startswith("runs/")
+    assert "Did you mean 'runs'?" in error_of("./rusn")
+
+
+@pytest.mark.parametrize("name", ["nothing", "some/model"])
+def test_a_name_that_only_the_hub_could_know(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr("segcredit.models.place.get_hf_file_metadata", unreachable)
+    assert error_of(name).startswith(f"{name} is no folder here, was not downloaded before, and ")
 
 
 def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
@@ -148,7 +231,7 @@ def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     ]
     told = ("--data", rows, "--reward", "exact")
     message = error_of(tmp_path, *told)
-    assert message.startswith("expected a run folder, a Hugging Face folder or a hub id; got ")
+    assert message.startswith(f"'{tmp_path}' has no config.json, so it is no Hugging Face folder")
     assert "\n" not in message
 
 
@@ -164,7 +247,12 @@ def test_half_a_model(trained: Path, tmp_path: Path, rows: Path, damage: str) ->
     else:
         (model / "config.json").unlink()
     message = error_of(model, "--data", rows, "--reward", "exact")
-    assert f"got '{model}', which does not load: " in message
+    expected = {
+        "no weights": f"'{model}' has no model.safetensors. Download or copy it again.",
+        "half the weights": f"'{weights}' is damaged or was cut off at ",
+        "no config": f"'{model}' has no config.json, ",
+    }
+    assert message.startswith(expected[damage])
 
 
 def test_a_run_without_test_data_or_checkpoints(trained: Path, tmp_path: Path, rows: Path) -> None:

@@ -110,7 +110,8 @@ def test_what_is_counted() -> None:
     assert found.greedy_interval == bootstrap_interval([0, 0, 0, 1, 1])
     assert found.sampled == pytest.approx((0 + 1 + 2 + 3 + 4) / 20)
     assert found.sampled_interval == bootstrap_interval([0, 0.25, 0.5, 0.75, 1])
-    assert found.pass_at.keys() == {1, 2, 4}
+    assert found.pass_at.keys() == found.pass_interval.keys() == {1, 2, 4}
+    assert found.pass_interval[4] == bootstrap_interval([0, 1, 1, 1, 1])
     assert found.pass_at[1] == pytest.approx(found.sampled)
     assert found.pass_at[2] == pytest.approx((0 + 1 / 2 + 5 / 6 + 1 + 1) / 5)
     assert found.pass_at[4] == pytest.approx(4 / 5)
@@ -151,8 +152,10 @@ def test_every_response_is_kept_with_its_grade() -> None:
 def test_numbers_for_a_run() -> None:
     engine = Scripted(lambda n, time: [1, END])
     found = measured(engine, 3, 3).metrics()
-    assert found["sampled"] == found["sampled_low"] == found["sampled_high"] == 1.0
+    assert found["sampled"] == found["sampled_high"] == 1.0
     assert found["greedy"] == found["greedy_low"] == 0.0
+    assert found["sampled_low"] == pytest.approx(0.025 ** (1 / 3)), "three prompts say little"
+    assert found["greedy_high"] == pytest.approx(1 - 0.025 ** (1 / 3))
     assert [key for key in found if key.startswith("pass@")] == ["pass@2", "pass@3"]
     without = measured(engine, 3, 1, greedy=False)
     assert without.greedy is None

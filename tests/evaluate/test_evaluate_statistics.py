@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit.evaluate import bootstrap_interval, pass_at_k
+from segcredit.evaluate import bootstrap_interval, mean_interval, pass_at_k
 
 
 @pytest.mark.parametrize("samples", range(1, 8))
@@ -61,3 +61,18 @@ def test_another_seed_draws_others() -> None:
 def test_no_values_have_no_interval() -> None:
     with pytest.raises(ValueError, match="an interval needs at least one value"):
         bootstrap_interval([])
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=20))
+def test_where_prompts_differ_the_interval_is_the_bootstraps(values: list[float]) -> None:
+    if len(set(values)) > 1 or values[0] == 0.5:
+        assert mean_interval(values) == bootstrap_interval(values)
+
+
+@pytest.mark.parametrize("prompts", [1, 3, 10, 500])
+def test_all_wrong_or_all_right_leave_room(prompts: int) -> None:
+    """At its upper end, none of so many right has a chance of 2.5 %."""
+    low, high = mean_interval([0.0] * prompts)
+    assert low == 0.0
+    assert (1 - high) ** prompts == pytest.approx(0.025)
+    assert mean_interval([1.0] * prompts) == pytest.approx((1 - high, 1.0))

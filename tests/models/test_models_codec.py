@@ -1,6 +1,7 @@
 """Text and pictures to tokens and back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from segcredit.models.codec import Codec, load_tokenizer
+from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt
 
 QWEN_TEMPLATE = (
@@ -86,16 +88,16 @@ def test_pictures_from_files(tmp_path: Path) -> None:
     assert torch.equal(by_path["pixel_values"], by_bytes["pixel_values"])
 
 
-@pytest.mark.parametrize("template", ["own", QWEN_TEMPLATE, None])
-def test_marks_work_with_every_template(template: str | None) -> None:
-    """Templates know parts or marks; a tokenizer without one gets Qwen's tokens all the same."""
+@pytest.mark.parametrize("template", ["own", QWEN_TEMPLATE])
+def test_marks_work_with_every_template(template: str) -> None:
+    """Templates know parts or marks."""
     codec = fresh_policy("qwen2_5_vl").codec
     if template != "own":
         codec.tokenizer.chat_template = template
     text = codec.render(ask("red <image>blue <image>", picture(28, 28), picture(28, 56)))
     seen = "<|vision_start|><|image_pad|><|vision_end|>"
     assert f"red {seen}blue {seen}" in text
-    assert text.endswith("<|im_start|>assistant\n") == (template is not None)
+    assert text.endswith("<|im_start|>assistant\n")
     tokens, vision = codec.encode(ask("red <image>blue <image>", picture(28, 28), picture(28, 56)))
     assert (tokens == codec.tokenizer.convert_tokens_to_ids("<|image_pad|>")).sum() == 3
     assert len(vision["image_grid_thw"]) == 2
@@ -145,11 +147,11 @@ IMAGE = picture(28, 28)
         ("<image>list <|image_pad|> ?", 2),
     ],
 )
-@pytest.mark.parametrize("template", ["own", None])
-def test_marks_and_images_must_agree(text: str, images: int, template: str | None) -> None:
+@pytest.mark.parametrize("template", ["own", QWEN_TEMPLATE])
+def test_marks_and_images_must_agree(text: str, images: int, template: str) -> None:
     codec = policy("qwen2_5_vl").codec
-    if template is None:
-        codec = codec_with("qwen2_5_vl", None)
+    if template != "own":
+        codec = codec_with("qwen2_5_vl", template)
     with pytest.raises(ValueError, match=r"prompt 'row 7' has .* Write <image> once per image"):
         codec.encode(ask(text, *[IMAGE] * images, id="row 7"))
 
@@ -160,26 +162,57 @@ def test_a_text_model_refuses_pictures(name: str) -> None:
         policy(name).encode(ask("<image>?", IMAGE, id="row 8"))
 
 
-def test_without_a_chat_template() -> None:
-    """The text as it stands, with the tokenizer's own special tokens, which no template writes."""
-    codec = codec_with("llama", None)
-    asked = Prompt(
-        id="two",
-        messages=({"role": "user", "content": "a = 5 ;"}, {"role": "user", "content": "a ?"}),
-    )
-    assert codec.render(asked) == "a = 5 ;\na ?"
+def test_a_template_takes_the_place_of_the_chat_template() -> None:
+    """With the tokenizer's own special tokens, which a chat template writes itself."""
+    made = fresh_policy("llama").codec
+    codec = replace(made, template="a = 5 ;\n{question}\n")
+    asked = ask("a ?")
+    assert codec.render(asked) == "a = 5 ;\na ?\n"
     plain = codec.encode(asked)[0].tolist()
+    assert made.tokenizer.decode(plain) == "a = 5 ;\na ?\n"
     start = codec.tokenizer.convert_tokens_to_ids("<|im_start|>")
     codec.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
     )
     assert codec.encode(asked)[0].tolist() == [start, *plain]
-    codec.tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    assert codec.encode(asked)[0].tolist() == plain[: plain.index(8)]  # up to the newline
+    assert made.encode(asked)[0].tolist().count(start) == 2, "user and assistant: none added"
+
+
+@pytest.mark.parametrize(
+    "question", ["{question}", "{question.__class__}", "{0}", "%s $x {", "{{question}}"]
+)
+def test_questions_are_text_whatever_they_hold(question: str) -> None:
+    codec = replace(policy("llama").codec, template="P: {x} {question} %s {}")
+    assert codec.render(ask(question)) == "P: {x} " + question + " %s {}"
+
+
+@pytest.mark.parametrize("template", ["no place", "{question} {question}", "", "{ question }"])
+def test_a_template_has_one_place_for_the_question(template: str) -> None:
+    with pytest.raises(ValueError, match=r"holds \{question\} exactly once.*; got it \d times"):
+        check_template(template)
+
+
+def test_a_template_is_for_one_message_of_text() -> None:
+    text = replace(policy("llama").codec, template="{question}")
+    talk = Prompt("talk", ({"role": "system", "content": "a"}, {"role": "user", "content": "b"}))
+    with pytest.raises(ValueError, match=r"it holds more: prompt 'talk' has 2 messages\. Leave"):
+        text.encode(talk)
+    vision = replace(policy("qwen2_5_vl").codec, template="{question}")
+    with pytest.raises(ValueError, match="it holds more: prompt 'p' has pictures"):
+        vision.encode(ask("<image>?", IMAGE, id="p"))
+    assert vision.render(ask("list ?")) == "list ?"
+    with pytest.raises(ValueError, match="2 of 3 prompts hold more: prompt 'talk' has 2 messages"):
+        check_questions([ask("a ?"), talk, ask("<image>", IMAGE)])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_5_vl"])
+def test_without_any_template_nothing_is_guessed(name: str) -> None:
+    with pytest.raises(ValueError, match=r"no chat template.*Set data\.template.*'\{question\}'"):
+        codec_with(name, None).encode(ask("a ?"))
 
 
 def test_an_empty_prompt_is_refused() -> None:
-    codec = codec_with("llama", None)
+    codec = replace(policy("llama").codec, template="{question}")
     with pytest.raises(ValueError, match="prompt 'row 9' is empty"):
         codec.encode(ask("", id="row 9"))
 

@@ -68,7 +68,7 @@ def test_training_one_leaves_the_others_bit_for_bit(name: str) -> None:
     before = {key: x.detach().clone() for key, x in base.model.named_parameters()}
     settings = OptimizerSettings()
     pair = {
-        one: Optimizer(one, torch.nn.ParameterList(part.trained()), 1e-2, settings)
+        one: Optimizer(one, policy.model, 1e-2, settings, trained=part.trained())
         for one, part in ((POLICY, policy), (CRITIC, critic))
     }
     for turn in (POLICY, CRITIC, POLICY):
@@ -116,7 +116,7 @@ def test_the_reference_of_a_policy_that_has_learned_is_a_third_adapter() -> None
 def test_optimizers_hold_their_own_matrices_and_nothing_else(name: str) -> None:
     policy = with_lora(name)
     critic = Critic.from_policy(policy)
-    ours, theirs = policy.trained(), critic.trained()
+    ours, theirs = policy.trained().values(), critic.trained().values()
     assert not {id(x) for x in ours} & {id(x) for x in theirs}
     expected = sum(4 * sum(layer.weight.shape) for layer in chosen_layers(name))
     assert sum(x.numel() for x in ours) == expected
@@ -184,8 +184,8 @@ def test_a_plain_model_from_the_saved_folder_says_the_same(name: str, tmp_path: 
 def test_the_sampler_draws_from_the_policys_adapter(name: str) -> None:
     policy = with_lora(name)
     critic = Critic.from_policy(policy)
-    stir(policy.trained())
-    stir(critic.trained(), seed=4)
+    stir(policy.trained().values())
+    stir(critic.trained().values(), seed=4)
     value(critic, name)
     rollouts = engine(policy).sample(encoded(name), Sampling(12), seeded())
     with torch.no_grad():
@@ -201,9 +201,9 @@ def test_recomputed_activations_give_the_same_gradients(name: str, attention: st
     for again in (False, True):
         policy = with_lora(name)
         set_attention(policy.model, attention)
-        stir(policy.trained())
+        stir(policy.trained().values())
         critic = Critic.from_policy(policy)
-        stir(critic.trained(), seed=5)
+        stir(critic.trained().values(), seed=5)
         if again:
             recompute_activations(policy.model, policy.lora)
         logp, _ = policy.score(drawn(name), 1.0)
@@ -211,7 +211,7 @@ def test_recomputed_activations_give_the_same_gradients(name: str, attention: st
         value.sum().backward()
         logp.sum().backward()
         assert lora_of(policy).working == POLICY
-        found.append([x.grad for x in (*policy.trained(), *critic.trained())])
+        found.append([x.grad for x in (*policy.trained().values(), *critic.trained().values())])
     for plain, recomputed in zip(*found, strict=True):
         assert plain is not None
         assert bool(plain.any())
@@ -230,7 +230,7 @@ def test_after_an_error_the_policy_is_at_work_again() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         critic(drawn("qwen2"))
     assert lora_of(policy).working == POLICY
-    assert all(x.requires_grad for x in [*policy.trained(), *critic.trained()])
+    assert all(x.requires_grad for x in [*policy.trained().values(), *critic.trained().values()])
 
 
 def test_in_bfloat16_the_weights_stay_and_the_originals_are_of_adapters_alone() -> None:
@@ -238,26 +238,25 @@ def test_in_bfloat16_the_weights_stay_and_the_originals_are_of_adapters_alone() 
     base.model.bfloat16()
     whole = {key: x.detach().clone() for key, x in base.model.named_parameters()}
     policy = base.with_lora(4, 8.0)
-    optimizer = Optimizer(
-        POLICY, torch.nn.ParameterList(policy.trained()), 1e-3, OptimizerSettings()
-    )
+    optimizer = Optimizer(POLICY, policy.model, 1e-3, OptimizerSettings(), trained=policy.trained())
     assert all(x.dtype == torch.bfloat16 for x in policy.model.parameters())
     assert all(x.dtype == torch.float32 for x in optimizer.parameters)
-    assert sum(x.numel() for x in optimizer.parameters) == sum(x.numel() for x in policy.trained())
+    assert optimizer.names == list(policy.trained())
+    assert list(map(id, optimizer.weights)) == list(map(id, policy.trained().values()))
     for _ in range(3):
         policy.score(drawn("qwen2_5_vl"), 1.0)[0].sum().backward()
         optimizer.step()
     for key, x in policy.model.named_parameters():
         if ".lora_" not in key:
             assert torch.equal(x, whole[key.replace(".base_layer", "")])
-    stir(policy.trained())
+    stir(policy.trained().values())
     merged = fresh_policy("qwen2_5_vl")
     merged.model.bfloat16().load_state_dict(dict(full_weights(policy.model)))
     exact = fresh_policy("qwen2_5_vl")
     exact.model.load_state_dict({key: x.float() for key, x in whole.items()})
     exact = exact.with_lora(4, 8.0)
     with torch.no_grad():
-        for x, y in zip(exact.trained(), policy.trained(), strict=True):
+        for x, y in zip(exact.trained().values(), policy.trained().values(), strict=True):
             x.copy_(y)
     beside, summed, right = (logp(x, "qwen2_5_vl") for x in (policy, merged, exact))
     assert beside.dtype == torch.float32
@@ -267,7 +266,7 @@ def test_in_bfloat16_the_weights_stay_and_the_originals_are_of_adapters_alone() 
 @each
 def test_adapters_come_back_as_they_were_saved(name: str, tmp_path: Path) -> None:
     policy = with_lora(name)
-    stir(policy.trained())
+    stir(policy.trained().values())
     lora_of(policy).save(POLICY, tmp_path)
     other = with_lora(name, seed=9)
     assert not torch.equal(logp(other, name), logp(policy, name))
@@ -283,7 +282,7 @@ def test_the_fingerprint_is_of_the_frozen_weights_alone() -> None:
     policy = with_lora("qwen2")
     lora = lora_of(policy)
     before = lora.fingerprint()
-    stir(policy.trained())
+    stir(policy.trained().values())
     assert lora.fingerprint() == before == lora_of(with_lora("qwen2")).fingerprint()
     with torch.no_grad():
         policy.model.model.norm.weight[0] += 1.0
@@ -296,8 +295,9 @@ def test_adapters_begin_by_the_seed_alone() -> None:
     torch.manual_seed(2)
     state = torch.get_rng_state()
     same, other = with_lora("qwen2", seed=3).trained(), with_lora("qwen2", seed=4).trained()
-    assert all(torch.equal(x, y) for x, y in zip(one, same, strict=True))
-    assert not all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    assert list(one) == list(same) == list(other)
+    assert all(torch.equal(x, same[name]) for name, x in one.items())
+    assert not all(torch.equal(x, other[name]) for name, x in one.items())
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -18,6 +18,7 @@ FIELDS = {
     "update.tokens_per_micro": "tokens_per_micro",
     "memory.recompute_activations": "recompute",
     "memory.offload_optimizer": "offload",
+    "memory.shard": "shard",
     "rollout.rows": "rows",
 }
 
@@ -54,12 +55,12 @@ def test_nothing_is_left_untried(job: Job):
     """Where advice gives up, no settings of this kind would do."""
     trials = advise(job)
     assume(trials and not trials[-1].fits)
-    for recompute, offload in product({job.recompute, True}, {job.offload, True}):
+    flags = product({job.recompute, True}, {job.offload, True}, {job.shard, True})
+    for recompute, offload, shard in flags:
+        begun = replace(job, recompute=recompute, offload=offload, shard=shard, rows=1)
         micro = job.tokens_per_micro
         while micro >= 256:
-            other = replace(
-                job, recompute=recompute, offload=offload, rows=1, tokens_per_micro=micro
-            )
+            other = replace(begun, tokens_per_micro=micro)
             assert not fits(other)
             micro //= 2
 
@@ -102,6 +103,12 @@ def test_what_costs_least_is_tried_first():
         ["memory.offload_optimizer"],
     ]
     assert advise(smaller)[-1].main_memory > 2**36  # which the machine must have
+
+
+def test_several_gpus_divide_models_before_they_offload():
+    crowded = replace(common(recompute=True), gpu=GPUS["A100-40G"], gpus=8)
+    assert sorted(advise(crowded)[-1].changes) == ["memory.shard"]
+    assert "memory.shard" not in advise(replace(crowded, gpus=1))[-1].changes
 
 
 def test_rows_are_given_up_last_and_only_for_sampling():

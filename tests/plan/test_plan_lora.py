@@ -29,6 +29,7 @@ from segcredit.plan import (
 from segcredit.plan.adapter import Adapter, adapter_of, adapter_on
 from segcredit.plan.advice import other_experiments
 from segcredit.plan.memory import between
+from segcredit.plan.notes import warnings
 from segcredit.train.offload import SLAB
 from segcredit.train.optimizer import Optimizer
 
@@ -49,7 +50,8 @@ def adapted(name: str, half: bool, targets: str = "language", **settings: bool) 
 
 
 def optimizer_of(part: Policy | Critic) -> Optimizer:
-    return Optimizer("one", torch.nn.ParameterList(part.trained()), 1e-6, OptimizerSettings())
+    model = part.model if isinstance(part, Policy) else part
+    return Optimizer("one", model, 1e-6, OptimizerSettings(), trained=part.trained())
 
 
 @pytest.mark.parametrize("targets", ["language", "all-linear"])
@@ -73,8 +75,8 @@ def test_models_and_optimizers_hold_what_was_said(half: bool, targets: str):
     # the value head is in float32 at once, so its original is itself
     head = 4 * (job.shape.hidden + 1) if half else 0
     assert parts == {name: said[name] for name in parts} | {"originals": said["originals"] - head}
-    assert sum(x.numel() for x in policy.trained()) == job.policy_trained
-    assert sum(x.numel() for x in critic.trained()) == job.critic_trained
+    assert sum(x.numel() for x in policy.trained().values()) == job.policy_trained
+    assert sum(x.numel() for x in critic.trained().values()) == job.critic_trained
     third = replace(job, adapter=replace(job.adapter, reference=True))
     more = memory(third)["annotate"].parts["weights"] - said["weights"]
     assert more == job.bytes * job.policy_trained, "π_ref after a warm start"
@@ -167,10 +169,31 @@ def test_seven_billion_fit_one_gpu_with_adapters_and_not_without():
     assert not [x for x, _ in other_experiments(with_lora) if x == ["model.lora={}"]]
 
 
+def test_moments_of_adapters_take_eight_bits_too():
+    job = paper_job()
+    whole = replace(job, adapter=adapter_on(job.shape, LoraSettings()))
+    small = memory(replace(whole, eight_bit=True))["annotate"].parts["moments"]
+    head = 8 * (job.shape.hidden + 1)  # too small for blocks
+    assert memory(whole)["annotate"].parts["moments"] == 8 * 2 * whole.policy_trained + head
+    assert small == 2 * (1 + 4 / 256) * 2 * whole.policy_trained + head
+
+
+def test_nobody_is_told_to_divide_adapters():
+    job = replace(paper_job(), gpu=GPUS["A100-40G"], gpus=2, shard=True)
+    found = {tuple(words): trial for words, trial in other_experiments(job)}
+    trial = found["model.lora={}", "memory.shard=false"]
+    assert not trial.job.shard
+    tight = replace(trial.job, gpu=replace(GPUS["A100-40G"], memory=18), tokens_per_micro=16_384)
+    assert advise(tight)
+    assert not any("memory.shard" in trial.changes for trial in advise(tight))
+    assert not any("memory.shard" in line for line in warnings(tight))
+    assert any("memory.shard" in line for line in warnings(replace(tight, adapter=None)))
+
+
 @given(jobs())
 def test_adapters_take_less_than_weights(job: Job):
     adapter = Adapter((10**7, 10**6), 10**7, 32 * 252, 36 * 50_000, vision=False)
-    job = replace(job, offload=False)
+    job = replace(job, offload=False, shard=False)
     with_lora = replace(job, adapter=adapter)
     assert between(with_lora) < between(job)
     before, after = memory(job), memory(with_lora)

@@ -130,7 +130,9 @@ def test_a_vocabulary_with_gaps() -> None:
     assert len(tokenizer) == 4
     config = tiny_config("llama", tokenizer, hidden=32, heads=4)
     config.vocab_size = 9
-    owner = Policy(AutoModelForCausalLM.from_config(config).eval(), Codec(tokenizer))
+    owner = Policy(
+        AutoModelForCausalLM.from_config(config).eval(), Codec(tokenizer, template="{question}")
+    )
     assert owner.banned is not None
     assert (~owner.banned).nonzero().flatten().tolist() == [0, 1, 4, 7]
     asked = replace(encoded("llama")[0].prompt, messages=({"role": "user", "content": "a b"},))

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from train.small import SMALL, warm_start
 
@@ -11,7 +12,12 @@ def warm(tmp_path_factory: pytest.TempPathFactory):
 
     def get(name: str) -> Path:
         if name not in made:
-            made[name] = warm_start(SMALL[name], tmp_path_factory.mktemp("warm") / name)
+            # hundreds of steps, whose shape checks (done elsewhere) would take a third of the time
+            jaxtyping.config.update("jaxtyping_disable", True)
+            try:
+                made[name] = warm_start(SMALL[name], tmp_path_factory.mktemp("warm") / name)
+            finally:
+                jaxtyping.config.update("jaxtyping_disable", False)
         return made[name]
 
     return get

@@ -4,7 +4,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from forked_cli import Call, run, start
+from forked_cli import Call, run, several, start
 from tiny_runs import TITLE, assert_same_run, count_lines, write_recipe
 
 from segcredit.train.checkpoint import find_latest
@@ -118,20 +117,11 @@ def test_from_a_shell_and_back(tmp_path: Path) -> None:
     assert f"Going on after step {step} of {int(step) + 1}." in done.said
 
 
-def several(folder: Path, *arguments: object) -> list[Call]:
-    """Two processes that train together, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    return [start(folder, *arguments, environment={**shared, "RANK": x}) for x in ("0", "1")]
-
-
 def test_processes_that_train_together_stop_and_go_on_together(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, **SHORT)
-    for call in several(tmp_path, "train", recipe, "--folder", "whole"):
+    for call in several(tmp_path, 2, "train", recipe, "--folder", "whole"):
         assert call.wait() == 0, call.complained
-    calls = several(tmp_path, "train", recipe, "--folder", "run")
+    calls = several(tmp_path, 2, "train", recipe, "--folder", "run")
     assert calls[0].wait_until(lambda: count_lines(tmp_path / "run") >= 2), calls[0].complained
     for call in calls:  # one after the other, and still they must agree on the step
         call.signal(signal.SIGINT)
@@ -139,7 +129,7 @@ def test_processes_that_train_together_stop_and_go_on_together(tmp_path: Path) -
     assert [call.wait() for call in calls] == [130, 130], [x.complained for x in calls]
     step = step_of(calls[0].said)[1]
     assert f"stopped after step {step}; another process saves it." in calls[1].said
-    for call in several(tmp_path, "train", "--resume", "run"):
+    for call in several(tmp_path, 2, "train", "--resume", "run"):
         assert call.wait() == 0, call.complained
     for name in ("run", "whole"):
         keep_only_last(tmp_path / name)

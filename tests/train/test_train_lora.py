@@ -67,7 +67,7 @@ def lora_state(**memory: bool) -> Any:
     state = build(make_plan(made))
     assert state.policy.lora is not None
     with torch.no_grad():
-        for x in state.policy.trained():
+        for x in state.policy.trained().values():
             x.add_(0.1 * torch.randn(x.shape, generator=torch.manual_seed(1)))
     enter(state, made.stages[-1])
     assert state.critic is not None

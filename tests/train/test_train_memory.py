@@ -1,6 +1,7 @@
 """What saves memory changes no result: recomputing, offloading, rounding, halving."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from train.test_train_invariance import collected, distance, gradients, small_st
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic
 from segcredit.models.recompute import recompute_activations
+from segcredit.train.adam import why_not
 from segcredit.train.offload import HostCopies
 from segcredit.train.optimizer import Optimizer
 
@@ -168,6 +170,50 @@ def test_an_offloaded_optimizer_takes_the_same_steps(dtype: torch.dtype) -> None
             with optimizer.awake():
                 layer(torch.full((2, 4), 1.0 + step, dtype=dtype)).square().sum().backward()
                 optimizer.step()
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_offloaded_optimizer_is_loaded_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its moments would stay in main memory, and so would, after them, the originals."""
+    layer, optimizer = in_bfloat16()
+    layer(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    other = Optimizer("policy", torch.nn.Linear(4, 3).bfloat16(), 1e-6, SETTINGS, offload=True)
+    happened: list[str] = []
+
+    def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        return lambda *given: (happened.append(name), call(*given))[1]
+
+    monkeypatch.setattr(HostCopies, "bring", noted("bring", HostCopies.bring))
+    monkeypatch.setattr(HostCopies, "send", noted("send", HostCopies.send))
+    load = other._adam.load_state_dict
+    monkeypatch.setattr(other._adam, "load_state_dict", noted("load", load))
+    other.load(optimizer.state())
+    assert happened == ["bring", "load", "send"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["adamw", "adamw_8bit"])
+def test_an_offloaded_optimizer_goes_on_where_it_was(kind: str) -> None:
+    if why_not(kind) is not None:
+        pytest.skip(why_not(kind))
+    settings = OptimizerSettings(kind=kind)
+    torch.manual_seed(0)
+    first = torch.nn.Linear(64, 64).to("cuda", torch.bfloat16)
+    optimizer = Optimizer("policy", first, 1e-2, settings, offload=True)
+
+    def step(layer: torch.nn.Module, its: Optimizer) -> None:
+        with its.awake():
+            layer(torch.ones(2, 64, dtype=torch.bfloat16, device="cuda")).square().sum().backward()
+            its.step()
+
+    step(first, optimizer)
+    second = torch.nn.Linear(64, 64).to("cuda", torch.bfloat16)
+    loaded = Optimizer("policy", second, 1e-2, settings, offload=True)
+    loaded.load(optimizer.state())
+    for layer, its in ((first, optimizer), (second, loaded)):
+        step(layer, its)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -6,8 +6,14 @@ import json
 import pytest
 
 from segcredit.algorithms import sapo
-from segcredit.partition import FixedLength, ProbabilityAccumulate, ProbabilityCutpoints, TopEntropy
-from segcredit.viewer.cut import PARTITIONS, cut, partition_settings, partitions
+from segcredit.partition import (
+    PARTITIONS,
+    FixedLength,
+    ProbabilityAccumulate,
+    ProbabilityCutpoints,
+    TopEntropy,
+)
+from segcredit.viewer.cut import cut, partition_settings, partitions
 from segcredit.viewer.reading import EXAMPLE, filled_lines, parse_row
 from segcredit.viewer.rows import Row
 from segcredit.viewer.settings import Settings

@@ -177,28 +177,35 @@ class DerivedVariables(World):
         """The chain as somebody writes it who makes mistakes but goes on from what is written."""
         steps = needed_rules(puzzle)
         others = [rule for rule in in_order(puzzle) if rule not in steps]
-        claimed, written, lines = dict(puzzle.given), set(puzzle.given), []
-
-        def write(rule: Rule) -> None:
-            claimed[rule.name] = compute(rule, claimed, self.modulus)
-            if rng.random() < self.wrong:
-                claimed[rule.name] += rng.randrange(1, self.modulus)
-                claimed[rule.name] %= self.modulus
-            written.add(rule.name)
-            lines.append(line(rule, claimed, lazy=rng.random() < self.lazy))
-
+        claimed, written, lines = dict(puzzle.given), set(puzzle.given), list[str]()
         for rule in steps:
             if rng.random() < self.superfluous:
                 ready = [
                     x for x in others if x.name not in written and {x.left, x.right} <= written
                 ]
                 if ready:
-                    write(rng.choice(ready))
+                    self._write(rng.choice(ready), rng, claimed, written, lines)
             if rule.name != puzzle.asked and rng.random() < self.skipped:
                 claimed[rule.name] = compute(rule, claimed, self.modulus)
             else:
-                write(rule)
+                self._write(rule, rng, claimed, written, lines)
         return response(lines, claimed[puzzle.asked])
+
+    def _write(
+        self,
+        rule: Rule,
+        rng: random.Random,
+        claimed: dict[str, int],
+        written: set[str],
+        lines: list[str],
+    ) -> None:
+        """One line, right or wrong."""
+        claimed[rule.name] = compute(rule, claimed, self.modulus)
+        if rng.random() < self.wrong:
+            claimed[rule.name] += rng.randrange(1, self.modulus)
+            claimed[rule.name] %= self.modulus
+        written.add(rule.name)
+        lines.append(line(rule, claimed, lazy=rng.random() < self.lazy))
 
 
 def compute(rule: Rule, values: dict[str, int], modulus: int) -> int:

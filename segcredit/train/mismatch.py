@@ -1,0 +1,60 @@
+"""Sampler and trainer compute π a little differently: by how much, and a correction for it."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from segcredit.types import Batch, Rollouts
+
+TOO_FAR = 1.0
+"""KL per token beyond which these are not two computations of one model."""
+
+
+@torch.no_grad()
+def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
+    """How far π_old, as it is trained from, is from what the responses were drawn from.
+
+    ``sampler_kl`` estimates KL(π_sampler ‖ π_old) per token by r − 1 − log r with
+    r = π_old / π_sampler, which is never negative.
+    """
+    if rollouts.logp_sampler is None:
+        return {}
+    log_ratio = _log_ratio(rollouts)[rollouts.mask]
+    kl = float((log_ratio.expm1() - log_ratio).mean())
+    if not kl < TOO_FAR:
+        raise ValueError(
+            f"the sampler draws from another model than is trained: KL = {kl:.3g} per token. "
+            f"Weights did not reach it as they should; sample by transformers instead: "
+            f"rollout.engine=hf, and tell us which model this is."
+        )
+    return {
+        "agreement/sampler_kl": kl,
+        "agreement/sampler_difference": float(log_ratio.abs().mean()),
+        "agreement/sampler_largest": float(log_ratio.abs().max()),
+    }
+
+
+@torch.no_grad()
+def corrected(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
+    """Truncated importance weights: each token's credit times min(π_old / π_sampler, cap).
+
+    Surrogates are proportional to the advantage for any positive factor, so this weighs the
+    token's part of the policy loss; value targets stay what they are.
+    """
+    if batch.credit is None:
+        raise ValueError(
+            "rollout.mismatch_cap weighs credit, and this method has none. Remove the setting."
+        )
+    weight = _log_ratio(batch.rollouts).exp()
+    cut = weight[batch.rollouts.mask] > cap
+    weight = weight.clamp(max=cap).to(batch.credit.advantage.dtype)
+    credit = replace(batch.credit, advantage=batch.credit.advantage * weight)
+    return replace(batch, credit=credit), {"agreement/weights_cut": float(cut.float().mean())}
+
+
+def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:
+    """log π_old − log π_sampler; 0 off the mask."""
+    sampled = rollouts.column("logp_sampler", "the comparison of sampler and trainer")
+    return (rollouts.logp_old - sampled).masked_fill(~rollouts.mask, 0.0)

@@ -1,0 +1,94 @@
+"""A sampler that computes a little differently: measured, and corrected when asked."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from batches import golden_rollouts
+from tiny_runs import changed
+
+from segcredit.algorithms import make_algorithm
+from segcredit.config import RecipeError, parse_recipe
+from segcredit.train.mismatch import corrected, describe_mismatch
+from segcredit.types import Batch, Outputs, Rollouts
+
+
+def shifted(by: float) -> tuple[Rollouts, Outputs]:
+    """The sampler gave every second token a probability e^by times too small."""
+    rollouts, outputs = golden_rollouts()
+    every_second = torch.arange(rollouts.mask.shape[1]) % 2 == 0
+    sampled = rollouts.logp_old - by * every_second * rollouts.mask
+    return rollouts.replace(logp_sampler=sampled), outputs
+
+
+def test_nothing_is_said_where_the_sampler_is_the_trainer() -> None:
+    assert describe_mismatch(golden_rollouts()[0]) == {}
+
+
+def test_distance_by_hand() -> None:
+    rollouts, _ = shifted(0.1)
+    mask = rollouts.mask
+    share = float((mask[:, ::2].sum()) / mask.sum())
+    found = describe_mismatch(rollouts)
+    assert found["agreement/sampler_kl"] == pytest.approx(share * (math.exp(0.1) - 1 - 0.1))
+    assert found["agreement/sampler_difference"] == pytest.approx(share * 0.1)
+    assert found["agreement/sampler_largest"] == pytest.approx(0.1)
+
+
+def test_another_model_is_noticed() -> None:
+    with pytest.raises(ValueError, match=r"draws from another model.*rollout\.engine=hf"):
+        describe_mismatch(shifted(-4.0)[0])
+    rollouts = shifted(0.0)[0]
+    assert rollouts.logp_sampler is not None
+    damaged = rollouts.replace(logp_sampler=rollouts.logp_sampler * torch.nan)
+    with pytest.raises(ValueError, match="KL = nan"):
+        describe_mismatch(damaged)
+
+
+@pytest.mark.parametrize("name", ["sapo", "ppo", "grpo", "rloo"])
+@pytest.mark.parametrize("by", [0.3, -0.3, 2.0])
+def test_weights_multiply_each_tokens_part_of_the_loss(name: str, by: float) -> None:
+    """Against the loss with shares times min(π_old / π_sampler, cap)."""
+    cap = 2.0
+    rollouts, outputs = shifted(by)
+    algorithm = make_algorithm(name)
+    batch = algorithm.prepare(rollouts)
+    made, measured = corrected(batch, cap)
+    ours = algorithm.loss(outputs, algorithm.minibatch(made)).metrics["policy_loss"]
+
+    plain = algorithm.minibatch(batch)
+    every_second = (torch.arange(rollouts.mask.shape[1]) % 2 == 0) & rollouts.mask
+    ones = torch.ones(rollouts.mask.shape, dtype=torch.float64)
+    weight = torch.where(every_second, min(math.exp(by), cap) * ones, ones)
+    share = plain.shares["policy"] * weight
+    by_hand: Batch = replace(plain, shares={**plain.shares, "policy": share})
+    expected = algorithm.loss(outputs, by_hand).metrics["policy_loss"]
+    assert float(ours) == pytest.approx(float(expected), rel=1e-6)
+    plainly = algorithm.loss(outputs, plain).metrics["policy_loss"]
+    assert float(plainly) != pytest.approx(float(expected), rel=1e-3)
+    cut = float(every_second.sum() / rollouts.mask.sum()) if by > math.log(cap) else 0.0
+    assert measured["agreement/weights_cut"] == pytest.approx(cut)
+
+
+def test_value_targets_stay() -> None:
+    batch = make_algorithm("sapo").prepare(shifted(0.3)[0])
+    made, _ = corrected(batch, 2.0)
+    assert made.credit is not None
+    assert batch.credit is not None
+    assert torch.equal(made.credit.value_target, batch.credit.value_target)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mismatch_cap": 2.0}, r"set rollout\.old_logp=recompute"),
+        ({"engine": "vllm", "old_logp": "sampler"}, "vLLM gives no entropies"),
+        ({"mismatch_cap": 0.5, "old_logp": "recompute"}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
+    recipe = changed()
+    recipe["rollout"] = {**recipe["rollout"], **settings}
+    with pytest.raises(RecipeError, match=message):
+        parse_recipe(recipe, "recipe.yaml")
