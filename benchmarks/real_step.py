@@ -43,6 +43,7 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
                 "path": str(folder),
                 "dtype": "bfloat16" if on_gpu else "float32",
                 "compile": given.compile,
+                "lora": {"rank": given.lora, "alpha": given.lora} if given.lora else None,
             },
             "data": {"train": [str(rows)], "max_prompt_tokens": 1024},
             "reward": "geo3k",
@@ -69,8 +70,13 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
     )
 
 
-def operations(rollouts: Rollouts, size: str, vision: bool, recompute: bool) -> tuple[float, float]:
-    """Floating-point operations of one epoch's update of the policy, and of the critic."""
+def operations(
+    rollouts: Rollouts, size: str, vision: bool, recompute: bool, lora: int = 0
+) -> tuple[float, float]:
+    """Floating-point operations of one epoch's update of the policy, and of the critic.
+
+    LoRA's own products are not counted, nor gradients of the weights it leaves frozen.
+    """
     config = config_for(size, vision)
     text = config.get_text_config()
     hidden, layers = text.hidden_size, text.num_hidden_layers
@@ -78,21 +84,22 @@ def operations(rollouts: Rollouts, size: str, vision: bool, recompute: bool) -> 
     weights = layers * (
         2 * hidden * hidden + 2 * hidden * wide + 3 * hidden * text.intermediate_size
     )
-    passes = 4 if recompute else 3
+    passes, again = (4 if recompute else 3), (1 if lora else 0)
     total = 0.0
     assert rollouts.prompts is not None
     written = rollouts.mask.sum(dim=1).tolist()
     for prompt, count in zip(rollouts.prompts, written, strict=True):
         length = len(prompt.tokens) + count - 1
-        total += 2 * weights * length + layers * 2 * hidden * length * length  # causal: half of 4
+        total += (passes - again) * 2 * weights * length
+        total += passes * layers * 2 * hidden * length * length  # causal: half of 4
         if prompt.vision:
             tower = config.vision_config
             own = tower.depth * (
                 4 * tower.hidden_size**2 + 3 * tower.hidden_size * tower.intermediate_size
             )
-            total += 2 * own * len(prompt.vision["pixel_values"])
+            total += (1 if lora else passes) * 2 * own * len(prompt.vision["pixel_values"])
     head = 2 * hidden * text.vocab_size * sum(written)
-    return passes * total + 4 * head, passes * total
+    return total + (4 - again) * head, total
 
 
 def generated(count: int, folder: Path) -> Path:
@@ -163,6 +170,7 @@ def main() -> None:
     parser.add_argument("--offload", action="store_true", help="optimizers rest in main memory")
     parser.add_argument("--keep-activations", action="store_true", help="do not recompute")
     parser.add_argument("--compile", action="store_true", help="layers by torch.compile")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights")
     parser.add_argument("--engine", default="hf", help="hf or vllm")
     parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU's")
     parser.add_argument("--no-sampling", action="store_true", help="random tokens as responses")
@@ -237,7 +245,7 @@ def report(
     written = int(rollouts.mask.sum())
     assert rollouts.prompts is not None
     asked = sum(len(x.tokens) for x in rollouts.prompts)
-    work = operations(rollouts, given.size, True, not given.keep_activations)
+    work = operations(rollouts, given.size, True, not given.keep_activations, given.lora)
     critic = "value_loss" in metrics
     done = work[0] + (work[1] if critic else 0.0)
     update = metrics["time/update"]

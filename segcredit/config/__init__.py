@@ -10,6 +10,7 @@ from segcredit.config.read import (
 from segcredit.config.recipe import (
     DataSettings,
     EvaluationSettings,
+    LoraSettings,
     ModelSettings,
     Optimize,
     OptimizerSettings,
@@ -26,6 +27,7 @@ __all__ = [
     "GIVEN_IN_PYTHON",
     "DataSettings",
     "EvaluationSettings",
+    "LoraSettings",
     "ModelSettings",
     "Optimize",
     "OptimizerSettings",

@@ -39,6 +39,18 @@ class Settings(BaseModel):
     )
 
 
+class LoraSettings(Settings):
+    """Matrices of low rank beside frozen weights, trained in their place (LoRA)."""
+
+    rank: Whole = Field(32, ge=1)
+    """Columns of B and rows of A; a weight W counts as W + alpha / rank · B A."""
+    alpha: Number = Field(32.0, gt=0)
+    """How much the product counts, times rank."""
+    targets: str | list[str] = "language"
+    """language: all linear layers of the language model; all-linear: the vision tower's too, unless
+    model.freeze_vision; or names of layers, [q_proj, v_proj]. Never the head."""
+
+
 class ModelSettings(Settings):
     """Which model is trained: a folder or hub id, or a tiny one made in code."""
 
@@ -61,6 +73,8 @@ class ModelSettings(Settings):
     """Layers by torch.compile in scoring and update: faster on a GPU after a minute or two."""
     freeze_vision: bool = False
     """Leave the vision tower as it is."""
+    lora: LoraSettings | None = None
+    """Train matrices of low rank instead of the weights: {} takes the settings' defaults."""
     device: str = "auto"
     """auto: the GPU if there is one."""
     trust_remote_code: bool = False
@@ -411,6 +425,11 @@ def check_arithmetic(recipe: Recipe) -> None:
         problems.append(
             f"memory.shard divides the moments of adamw; got optimizer.kind "
             f"{recipe.optimizer.kind}: remove one of the two"
+        )
+    if recipe.memory.shard and recipe.model.lora is not None:
+        problems.append(
+            "memory.shard divides all weights, model.lora trains adapters on one copy: remove one "
+            "of the two"
         )
     if recipe.model.tiny and recipe.data.world is None:
         problems.append(

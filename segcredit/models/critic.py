@@ -1,6 +1,7 @@
 """The critic: the policy's own trunk with a value head, for text and for vision-language models."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from segcredit.models.forward import response_outputs, spread
+from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.policy import Policy
+from segcredit.models.weights import trained_weights
 from segcredit.types import Rollouts
 
 HEAD_FILE = "value_head.safetensors"
@@ -22,12 +25,14 @@ class Critic(nn.Module):
     transformers has no token classifier for Qwen-VL, and a value class of one's own loaded by
     ``from_pretrained`` from a Qwen2.5-VL checkpoint gets a *random* language model, since the
     checkpoint's older names match nothing. So the trunk is copied from a loaded policy, and every
-    tensor of the copy is compared.
+    tensor of the copy is compared. With LoRA there is no copy: the critic is the policy's own trunk
+    with another adapter.
     """
 
-    def __init__(self, trunk: PreTrainedModel) -> None:
+    def __init__(self, trunk: PreTrainedModel, lora: Lora | None = None) -> None:
         super().__init__()
         self.trunk = trunk
+        self.lora = lora
         hidden = trunk.config.get_text_config().hidden_size
         # V = 0 at the start; in float32 whatever the trunk is in, since values are regressed on
         self.head = nn.Linear(hidden, 1, dtype=torch.float32, device=trunk.device)
@@ -43,6 +48,9 @@ class Critic(nn.Module):
                 f"{type(policy.model).__name__} has no trunk below its head to copy for a critic. "
                 f"Use a causal language model or a Qwen-VL, or a method without a critic (grpo)."
             )
+        if policy.lora is not None:
+            policy.lora.add_copy(CRITIC)
+            return cls(original, policy.lora)
         critic = cls(copy.deepcopy(original).eval())
         verify_equal(original, critic.trunk)
         return critic
@@ -66,16 +74,37 @@ class Critic(nn.Module):
         critic.head.load_state_dict(load_file(folder / HEAD_FILE))
         return critic
 
+    def load_adapter(self, folder: Path) -> None:
+        """What :meth:`save` wrote of a critic that is an adapter and a head."""
+        assert self.lora is not None
+        self.lora.load(CRITIC, folder)
+        self.head.load_state_dict(load_file(folder / HEAD_FILE))
+
     def save(self, folder: Path) -> None:
-        """The trunk as a Hugging Face folder, and the head beside it."""
-        self.trunk.save_pretrained(folder)
+        """The trunk as a Hugging Face folder, or its adapter as PEFT's; the head beside it."""
+        if self.lora is None:
+            self.trunk.save_pretrained(folder)
+        else:
+            self.lora.save(CRITIC, folder)
         save_file(
             {name: x.contiguous() for name, x in self.head.state_dict().items()}, folder / HEAD_FILE
         )
 
+    def active(self) -> AbstractContextManager[None]:
+        """The context in which the trunk is the critic's; without LoRA it always is."""
+        return nullcontext() if self.lora is None else self.lora.using(CRITIC)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What an optimizer of the critic steps, by names that stay."""
+        if self.lora is None:
+            return trained_weights(self)
+        head = {f"head.{name}": x for name, x in self.head.named_parameters()}
+        return self.lora.named(CRITIC) | head
+
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """V before each response token."""
-        hidden = response_outputs(self.trunk, rollouts, head=False)
+        with self.active():
+            hidden = response_outputs(self.trunk, rollouts, head=False)
         return spread(self.head(hidden.float()).squeeze(-1), rollouts)
 
 

@@ -23,6 +23,15 @@ def model_class(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
 
 
+def bare_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model's classes without memory for weights: its layers can be named and counted."""
+    with torch.device("meta"):
+        made: PreTrainedModel = model_class(config).from_config(
+            config, trust_remote_code=trust_remote_code
+        )
+    return made
+
+
 def load_codec(
     place: str, config: PreTrainedConfig, trust_remote_code: bool, template: str | None
 ) -> Codec:

@@ -1,13 +1,15 @@
 """The policy: any causal language model of transformers, or a Qwen-VL, with its codec."""
 
-from dataclasses import dataclass
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from segcredit.core.head import head_logp_and_entropy
@@ -16,9 +18,12 @@ from segcredit.models.codec import Codec
 from segcredit.models.forward import response_outputs, spread
 from segcredit.models.kinds import is_vision, load_config
 from segcredit.models.loading import load_codec, load_model, model_class
+from segcredit.models.lora import POLICY, REFERENCE, Lora
+from segcredit.models.merged import merged
 from segcredit.models.packed import packs, set_attention
 from segcredit.models.sharded import inside
 from segcredit.models.tiny import tiny_config
+from segcredit.models.weights import trained_weights
 from segcredit.types import Encoded, Prompt, Rollouts
 
 
@@ -28,6 +33,10 @@ class Policy:
 
     model: PreTrainedModel
     codec: Codec
+    lora: Lora | None = None
+    """The model's adapters, if these are trained instead of its weights."""
+    adapter: str | None = POLICY
+    """Which of them this policy is; None: the model without any."""
 
     @classmethod
     def from_pretrained(
@@ -64,8 +73,15 @@ class Policy:
         return cls(model.eval(), Codec.for_tiny(tokenizer, config))
 
     def save(self, folder: Path) -> None:
-        """A plain Hugging Face folder, which every tool of that world loads."""
-        self.model.save_pretrained(folder)
+        """A plain Hugging Face folder, which every tool of that world loads.
+
+        Adapters are added to the weights, rounded as these are.
+        """
+        whole = None
+        if self.lora is not None:
+            named = merged(self.model, self.model.state_dict().items())
+            whole = {name: x.cpu() for name, x in named}
+        self.model.save_pretrained(folder, state_dict=whole)
         self.codec.save(folder)
 
     def describe(self, folder: Path) -> None:
@@ -74,6 +90,32 @@ class Policy:
         config.architectures = [type(self.model).__name__]
         config.save_pretrained(folder)
         self.codec.save(folder)
+
+    def with_lora(self, rank: int, alpha: float, **settings: Any) -> "Policy":
+        """The same model, frozen, with matrices of low rank that are trained instead."""
+        return replace(self, lora=Lora(self.model, rank, alpha, **settings))
+
+    def active(self) -> AbstractContextManager[None]:
+        """The context in which the model is this policy; without LoRA it always is."""
+        return nullcontext() if self.lora is None else self.lora.using(self.adapter)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What an optimizer of this policy steps, by names that stay."""
+        return trained_weights(self.model) if self.lora is None else self.lora.named(POLICY)
+
+    def reference(self) -> "Policy":
+        """π_ref: the policy as it is now, without gradients.
+
+        With LoRA it takes no second model: it is the same one without adapters, or, if the policy
+        has learned already, with a third one.
+        """
+        if self.lora is None:
+            model = copy.deepcopy(self.model).eval()
+            return Policy(model.requires_grad_(False), self.codec)
+        if self.lora.is_nothing(POLICY):
+            return replace(self, adapter=None)
+        self.lora.add_copy(REFERENCE)
+        return replace(self, adapter=REFERENCE)
 
     @property
     def device(self) -> torch.device:
@@ -131,9 +173,10 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """log π of every response token at the sampling temperature, and H when asked."""
-        if not self.plain_head:  # the model's own forward pass is all there is
-            return self._score(rollouts, temperature, with_entropy)
-        return inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
+        with self.active():
+            if not self.plain_head:  # the model's own forward pass is all there is
+                return self._score(rollouts, temperature, with_entropy)
+            return inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
 
     def _score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool

@@ -2,21 +2,30 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from segcredit.models.lora import Lora
 
-def recompute_activations(model: PreTrainedModel) -> None:
-    """Keep one state per layer; the rest is computed again when the gradient needs it."""
+
+def recompute_activations(model: PreTrainedModel, lora: Lora | None = None) -> None:
+    """Keep one state per layer; the rest is computed again when the gradient needs it.
+
+    With the adapter of the forward pass, whichever is at work by then.
+    """
     if not model.supports_gradient_checkpointing:
         raise ValueError(
             f"{type(model).__name__} cannot recompute activations. "
             f"Set memory.recompute_activations=false."
         )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if lora is not None:
+        settings["context_fn"] = lora.recomputing
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
 def recomputes(model: nn.Module) -> bool:

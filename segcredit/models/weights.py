@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from segcredit.models.merged import merged
 from segcredit.models.sharded import filled, is_sharded, whole_weights, without_data
 
 
@@ -12,13 +13,16 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every weight: what an engine that holds its own copy must be told.
 
     Weights that are tied appear once, under their first name. Those of a sharded model are gathered
-    as they are asked for, so every process must ask.
+    as they are asked for, so every process must ask. LoRA matrices of the policy are added to the
+    weights beside which they stand.
     """
-    if is_sharded(model):
-        yield from whole_weights(model)
-        return
-    for name, x in model.named_parameters():
-        yield name, x.detach()
+    named = ((name, x.detach()) for name, x in model.named_parameters())
+    yield from merged(model, whole_weights(model) if is_sharded(model) else named)
+
+
+def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those that have gradients, by name."""
+    return {name: x for name, x in model.named_parameters() if x.requires_grad}
 
 
 @torch.no_grad()

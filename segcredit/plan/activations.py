@@ -2,14 +2,15 @@
 
 Counted operation by operation as transformers writes these layers: a norm keeps its input in
 float32, what it normed, and its result; attention keeps queries, keys, values and its output; a
-gated feed-forward part keeps four states of its width.
+gated feed-forward part keeps four states of its width. LoRA keeps what lies between A and B, and
+norms, then frozen, keep no longer what they normed.
 """
 
 from segcredit.plan.job import Job
 
 
-def _norm(width: int, size: int) -> int:
-    return (4 + 2 * size) * width
+def _norm(width: int, size: int, frozen: bool = False) -> int:
+    return (4 + (1 if frozen else 2) * size) * width
 
 
 def state(job: Job) -> int:
@@ -23,7 +24,10 @@ def layer_kept(job: Job) -> int:
     query, key = shape.query_width, shape.key_width
     # behind padding, keys and values are written out once per query head
     shared = key if job.packed else query
-    kept = 2 * _norm(shape.hidden, size) + size * (2 * query + 2 * shared) + 4 * shape.heads
+    norms = 2 * _norm(shape.hidden, size, frozen=job.adapter is not None)
+    kept = norms + size * (2 * query + 2 * shared) + 4 * shape.heads
+    if job.adapter:
+        kept += size * job.adapter.inner // shape.layers
     if shape.head_norms:
         kept += (4 + size) * (query + key)
     if job.eager:
@@ -40,7 +44,8 @@ def layer_forward(job: Job) -> int:
     """What a text layer takes for a moment without gradients."""
     size, shape = job.bytes, job.shape
     attention = 4 * shape.query_width + 4 * shape.key_width
-    return size * (max(3 * shape.intermediate, attention) + 5 * shape.hidden)
+    wide = 4 if job.adapter else 3  # the product, beside what it is added to
+    return size * (max(wide * shape.intermediate, attention) + 5 * shape.hidden)
 
 
 def text_kept(job: Job) -> int:
@@ -57,7 +62,7 @@ def text_backward(job: Job) -> int:
 
 def last_norm(job: Job) -> int:
     """What the norm behind the layers keeps, and its result."""
-    return _norm(job.shape.hidden, job.bytes) + state(job)
+    return _norm(job.shape.hidden, job.bytes, frozen=job.adapter is not None) + state(job)
 
 
 def patch_inputs(job: Job) -> int:
@@ -70,7 +75,8 @@ def block_kept(job: Job) -> int:
     tower, size = job.shape.tower, job.bytes
     if tower is None:
         return 0
-    return 2 * _norm(tower.hidden, size) + size * 4 * (tower.hidden + tower.intermediate)
+    norms = 2 * _norm(tower.hidden, size, frozen=job.adapter is not None)
+    return norms + size * 4 * (tower.hidden + tower.intermediate)
 
 
 def block_forward(job: Job) -> int:
@@ -84,7 +90,7 @@ def block_forward(job: Job) -> int:
 def tower_kept(job: Job) -> int:
     """What the whole tower keeps, per patch; nothing if it is frozen."""
     tower, size = job.shape.tower, job.bytes
-    if tower is None or job.freeze_vision:
+    if tower is None or job.tower_rests:
         return 0
     per_block = size * tower.hidden if job.recompute else block_kept(job)
     merger = _norm(tower.hidden, size) + 2 * size * tower.hidden
@@ -95,7 +101,7 @@ def tower_kept(job: Job) -> int:
 def tower_backward(job: Job) -> int:
     """What the block that is at work adds, per patch."""
     tower, size = job.shape.tower, job.bytes
-    if tower is None or job.freeze_vision:
+    if tower is None or job.tower_rests:
         return 0
     again = block_kept(job) if job.recompute else 0
     return again + size * (2 * tower.intermediate + tower.hidden)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from segcredit.config import LoraSettings
+from segcredit.plan.adapter import adapter_on
 from segcredit.plan.gpus import GPUS, Gpu
 from segcredit.plan.host import main_memory_peak
 from segcredit.plan.job import Job
@@ -81,7 +83,11 @@ def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
 def other_experiments(job: Job) -> list[tuple[list[str], Trial]]:
     """Settings that change what is trained, and what more they need to fit; only those that do."""
     asked: list[tuple[list[str], Job]] = []
-    if job.shape.tower is not None and not job.freeze_vision:
+    if job.adapter is None and job.shape.linears:
+        adapter = adapter_on(job.shape, LoraSettings(), not job.freeze_vision)
+        words = ["model.lora={}", *(["memory.shard=false"] if job.shard else [])]
+        asked.append((words, replace(job, adapter=adapter, shard=False)))
+    if job.shape.tower is not None and not job.tower_rests:
         asked.append((["model.freeze_vision=true"], replace(job, freeze_vision=True)))
     if job.critic:
         samples = max(8, job.samples)
@@ -97,7 +103,7 @@ def _switched(job: Job) -> Iterator[Job]:
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
-    divided = replace(job, shard=job.gpus > 1)
+    divided = replace(job, shard=job.gpus > 1 and not job.adapter)
     if divided.shards and not job.shards:
         yield divided
         if not job.recompute:

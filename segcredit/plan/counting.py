@@ -21,6 +21,8 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
             f"{config.model_type} is a mixture of experts; the plan knows dense models, and would "
             f"be wrong by a multiple. Measure a short run instead: stages.0.steps=2."
         )
+    from segcredit.models.targets import linear_layers
+
     model: Any = _built(config, trust_remote_code)
     layers = _layers(model, vision=False)
     head = model.get_output_embeddings()
@@ -49,6 +51,9 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
         full_attention=all(kind == "full_attention" for kind in kinds),
         tower=_tower(config, model),
         sizes=tuple((x.numel(), _in_tower(name)) for name, x in model.named_parameters()),
+        linears=tuple(
+            (name, x.in_features, x.out_features) for name, x in linear_layers(model).items()
+        ),
     )
 
 

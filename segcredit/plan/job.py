@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from segcredit.config import Optimize, Recipe
+from segcredit.plan.adapter import Adapter, adapter_of
 from segcredit.plan.gpus import Gpu
 from segcredit.plan.lengths import Lengths
 from segcredit.plan.shape import Shape
@@ -39,6 +40,8 @@ class Job:
     measured."""
     compile: bool = False
     freeze_vision: bool = False
+    adapter: Adapter | None = None
+    """LoRA: the weights are frozen, and there is one copy of them."""
     recompute: bool = False
     offload: bool = False
     eight_bit: bool = False
@@ -123,6 +126,35 @@ class Job:
         full = self.lengths.prompt + self.max_tokens
         return math.ceil(self.micro_count(self.per_minibatch, full) / self.gpus) > 1
 
+    @property
+    def policy_trained(self) -> int:
+        """The policy's parameters that have gradients."""
+        return self.adapter.numbers if self.adapter else self.trainable(self.shape.parameters)
+
+    @property
+    def critic_trained(self) -> int:
+        """The critic's: its value head among them."""
+        if self.adapter:
+            return self.adapter.numbers + self.shape.hidden + 1
+        return self.trainable(self.shape.critic_parameters)
+
+    @property
+    def layers_trained(self) -> int:
+        """Those of one model's text layers."""
+        return self.adapter.text if self.adapter else self.shape.layer_parameters
+
+    @property
+    def tower_trained(self) -> int:
+        """Those of its vision tower."""
+        if self.adapter:
+            return self.adapter.numbers - self.adapter.text
+        return 0 if self.freeze_vision or not self.shape.tower else self.shape.tower.parameters
+
+    @property
+    def tower_rests(self) -> bool:
+        """Whether the vision tower's states need no gradients."""
+        return not self.adapter.vision if self.adapter else self.freeze_vision
+
     def moment(self, count: int) -> int:
         """Bytes of one of the two moments of a tensor of so many numbers."""
         if not self.eight_bit or count < SMALLEST:
@@ -132,13 +164,16 @@ class Job:
     def trained_sizes(self, critic: bool) -> list[int]:
         """Numbers of each tensor that has gradients, of the policy or of its critic."""
         shape = self.shape
-        own = [count for count, vision in shape.sizes if not (vision and self.freeze_vision)]
-        if critic and not shape.tied:
-            own.remove(shape.embedding)  # the head stays behind
-        return own
+        if self.adapter:
+            own = list(self.adapter.sizes)
+        else:
+            own = [count for count, vision in shape.sizes if not (vision and self.freeze_vision)]
+            if critic and not shape.tied:
+                own.remove(shape.embedding)  # the head stays behind
+        return [*own, shape.hidden, 1] if critic else own
 
     def trainable(self, parameters: int) -> int:
-        """Parameters that have gradients."""
+        """Of so many weights those that have gradients, where all are trained."""
         tower = self.shape.tower
         return parameters - (tower.parameters if tower and self.freeze_vision else 0)
 
@@ -163,6 +198,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         eager=attention == "eager",
         compile=recipe.model.compile,
         freeze_vision=recipe.model.freeze_vision,
+        adapter=adapter_of(recipe, shape),
         recompute=recipe.memory.recompute_activations,
         offload=bool(recipe.memory.offload_optimizer),
         eight_bit=recipe.optimizer.kind == "adamw_8bit",

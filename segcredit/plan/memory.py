@@ -80,15 +80,12 @@ def _held(job: Job, awake: str = "") -> dict[str, float]:
     """Models and optimizers; ``awake``: whose optimizer is on the device if they rest elsewhere."""
     if job.shards:
         return divided.held(job, awake) | _workspace(job)
-    shape = job.shape
-    trained = {"policy": job.trainable(shape.parameters)}
-    weights = job.bytes * shape.parameters * (2 if job.reference else 1)
+    trained = {"policy": job.policy_trained}
     if job.critic:
-        trained["critic"] = job.trainable(shape.critic_parameters)
-        weights += job.bytes * shape.trunk_parameters + 4 * (shape.hidden + 1)
+        trained["critic"] = job.critic_trained
     here = sum(x for name, x in trained.items() if not job.offload or name == awake)
     return {
-        "weights": weights,
+        "weights": _weights(job),
         # float32 weights are their own originals
         "originals": 4 * here if job.half else 0,
         "moments": _moments(job, trained, awake) if job.eight_bit else 8 * here,
@@ -105,6 +102,17 @@ def _moments(job: Job, trained: Iterable[str], awake: str) -> float:
     here = [name for name in trained if not job.offload or name == awake]
     sizes = [x for name in here for x in job.trained_sizes(critic=name == "critic")]
     return 2.0 * sum(map(job.moment, sizes))
+
+
+def _weights(job: Job) -> int:
+    """Of all models: with LoRA one, and adapters."""
+    shape, adapter = job.shape, job.adapter
+    head = 4 * (shape.hidden + 1) if job.critic else 0
+    if adapter:
+        sets = 1 + job.critic + (job.reference and adapter.reference)
+        return job.bytes * (shape.parameters + sets * adapter.numbers) + head
+    whole = shape.parameters * (2 if job.reference else 1)
+    return job.bytes * (whole + (shape.trunk_parameters if job.critic else 0)) + head
 
 
 def _moment(held: dict[str, float], when: str, **more: float) -> Moment:
@@ -183,14 +191,15 @@ def _chunk(job: Job, tokens: float) -> float:
 
 def _policy(job: Job) -> list[Moment]:
     """With the head, whose gradient waits for the embedding's where they are one."""
-    shape, size = job.shape, job.bytes
+    shape = job.shape
     tokens = job.micro_tokens(job.per_minibatch)
-    rounded = size * shape.embedding
+    head_trained = 0 if job.adapter else shape.embedding
+    rounded = job.bytes * head_trained
     # divided, it waits in any case: with all that belongs to no layer
     waiting = rounded if shape.tied or job.shards else 0.0
-    done = 0.0 if waiting else 4.0 * shape.embedding
+    done = 0.0 if waiting else 4.0 * head_trained
     held = divided.with_gathered(job, _held(job, "policy"))
-    before = _before(job, shape.parameters)
+    before = _before(job, job.policy_trained)
     kept = tokens * per.text_kept(job) + _patches_kept(job)
     head = _moment(
         held,
@@ -198,19 +207,19 @@ def _policy(job: Job) -> list[Moment]:
         activations=kept + tokens * per.last_norm(job),
         gradients=before,
         # summed over chunks in float32, and rounded at the end
-        logits=max(_chunk(job, tokens), rounded if job.half else 0) + 4 * shape.embedding,
+        logits=max(_chunk(job, tokens), rounded if job.half else 0) + 4 * head_trained,
     )
-    return [head, *_backward(job, held, shape.parameters, waiting, done)]
+    return [head, *_backward(job, held, job.policy_trained, waiting, done)]
 
 
 def _critic(job: Job) -> list[Moment]:
     held = divided.with_gathered(job, _held(job, "critic"))
-    return _backward(job, held, job.shape.critic_parameters, 0.0, 0.0)
+    return _backward(job, held, job.critic_trained, 0.0, 0.0)
 
 
-def _before(job: Job, parameters: int) -> float:
+def _before(job: Job, trained: int) -> float:
     """Gradients that an earlier micro-batch left: float32."""
-    return 4.0 * job.trainable(parameters) / job.shares if job.adds_up else 0.0
+    return 4.0 * trained / job.shares if job.adds_up else 0.0
 
 
 def _patches_kept(job: Job) -> float:
@@ -218,17 +227,17 @@ def _patches_kept(job: Job) -> float:
 
 
 def _backward(
-    job: Job, held: dict[str, float], parameters: int, waiting: float, done: float
+    job: Job, held: dict[str, float], trained: int, waiting: float, done: float
 ) -> list[Moment]:
     """From the last layer to the embedding; gradients grow while activations go.
 
     ``waiting``: the head's gradient until the embedding's joins it; ``done``: one of its own.
     """
-    shape, rounded = job.shape, float(job.bytes * job.shape.embedding)
+    rounded = 0.0 if job.adapter else float(job.bytes * job.shape.embedding)
     tokens = job.micro_tokens(job.per_minibatch)
-    every = 4.0 * job.trainable(parameters) / job.shares
-    before = _before(job, parameters)
-    layers = 4.0 * shape.layer_parameters / job.shares
+    every = 4.0 * trained / job.shares
+    before = _before(job, trained)
+    layers = 4.0 * job.layers_trained / job.shares
     summed = divided.layer_gradients(job)
     at_work = tokens * per.text_backward(job)
     pictures = _patches_kept(job)
@@ -263,7 +272,7 @@ def _backward(
     if pictures:
         patches = _patches(job, job.micro_rows(job.per_minibatch))
         at_work = patches * per.tower_backward(job) + tokens * per.state(job)
-        tower = 4.0 * (shape.tower.parameters if shape.tower else 0) / job.shares
+        tower = 4.0 * job.tower_trained / job.shares
         moments += [
             _moment(
                 held,

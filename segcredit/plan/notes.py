@@ -39,6 +39,11 @@ def assumptions(job: Job) -> list[str]:
         f"for CUDA itself",
         "not counted: grading the responses, evaluations, checkpoints, decoding of pictures",
     ]
+    if job.adapter:
+        found.append(
+            f"LoRA: one frozen model, and {job.adapter.numbers / 1e6:,.1f} M parameters in each "
+            f"adapter; the host's work for them while sampling is not counted"
+        )
     if job.compile:
         found.append("model.compile: its gain in speed is counted, its smaller memory is not")
     if job.shards:
@@ -58,9 +63,10 @@ def warnings(job: Job) -> list[str]:
     found = []
     if job.gpus > 1:
         if not job.shards:
+            way_out = "" if job.adapter else "; memory.shard=true divides them"
             found.append(
                 f"each of the {job.gpus} GPUs holds whole models and optimizers, so more GPUs save "
-                f"time, not memory; memory.shard=true divides them"
+                f"time, not memory{way_out}"
             )
         micros = job.micro_count(job.per_minibatch, job.mean_row)
         if micros % job.gpus:

@@ -4,10 +4,23 @@ from segcredit.plan.job import Job
 
 
 def text_forward(job: Job, length: float) -> float:
-    """Of the text layers on one row; a causal attention computes half of its matrix."""
-    shape = job.shape
-    attention = 2 * shape.layers * shape.query_width * length * length
-    return 2 * shape.layer_weights * length + attention
+    """Of the text layers on one row."""
+    return _products(job, length) + _attention(job, length) + _adapted(job, length)
+
+
+def _products(job: Job, length: float) -> float:
+    """States times weights."""
+    return 2 * job.shape.layer_weights * length
+
+
+def _attention(job: Job, length: float) -> float:
+    """A causal one computes half of its matrix."""
+    return 2 * job.shape.layers * job.shape.query_width * length * length
+
+
+def _adapted(job: Job, length: float) -> float:
+    """States times LoRA's matrices."""
+    return 2 * job.adapter.text * length if job.adapter else 0.0
 
 
 def tower_forward(job: Job) -> float:
@@ -40,13 +53,20 @@ def annotate_critic(job: Job) -> float:
 
 
 def update_critic(job: Job) -> float:
-    """All epochs: forward, backward twice as much, and forward again if nothing was kept."""
+    """All epochs: forward, backward twice as much, and forward again if nothing was kept.
+
+    Weights that are frozen have no gradient, which is half of a backward pass.
+    """
     passes = 4 if job.recompute else 3
-    tower = tower_forward(job) * (1 if job.freeze_vision else passes)
-    text = text_forward(job, job.mean_row - 1) * passes
+    frozen = 1 if job.adapter else 0
+    length = job.mean_row - 1
+    text = (passes - frozen) * _products(job, length)
+    text += passes * (_attention(job, length) + _adapted(job, length))
+    tower = tower_forward(job) * (1 if job.tower_rests else passes - frozen)
     return job.epochs * job.responses * (text + tower)
 
 
 def update_policy(job: Job) -> float:
     """The same with the head, whose logits are always made twice."""
-    return update_critic(job) + job.epochs * job.responses * 4 * head_forward(job)
+    passes = 3 if job.adapter else 4
+    return update_critic(job) + job.epochs * job.responses * passes * head_forward(job)

@@ -62,6 +62,7 @@ class Prediction:
                 "class": job.shape.kind,
                 "parameters": job.shape.parameters,
                 "critic_parameters": job.shape.critic_parameters if job.critic else 0,
+                "adapter_parameters": job.adapter.numbers if job.adapter else 0,
                 "reference": job.reference,
                 "vision_parameters": job.shape.tower.parameters if job.shape.tower else 0,
             },

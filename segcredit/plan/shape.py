@@ -57,6 +57,8 @@ class Shape:
     tower: Tower | None
     sizes: tuple[tuple[int, bool], ...]
     """Of each parameter: how many numbers, and whether it belongs to the vision tower."""
+    linears: tuple[tuple[str, int, int], ...] = ()
+    """Of each linear layer but the head: its name, and how many numbers go in and come out."""
 
     @property
     def query_width(self) -> int:

@@ -31,8 +31,9 @@ def show(console: Console, found: Prediction, recipe: str, overrides: Sequence[s
 def _headline(found: Prediction) -> str:
     job = found.job
     models = ["policy", *(["critic"] if job.critic else []), *(["reference"] * job.reference)]
+    lora = f", LoRA of {_count(job.adapter.numbers)} each" if job.adapter else ""
     return (
-        f"{job.shape.kind}, {_count(job.shape.parameters)} parameters; {', '.join(models)}; "
+        f"{job.shape.kind}, {_count(job.shape.parameters)} parameters; {', '.join(models)}{lora}; "
         f"{job.responses} responses a step on {job.gpus} × {job.gpu.name}"
     )
 

@@ -4,6 +4,7 @@ import math
 
 from segcredit.plan import operations
 from segcredit.plan.calibration import (
+    ADAPTER_PASSES,
     ANNOTATE_SHARE,
     CACHE_SHARE,
     COMPILED_ANNOTATE,
@@ -24,10 +25,10 @@ ADD_BYTES = 12
 def seconds(job: Job) -> dict[str, float]:
     """Of each phase; grading the responses is left out, since it depends on them."""
     found = {"sample": _sample(job), "annotate": _annotate(job)}
-    found["update policy"] = _update(job, operations.update_policy(job), job.shape.parameters)
+    found["update policy"] = _update(job, operations.update_policy(job), job.policy_trained)
     if job.critic:
         critic = operations.update_critic(job)
-        found["update critic"] = _update(job, critic, job.shape.critic_parameters)
+        found["update critic"] = _update(job, critic, job.critic_trained)
     return found
 
 
@@ -86,20 +87,34 @@ def _annotate(job: Job) -> float:
     micros = job.micro_count(job.responses, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     total = total * turns / micros + job.tracked * operations.annotate_policy(job)
+    # π_ref goes without an adapter, unless it is one
+    adapted = job.rescored + job.critic
+    adapted += job.reference and job.adapter is not None and job.adapter.reference
+    adding = _beside(job, job.responses * job.mean_row)
+    adding *= adapted * turns / micros + job.tracked
     models = passes + job.critic
     launches = _launches(job, turns * models + micros * job.tracked)
-    return max(total / speed, launches, _gathering(job, turns * models + job.tracked))
+    return max(total / speed + adding, launches, _gathering(job, turns * models + job.tracked))
 
 
-def _update(job: Job, total: float, parameters: int) -> float:
+def _beside(job: Job, tokens: float) -> float:
+    """Seconds in which LoRA's products are scaled and added, in one pass over so many tokens."""
+    if not job.adapter:
+        return 0.0
+    traffic = ADAPTER_PASSES * job.bytes * job.adapter.outputs * tokens
+    return traffic / (STREAM_SHARE * job.gpu.bandwidth * 1e9)
+
+
+def _update(job: Job, total: float, trained: int) -> float:
     """One model's gradient steps; GPUs share out the micro-batches of each mini-batch."""
     micros = job.micro_count(job.per_minibatch, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     steps = job.epochs * job.minibatches
     speed = _speed(job, UPDATE_SHARE) * (COMPILED_UPDATE if job.compile else 1.0)
     passes = 4 if job.recompute else 3
-    computing = max(total * turns / micros / speed, _launches(job, steps * turns * passes))
-    trained = job.trainable(parameters)
+    adding = (passes - 1) * _beside(job, job.epochs * job.responses * job.mean_row)
+    busy = (total / speed + adding) * turns / micros
+    computing = max(busy, _launches(job, steps * turns * passes))
     stream = STREAM_SHARE * job.gpu.bandwidth * 1e9
     stepping = steps * trained * (STEP_BYTES / job.shares + turns * ADD_BYTES) / stream
     if job.shards:  # forward, backward, and a float32 sum, while the GPU computes

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
@@ -21,9 +21,11 @@ from segcredit.models import Codec, ModelError, Policy
 from segcredit.models.compiled import compile_layers
 from segcredit.models.files import check_weight_files
 from segcredit.models.kinds import load_config
-from segcredit.models.loading import load_codec
+from segcredit.models.loading import bare_model, load_codec
+from segcredit.models.lora import VARIANTS, Lora, require_peft
 from segcredit.models.packed import set_attention
 from segcredit.models.recompute import recompute_activations
+from segcredit.models.targets import choose_layers, linear_layers
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
 from segcredit.rollout.vllm_version import vllm_problem
@@ -77,7 +79,11 @@ def make_plan(
     algorithm = recipe.make_algorithm() if algorithm is None else algorithm
     bad: list[BadRow] = []
     made_reward = tried(lambda: _reward(recipe, reward))
-    codec = tried(lambda: _codec(recipe, world))
+    codec = None
+    if (found := tried(lambda: _config(recipe, world))) is not None:
+        place, config = found
+        codec = tried(lambda: _codec(recipe, world, place, config))
+        tried(lambda: _check_lora(recipe, config))
     sources = tried(
         lambda: (
             _generated(recipe, world)
@@ -85,7 +91,7 @@ def make_plan(
             else _listed(recipe, codec, train, test, bad)
         )
     )
-    if made_reward is None or codec is None or sources is None:
+    if problems or made_reward is None or codec is None or sources is None:
         if len(problems) == 1:
             raise problems[0]
         raise RecipeError("\n".join(str(problem) for problem in problems))
@@ -104,7 +110,9 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     device = _device(recipe.model.device)
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
-    _set_up(policy.model, recipe)
+    if recipe.model.lora is not None:
+        policy = _with_lora(policy, recipe)
+    _set_up(policy.model, recipe, policy.lora)
     engine = make_engine(policy, recipe.rollout, recipe.data.max_prompt_tokens)
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
@@ -125,14 +133,29 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     )
 
 
-def _set_up(model: PreTrainedModel, recipe: Recipe) -> None:
+def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
+    """The policy's adapter, the same on every process; critic and reference get theirs later."""
+    settings = recipe.model.lora
+    assert settings is not None
+    return policy.with_lora(
+        settings.rank,
+        settings.alpha,
+        targets=settings.targets,
+        vision=not recipe.model.freeze_vision,
+        seed=derive(recipe.seed, "adapters") % 2**31,
+    )
+
+
+def _set_up(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
     """What a model that is trained needs, beside its weights."""
     if recipe.model.freeze_vision:
         freeze_vision(model)
     if recipe.model.compile:
+        if lora is not None:
+            torch._dynamo.config.recompile_limit = VARIANTS
         compile_layers(model)
     if recipe.memory.recompute_activations:
-        recompute_activations(model)
+        recompute_activations(model, lora)
 
 
 def load_policy(recipe: Recipe, source: str | Path) -> Policy:
@@ -187,32 +210,54 @@ def _world(recipe: Recipe) -> World | None:
         raise RecipeError(f"data: {error}") from None
 
 
-def _codec(recipe: Recipe, world: World | None) -> Codec:
-    """How the model will read prompts, known from small files alone."""
+def _config(recipe: Recipe, world: World | None) -> tuple[str | None, PreTrainedConfig]:
+    """Where the model lies, if it is not made in code, and its configuration."""
     settings = recipe.model
-    if settings.path is None:
-        assert settings.tiny is not None
-        assert world is not None
-        tokenizer = world.tokenizer()
+    if settings.path is not None:
         try:
-            config = tiny_config(
-                settings.tiny, tokenizer, settings.hidden, settings.layers, settings.heads
-            )
-        except ValueError as error:
-            raise RecipeError(f"model: {error}") from None
-        return replace(Codec.for_tiny(tokenizer, config), template=recipe.data.template)
+            return load_config(settings.path, settings.trust_remote_code)
+        except ModelError as error:
+            raise RecipeError(f"model.path: {error}") from None
+    assert settings.tiny is not None
+    assert world is not None
+    sizes = (settings.hidden, settings.layers, settings.heads)
     try:
-        place, config = load_config(settings.path, settings.trust_remote_code)
+        return None, tiny_config(settings.tiny, world.tokenizer(), *sizes)
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from None
+
+
+def _check_lora(recipe: Recipe, config: PreTrainedConfig) -> None:
+    """Whether the model has the layers that are named; it is built without memory for weights."""
+    settings = recipe.model.lora
+    if settings is None:
+        return
+    try:
+        require_peft()
+        model = bare_model(config, recipe.model.trust_remote_code)
+        choose_layers(linear_layers(model), settings.targets, not recipe.model.freeze_vision)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _codec(
+    recipe: Recipe, world: World | None, place: str | None, config: PreTrainedConfig
+) -> Codec:
+    """How the model will read prompts, known from small files alone."""
+    template = recipe.data.template
+    if place is None:
+        assert world is not None
+        return replace(Codec.for_tiny(world.tokenizer(), config), template=template)
+    try:
         if Path(place).is_dir():
             check_weight_files(Path(place))
-        trusted, template = settings.trust_remote_code, recipe.data.template
-        codec = load_codec(place, config, trusted, template)
+        codec = load_codec(place, config, recipe.model.trust_remote_code, template)
     except ModelError as error:
         raise RecipeError(f"model.path: {error}") from None
     try:
         codec.require_template()
     except ValueError as error:
-        raise RecipeError(f"model.path: {settings.path}: {error}") from None
+        raise RecipeError(f"model.path: {recipe.model.path}: {error}") from None
     return codec
 
 

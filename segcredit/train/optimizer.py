@@ -1,13 +1,14 @@
 """AdamW with a schedule, a norm limit, and a refusal to step on what is not finite."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from segcredit.config import OptimizerSettings
+from segcredit.models.weights import trained_weights
 from segcredit.train.adam import make_adam
 from segcredit.train.offload import HostCopies
 
@@ -46,12 +47,17 @@ class Optimizer:
         lr: float,
         settings: OptimizerSettings,
         offload: bool = False,
+        trained: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        """``trained``: which of the model's weights, by names that stay; all that have gradients.
+
+        Adapters of several owners may stand on one model.
+        """
         self.name = name
         self.lr = lr
         self.settings = settings
         self.refused = 0
-        trained = {name: x for name, x in model.named_parameters() if x.requires_grad}
+        trained = trained_weights(model) if trained is None else trained
         self.names = list(trained)
         self.weights: list[Tensor] = list(trained.values())
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []

@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from segcredit.config import Optimize, OptimizerSettings, WarmStart
 from segcredit.models import Critic, Policy
+from segcredit.models.lora import Lora
 from segcredit.models.packed import set_attention
 from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
@@ -19,11 +21,13 @@ from segcredit.train.sharded_optimizer import ShardedOptimizer
 from segcredit.train.sharding import whole_critic, whole_policy
 from segcredit.train.source import Listed
 from segcredit.train.stages import add_critic, add_reference, set_policy_optimizer
-from segcredit.train.state import State
+from segcredit.train.state import State, freeze
 from segcredit.train.together import Together
 from segcredit.train.tracker import Tracker
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
+ADAPTERS = "adapters"
+"""With LoRA: what is trained, in PEFT's format; the policy lies beside it whole, all the same."""
 CPU = torch.device("cpu")
 
 
@@ -33,7 +37,8 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     For the first process; if the models are divided, all others :func:`help_save` meanwhile.
     """
     keep = state.recipe.save.keep
-    new = state.reference is not None and not (folder.checkpoints / REFERENCE).exists()
+    own = state.reference is not None and state.policy.lora is None  # with LoRA it is no model
+    new = own and not (folder.checkpoints / REFERENCE).exists()
     if state.parallel.share(new) if state.shards else new:
         checkpoint.save_checkpoint(
             folder.checkpoints, REFERENCE, lambda place: _write_reference(state, place), keep
@@ -65,6 +70,7 @@ def _write_reference(state: State, place: Path | None) -> None:
 
 
 def _write(state: State, place: Path | None, metrics_position: int) -> None:
+    lora = state.policy.lora
     rest = {
         "stage": state.stage,
         "stage_step": state.stage_step,
@@ -74,13 +80,16 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
         "metrics_position": metrics_position,
         "rates": {x.name: x.lr for x in state.optimizers()},
         "tracker": None if state.tracker is None else state.tracker.state(),
+        "base": None if lora is None else lora.fingerprint(),
     }
     if state.shards:
         _write_divided(state, place, rest)
         return
     assert place is not None
     state.policy.save(place / POLICY)
-    if state.critic is not None:
+    if lora is not None:
+        _write_adapters(state, lora, place / ADAPTERS)
+    elif state.critic is not None:
         state.critic.save(place / CRITIC)
     optimizers = {x.name: x.state() for x in state.optimizers()}
     checkpoint.save_state(place, rest | {"optimizers": optimizers})
@@ -117,6 +126,15 @@ def _save(model: Policy | Critic | None, folder: Path) -> None:
         model.save(folder)
 
 
+def _write_adapters(state: State, lora: Lora, place: Path) -> None:
+    """The policy's; the critic's with its head; π_ref's, if it is one of its own."""
+    lora.save(POLICY, place / POLICY)
+    if state.critic is not None:
+        state.critic.save(place / CRITIC)
+    if REFERENCE in lora.names:
+        lora.save(REFERENCE, place / REFERENCE)
+
+
 def _settings(state: State) -> OptimizerSettings:
     """Of the present stage's optimizer."""
     settings = state.recipe.optimizer
@@ -130,7 +148,10 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     """Put the state where the checkpoint was; where the metrics ended then."""
     found: dict[str, Any] = checkpoint.load_state(place)
     model = state.recipe.model
-    if (place / CRITIC).exists():
+    _check_same_kind(state, place, found)
+    if state.policy.lora is not None:
+        _read_adapters(state, state.policy.lora, place / ADAPTERS)
+    elif (place / CRITIC).exists():
         critic = Critic.from_saved(place / CRITIC, getattr(torch, model.dtype))
         own_memory(critic)
         critic.to(state.policy.device)
@@ -156,6 +177,35 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     if "logp_ref" in state.algorithm.needs and _reference_is_made(state):
         add_reference(state, _load_reference(state, folder))
     return int(found["metrics_position"])
+
+
+def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
+    """Refuse to go on with adapters where there were none, or beside other weights."""
+    lora = state.policy.lora
+    then = (place / ADAPTERS).exists()
+    if then != (lora is not None):
+        raise checkpoint.CheckpointError(
+            f"{place} was written {'with' if then else 'without'} model.lora, so the run cannot go "
+            f"on {'without' if then else 'with'} it. Leave model.lora as it was, or begin a new "
+            f"run on the trained policy: model.path={shlex.quote(str(place / POLICY))}"
+        )
+    if lora is not None and found["base"] != lora.fingerprint():
+        raise checkpoint.CheckpointError(
+            f"{place} holds adapters for other weights than those of "
+            f"{state.recipe.model.path or state.recipe.model.tiny}: it is another model, or was "
+            f"changed since. Put the old one back, or begin a new run on the trained policy: "
+            f"model.path={shlex.quote(str(place / POLICY))}"
+        )
+
+
+def _read_adapters(state: State, lora: Lora, place: Path) -> None:
+    lora.load(POLICY, place / POLICY)
+    if (place / CRITIC).exists():
+        critic = Critic.from_policy(state.policy)
+        critic.load_adapter(place / CRITIC)
+        add_critic(state, critic)
+    if (place / REFERENCE).exists():
+        lora.load(REFERENCE, place / REFERENCE)
 
 
 def _reopen_a_longer_stage(state: State) -> None:
@@ -184,6 +234,9 @@ def _reference_is_made(state: State) -> bool:
 
 
 def _load_reference(state: State, folder: RunFolder) -> Policy:
+    lora = state.policy.lora
+    if lora is not None:
+        return replace(state.policy, adapter=REFERENCE if REFERENCE in lora.names else None)
     kept = folder.checkpoints / REFERENCE
     try:
         checkpoint.verify(kept)
@@ -195,4 +248,5 @@ def _load_reference(state: State, folder: RunFolder) -> Policy:
     reference = load_policy(state.recipe, kept)
     reference.model.to(state.policy.device)
     set_attention(reference.model, state.recipe.model.attention)
+    freeze(reference.model)
     return reference

@@ -1,5 +1,6 @@
 """AdamW on this process's part of every weight of a sharded model."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -19,12 +20,13 @@ def make_optimizer(
     lr: float,
     settings: OptimizerSettings,
     offload: bool | Literal["stream"] = False,
+    trained: Mapping[str, nn.Parameter] | None = None,
 ) -> Optimizer:
     """As the model is: whole or divided."""
     if offload == "stream":
-        return StreamedOptimizer(name, model, lr, settings)
+        return StreamedOptimizer(name, model, lr, settings, trained)
     kind = ShardedOptimizer if is_sharded(model) else Optimizer
-    return kind(name, model, lr, settings, offload)
+    return kind(name, model, lr, settings, offload, trained)
 
 
 class ShardedOptimizer(Optimizer):

@@ -1,8 +1,7 @@
 """The kinds of stage a run is made of: what each prepares, and what one step of it does."""
 
-import copy
-
 import torch
+from torch import nn
 
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
@@ -49,7 +48,7 @@ def enter(state: State, stage: AnyStage) -> None:
         state.critic_optimizer.lr = optimizer.critic_lr
     set_policy_optimizer(state, optimizer.lr, optimizer)
     if "logp_ref" in state.algorithm.needs and state.reference is None:
-        add_reference(state, copy_of(_whole_policy(state)))
+        add_reference(state, _whole_policy(state).reference())
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
 
@@ -57,22 +56,24 @@ def enter(state: State, stage: AnyStage) -> None:
 def add_critic(state: State, critic: Critic) -> None:
     """Take a critic in, with its optimizer."""
     settings = state.recipe.optimizer
-    if state.recipe.model.freeze_vision:
-        freeze_vision(critic.trunk)
-    if state.recipe.model.compile:
-        compile_layers(critic.trunk)
-    if state.recipe.memory.recompute_activations:
-        recompute_activations(critic.trunk)
+    if critic.lora is None:  # else the trunk is the policy's, and all this is done
+        if state.recipe.model.freeze_vision:
+            freeze_vision(critic.trunk)
+        if state.recipe.model.compile:
+            compile_layers(critic.trunk)
+        if state.recipe.memory.recompute_activations:
+            recompute_activations(critic.trunk)
     if state.shards:
         shard_critic(critic, state.parallel)
     state.critic = critic
     offload = state.recipe.memory.offload_optimizer
-    state.critic_optimizer = make_optimizer("critic", critic, settings.critic_lr, settings, offload)
+    state.critic_optimizer = make_optimizer(
+        "critic", critic, settings.critic_lr, settings, offload, critic.trained()
+    )
 
 
 def add_reference(state: State, reference: Policy) -> None:
     """Take π_ref in."""
-    freeze(reference.model)
     if state.shards:
         shard_policy(reference, state.parallel)
     state.reference = reference
@@ -88,18 +89,14 @@ def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -
     if state.policy_optimizer is not None:
         state.policy_optimizer.close()
     offload = state.recipe.memory.offload_optimizer
-    state.policy_optimizer = make_optimizer("policy", state.policy.model, lr, settings, offload)
+    policy = state.policy
+    state.policy_optimizer = make_optimizer(
+        "policy", policy.model, lr, settings, offload, policy.trained()
+    )
     return state.policy_optimizer
 
 
-def copy_of(policy: Policy) -> Policy:
-    """π_ref: the policy as it is now, without gradients."""
-    model = copy.deepcopy(policy.model).eval()
-    freeze(model)
-    return Policy(model, policy.codec)
-
-
-def freeze_vision(model: torch.nn.Module) -> None:
+def freeze_vision(model: nn.Module) -> None:
     """No gradients for the vision tower, wherever the architecture keeps it."""
     for name, part in model.named_modules():
         if name.split(".")[-1] == "visual":

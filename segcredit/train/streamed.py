@@ -1,6 +1,6 @@
 """AdamW whose state stays in main memory: a step brings it to the device a part at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -21,8 +21,15 @@ class StreamedOptimizer(Optimizer):
     the state crosses the bus in every step. Results are the same, bit for bit.
     """
 
-    def __init__(self, name: str, model: nn.Module, lr: float, settings: OptimizerSettings) -> None:
-        super().__init__(name, model, lr, settings, offload=False)
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        lr: float,
+        settings: OptimizerSettings,
+        trained: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
+        super().__init__(name, model, lr, settings, offload=False, trained=trained)
         if not self._rounded:
             raise ValueError(
                 "memory.offload_optimizer=stream is for weights in half precision, whose float32 "

@@ -142,7 +142,10 @@ class Trainer:
             watch.note(message)
         if found.path is None:
             return build(self.plan, parallel=parallel), 0
-        state = build(self.plan, load_policy(self.recipe, found.path / POLICY), parallel)
+        # adapters go on from the weights they stand beside, not from the sum that was saved
+        with_lora = self.recipe.model.lora is not None
+        policy = None if with_lora else load_policy(self.recipe, found.path / POLICY)
+        state = build(self.plan, policy, parallel)
         return state, restore(state, run, found.path)
 
     def _loop(
@@ -223,10 +226,12 @@ def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
     """What a person wants to know first."""
     model = state.policy.model if state.whole is None else state.whole
     count = sum(x.numel() for x in model.parameters())
+    trained = sum(x.numel() for x in state.policy.trained().values())
+    own = f", {trained:,} of them trained" if state.policy.lora else ""
     size = plan.train.size
     return {
         "run": str(run.path),
-        "model": f"{type(model).__name__}, {count:,} parameters, {_where(state)}",
+        "model": f"{type(model).__name__}, {count:,} parameters{own}, {_where(state)}",
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",

@@ -127,14 +127,16 @@ def _micro_by_micro(
         rollouts = micro.rollouts
         if name == "critic":
             assert state.critic is not None
-            loss = algorithm.loss(Outputs(rollouts.logp_old, state.critic(rollouts)), micro)
-            assert loss.value is not None
-            loss.value.backward()
+            with state.critic.active():  # until the gradient is there: it may compute states again
+                loss = algorithm.loss(Outputs(rollouts.logp_old, state.critic(rollouts)), micro)
+                assert loss.value is not None
+                loss.value.backward()
             found = {"value_loss": loss.metrics["value_loss"]}
         else:
-            logp, _ = state.policy.score(rollouts, state.recipe.rollout.temperature)
-            loss = algorithm.loss(Outputs(logp, rollouts.value), micro)
-            loss.policy.backward()
+            with state.policy.active():
+                logp, _ = state.policy.score(rollouts, state.recipe.rollout.temperature)
+                loss = algorithm.loss(Outputs(logp, rollouts.value), micro)
+                loss.policy.backward()
             found = {key: x for key, x in loss.metrics.items() if key != "value_loss"}
             watch(rows, logp.detach().float())
         for key, value in found.items():

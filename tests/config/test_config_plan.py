@@ -12,7 +12,7 @@ from segcredit.config import RecipeError, load_recipe, parse_recipe
 from segcredit.config.read import _shipped
 from segcredit.data import BadRows
 from segcredit.data.worlds import make_world
-from segcredit.models import Policy
+from segcredit.models import Policy, lora
 from segcredit.train import build
 from segcredit.train.build import make_plan
 from segcredit.train.source import Generated, Listed
@@ -228,3 +228,61 @@ def test_a_template_and_rows_that_are_no_questions(
 def test_a_template_without_its_place(template: str) -> None:
     with pytest.raises(RecipeError, match=r"data\.template: a template holds \{question\} exactly"):
         parse_recipe(changed(data__template=template))
+
+
+# ── LoRA ─────────────────────────────────────────────────────────────────────────────────────────
+
+TINY = changed()["model"]
+
+
+def test_adapters_are_planned_for_text_and_pictures(model: Path) -> None:
+    make_plan(parse_recipe(changed(model={**TINY, "lora": {}})))
+    make_plan(parse_recipe(changed(model={**TINY, "lora": {"targets": ["q_proj", "mlp.up_proj"]}})))
+    make_plan(parse_recipe(changed(model={"path": str(model), "lora": {"targets": "all-linear"}})))
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ({"rank": 0}, "model.lora.rank: Input should be greater than or equal to 1; got 0"),
+        ({"alpha": 0}, "model.lora.alpha: Input should be greater than 0; got 0"),
+        ({"rnak": 4}, "model.lora.rnak: unknown key. Did you mean 'rank'?"),
+        ({"dropout": 0.1}, "model.lora.dropout: unknown key. Known: alpha, rank, targets."),
+        (True, "model.lora: Input should be"),
+    ],
+)
+def test_settings_of_adapters_that_mean_nothing(lora: Any, said: str) -> None:
+    assert said in problems(model={**TINY, "lora": lora})
+
+
+def test_adapters_and_divided_weights_are_refused_together() -> None:
+    message = problems(model={**TINY, "lora": {}}, memory={"shard": True})
+    assert message.splitlines()[1:] == [
+        "  memory.shard divides all weights, model.lora trains adapters on one copy: remove one of "
+        "the two"
+    ]
+
+
+def test_layers_that_the_model_does_not_have(model: Path) -> None:
+    for given in (TINY, {"path": str(model)}):
+        message = problems(model={**given, "lora": {"targets": ["q_prj"]}})
+        assert message == (
+            "model.lora.targets: expected language, all-linear, or names of linear layers below "
+            "the head; no linear layer is called 'q_prj'. This model has q_proj, k_proj, v_proj, "
+            "o_proj, gate_proj, up_proj, down_proj."
+        )
+
+
+def test_a_problem_of_adapters_comes_with_the_others() -> None:
+    message = problems(model={**TINY, "lora": {"targets": ["x"]}}, reward="missing.py:f")
+    assert "model.lora.targets" in message
+    assert "missing.py" in message
+
+
+def test_without_peft_one_is_told_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "find_spec", lambda name: None)
+    message = problems(model={**TINY, "lora": {}})
+    assert message == (
+        "model.lora: LoRA needs the package peft, which is not installed. "
+        "Type: pip install 'segcredit[lora]'"
+    )

@@ -249,7 +249,7 @@ def test_an_unknown_name_lists_what_may_have_been_meant() -> None:
         recipe_path("math")
     assert str(error.value).count("math/") == 8
     assert "geo3k" not in str(error.value)
-    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(15\), gsm8k/… \(8\), math/… "):
+    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(19\), gsm8k/… \(8\), math/… "):
         recipe_path("nothing-of-the-kind")
 
 

@@ -25,6 +25,8 @@ VISION = {
     "qwen2.5-vl-7b": "Qwen/Qwen2.5-VL-7B-Instruct",
     "qwen3-vl-4b-thinking": "Qwen/Qwen3-VL-4B-Thinking",
 }
+LORA = "qwen2.5-vl-7b-lora"
+"""Not in the paper: so that a 7B model fits one GPU."""
 TEXT = {
     ("gsm8k", "rhomath-1.1b"): "realtreetune/rho-1b-sft-GSM8K",
     ("gsm8k", "deepseekmath-7b"): "realtreetune/deepseekmath-7b-sft-GSM8K",
@@ -100,7 +102,8 @@ def test_there_is_a_recipe_for_every_run() -> None:
     methods = ("sapo", "ppo", "grpo", "rloo")
     text = {f"{data}/{model}-{method}" for data, model in TEXT for method in methods}
     units = {f"geo3k/qwen2.5-vl-7b-sapo-{row}" for row in TABLE_3}
-    assert set(ALL) == vision | text | units
+    adapted = {f"geo3k/{LORA}-{method}" for method in TABLE_7}
+    assert set(ALL) == vision | text | units | adapted
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -140,6 +143,22 @@ def test_table_3_changes_the_units_alone(row: str) -> None:
     same = {"name": base.name, "algorithm": base.algorithm}
     data = recipe.data.model_copy(update={"suffix": None})
     assert recipe.model_copy(update={**same, "data": data}) == base
+
+
+@pytest.mark.parametrize("method", TABLE_7)
+def test_lora_departs_from_table_7_in_what_it_says(method: str) -> None:
+    whole = load_recipe(f"geo3k/{LORA.removesuffix('-lora')}-{method}")
+    adapted = load_recipe(f"geo3k/{LORA}-{method}")
+    assert adapted.model.lora is not None
+    assert adapted.model.lora.targets == "language"
+    assert adapted.optimizer.lr == pytest.approx(10 * whole.optimizer.lr)
+    assert adapted.optimizer.critic_lr == pytest.approx(10 * whole.optimizer.critic_lr)
+    departs = {"model", "optimizer", "memory", "save", "name"}
+    assert whole.model_dump(exclude=departs) == adapted.model_dump(exclude=departs)
+    same = whole.model.model_copy(update={"lora": adapted.model.lora})
+    assert adapted.model == same
+    rates = {"lr": adapted.optimizer.lr, "critic_lr": adapted.optimizer.critic_lr}
+    assert adapted.optimizer == whole.optimizer.model_copy(update=rates)
 
 
 @pytest.mark.parametrize("model", VISION)

@@ -64,13 +64,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("method", ["sapo", "ppo", "vc-ppo", "grpo"])
-def test_with_a_tiny_model_the_recipes_of_geo3k_run(folder: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        *(("qwen2.5-vl-3b", method) for method in ("sapo", "ppo", "vc-ppo", "grpo")),
+        *(("qwen2.5-vl-7b-lora", method) for method in ("sapo", "vc-ppo", "grpo")),
+    ],
+)
+def test_with_a_tiny_model_the_recipes_of_geo3k_run(folder: Path, model: str, method: str) -> None:
     samples = 2 if method == "grpo" else 1
     small = [*SMALL, "rollout.prompts=4", f"rollout.samples={samples}", "stages.0.steps=1"]
     if method == "vc-ppo":
         small.append("stages.1.steps=1")
-    trainer = Trainer.from_recipe(load_recipe(f"geo3k/qwen2.5-vl-3b-{method}", small))
+    trainer = Trainer.from_recipe(load_recipe(f"geo3k/{model}-{method}", small))
     result = trainer.train(folder / "run")
     assert result.model is not None
     assert load_recipe(str(folder / "run" / "config.yaml")) == trainer.recipe

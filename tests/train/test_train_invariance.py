@@ -119,9 +119,12 @@ from segcredit.train.parallel import Parallel
 from segcredit.train.stages import enter, step_of
 
 parallel = Parallel.start()
+small = SMALL["grid"]
+lora = {"rank": 4, "alpha": 8} if "lora" in sys.argv else None
 made = recipe(
-    SMALL["grid"],
+    small,
     {"name": "sapo", "kl": 0.01},
+    model={"tiny": small.tiny, **small.sizes, "lora": lora},
     rollout={"prompts": 24, "samples": 1, "max_tokens": 16},
     optimizer={"lr": 1e-3, "critic_lr": 1e-3, "eps": 1e-3},
 )
@@ -139,7 +142,7 @@ parallel.close()
 """
 
 
-def in_processes(size: int, out: Path, policy: Path) -> list[dict]:
+def in_processes(size: int, out: Path, policy: Path, trained: str) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -147,7 +150,7 @@ def in_processes(size: int, out: Path, policy: Path) -> list[dict]:
     tests = str(Path(__file__).parents[1])
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(out), tests, str(policy)],
+            [sys.executable, "-c", WORKER, str(out), tests, str(policy), trained],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
         )
@@ -159,9 +162,10 @@ def in_processes(size: int, out: Path, policy: Path) -> list[dict]:
     return [torch.load(f"{out}-{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-def test_two_processes_make_the_same_update_as_one(tmp_path, warm):
-    (alone,) = in_processes(1, tmp_path / "one", warm("grid"))
-    both = in_processes(2, tmp_path / "two", warm("grid"))
+@pytest.mark.parametrize("trained", ["weights", "lora"])
+def test_two_processes_make_the_same_update_as_one(tmp_path, warm, trained):
+    (alone,) = in_processes(1, tmp_path / "one", warm("grid"), trained)
+    both = in_processes(2, tmp_path / "two", warm("grid"), trained)
     for rank in both:
         for name, x in alone["weights"].items():
             y = rank["weights"][name]
