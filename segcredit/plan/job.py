@@ -44,6 +44,10 @@ class Job:
     """LoRA: the weights are frozen, and there is one copy of them."""
     recompute: bool = False
     offload: bool = False
+    stream: bool = False
+    """Whether what rests comes back a part at a time, in every gradient step."""
+    vllm: float = 0.0
+    """Share of the GPU that vLLM fills while it samples; 0: transformers sample."""
     eight_bit: bool = False
     """Whether moments take eight bits each."""
     shard: bool = False
@@ -201,6 +205,8 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         adapter=adapter_of(recipe, shape),
         recompute=recipe.memory.recompute_activations,
         offload=bool(recipe.memory.offload_optimizer),
+        stream=recipe.memory.offload_optimizer == "stream",
+        vllm=recipe.rollout.vllm.memory if recipe.rollout.engine == "vllm" else 0.0,
         eight_bit=recipe.optimizer.kind == "adamw_8bit",
         shard=recipe.memory.shard,
         prompts=recipe.rollout.prompts,

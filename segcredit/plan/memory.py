@@ -83,6 +83,7 @@ def _held(job: Job, awake: str = "") -> dict[str, float]:
     trained = {"policy": job.policy_trained}
     if job.critic:
         trained["critic"] = job.critic_trained
+    awake = "" if job.stream else awake
     here = sum(x for name, x in trained.items() if not job.offload or name == awake)
     return {
         "weights": _weights(job),
@@ -132,6 +133,8 @@ def _pixels(job: Job, rows: float) -> float:
 def _sample(job: Job) -> list[Moment]:
     """Prompts are read padded to the longest; then the cache grows, at worst to the limit."""
     shape, size, held = job.shape, job.bytes, _held(job)  # no weights are gathered meanwhile
+    if job.vllm:
+        return [_moment(held, "vLLM at work", cache=job.vllm * room(job))]
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
     column = shape.layers * 2 * size * shape.key_width
     asked = few * longest

@@ -22,6 +22,10 @@ ADD_BYTES = 12
 """Per parameter and micro-batch: a gradient is made, and added up in float32."""
 
 
+VLLM_TOKEN = 5.6e-5
+"""Host's time per token that vLLM writes in the trainer's process, when it has hundreds of rows."""
+
+
 def seconds(job: Job) -> dict[str, float]:
     """Of each phase; grading the responses is left out, since it depends on them."""
     found = {"sample": _sample(job), "annotate": _annotate(job)}
@@ -46,7 +50,8 @@ def _launches(job: Job, passes: float) -> float:
 def _sample(job: Job) -> float:
     """A GPU's share of the responses, some rows at once."""
     rounds = math.ceil(job.own_responses / job.rows_at_once)
-    return rounds * (_prefill(job) + _decode(job))
+    decode = _decode_by_vllm(job) if job.vllm else _decode(job)
+    return rounds * (_prefill(job) + decode)
 
 
 def _prefill(job: Job) -> float:
@@ -76,6 +81,21 @@ def _decode(job: Job) -> float:
     reading = weights / (STREAM_SHARE * bandwidth) + columns * traffic / (CACHE_SHARE * bandwidth)
     work = written * 2 * (shape.layer_weights + shape.embedding)
     return limit * shape.layers * LAUNCH + reading + work / _speed(job, ANNOTATE_SHARE)
+
+
+def _decode_by_vllm(job: Job) -> float:
+    """Rows that have ended make room for others, and only what is written is read.
+
+    Its graphs need no launches, but one thread of the host plans every token, meanwhile.
+    """
+    shape, size = job.shape, job.bytes
+    written = job.rows_at_once * job.lengths.response
+    columns = written * (job.lengths.prompt + job.lengths.response / 2)
+    cache = columns * shape.layers * 2 * size * shape.key_width
+    own = shape.parameters - (shape.tower.parameters if shape.tower else 0)
+    reading = (job.lengths.response * size * own + cache) / (STREAM_SHARE * job.gpu.bandwidth * 1e9)
+    work = written * 2 * (shape.layer_weights + shape.embedding)
+    return max(written * VLLM_TOKEN, reading + work / _speed(job, ANNOTATE_SHARE))
 
 
 def _annotate(job: Job) -> float:
@@ -140,8 +160,9 @@ def _adding(job: Job, trained: int) -> float:
 
 
 def _moving(job: Job, trained: int) -> float:
-    """Moments and originals from main memory and back, once a step."""
+    """Moments and originals from main memory and back: once a step, or in every gradient step."""
     if not job.offload:
         return 0.0
+    times = job.minibatches * job.epochs if job.stream else 1
     size = 12 if job.half and not job.shards else 8
-    return 2 * size * trained / job.shares / (LINK_SHARE * job.gpu.host * 1e9)
+    return times * 2 * size * trained / job.shares / (LINK_SHARE * job.gpu.host * 1e9)
