@@ -46,7 +46,7 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	  -e '.[verl]' beartype hypothesis pytest
 	@touch $@
 
-test-verl: $(VERL_STAMP)  ## the plugin for verl, whole runs included; on two CPU cores, 15 minutes
+test-verl: $(VERL_STAMP)  ## the plugin for verl, whole runs included, on a CPU
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/verl
 
 demo: $(STAMP)  ## the main job: a tiny vision-language model learns by SAPO, a few minutes
