@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import fields
 
 import pytest
 import torch
@@ -46,8 +47,9 @@ def made(name: str, device: str, dtype: torch.dtype, tied: bool = False) -> Poli
 
 def responses(name: str, device: str) -> Rollouts:
     found = drawn(name)
-    columns = {x: getattr(found, x).to(device) for x in ("tokens", "mask", "logp_old")}
-    return found.replace(**columns)
+    columns = {f.name: getattr(found, f.name) for f in fields(found)}
+    moved = {name: x.to(device) for name, x in columns.items() if isinstance(x, torch.Tensor)}
+    return found.replace(**moved)
 
 
 def divided(policy: Policy, mesh: DeviceMesh) -> Policy:
