@@ -56,7 +56,9 @@ class HFEngine:
     ) -> Rollouts:
         """One continuation of each begun response; ``max_tokens`` counts the prefix too."""
         begun, budget = extend_all(prompts, prefixes, sampling)
-        return self._sample(begun, prompts, torch.tensor(budget), sampling, generator)
+        return self._sample(
+            begun, prompts, torch.tensor(budget, dtype=torch.long), sampling, generator
+        )
 
     @torch.no_grad()
     def _sample(
