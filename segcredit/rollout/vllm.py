@@ -127,11 +127,13 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         engine = self._llm.llm_engine
-        requests: dict[tuple[int, int], list[int]] = {}
+        requests: dict[tuple[int, int, int], list[int]] = {}
         for row, (x, limit) in enumerate(zip(begun, budget, strict=True)):
-            requests.setdefault((id(x), limit), []).append(row)
+            # greedy answers are all the same: vLLM refuses to give several
+            apart = row if sampling.temperature == 0.0 else 0
+            requests.setdefault((id(x), limit, apart), []).append(row)
         rows_of: dict[str, list[int]] = {}
-        for number, ((_, limit), rows) in enumerate(requests.items()):
+        for number, ((_, limit, _), rows) in enumerate(requests.items()):
             params = SamplingParams(
                 n=len(rows),
                 temperature=sampling.temperature,
