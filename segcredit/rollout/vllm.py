@@ -245,7 +245,7 @@ def _start(engine: VllmEngine) -> Any:
         known = {x.name for x in fields(EngineArgs)}
         # newer ones would normalise the pixels that our processor has normalised
         extra: dict[str, Any] = {"mm_device_do_normalize": False}
-        if dist.is_initialized():  # every process samples by itself, in groups that are there
+        if dist.is_initialized() and dist.get_world_size() > 1:  # every process samples by itself
             extra["distributed_executor_backend"] = "external_launcher"
         engine.describe(Path(folder))
         return LLM(
