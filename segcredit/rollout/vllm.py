@@ -248,23 +248,32 @@ def _start(engine: VllmEngine) -> Any:
         if dist.is_initialized() and dist.get_world_size() > 1:  # every process samples by itself
             extra["distributed_executor_backend"] = "external_launcher"
         engine.describe(Path(folder))
-        return LLM(
-            model=folder,
-            load_format="dummy",
-            dtype=str(engine.model.dtype).removeprefix("torch."),
-            max_model_len=engine.window,
-            max_num_seqs=engine.rows,
-            gpu_memory_utilization=engine.memory,
-            enforce_eager=engine.eager,
-            enable_sleep_mode=device.type == "cuda",
-            generation_config="vllm",  # none of the checkpoint's own sampling settings
-            logprobs_mode="processed_logprobs",
-            logits_processors=[_banning(engine.banned)],
-            enable_prefix_caching=engine.shared,
-            mm_processor_cache_gb=0,
-            disable_log_stats=True,
-            **{name: x for name, x in extra.items() if name in known},
-        )
+        try:
+            return LLM(
+                model=folder,
+                load_format="dummy",
+                dtype=str(engine.model.dtype).removeprefix("torch."),
+                max_model_len=engine.window,
+                max_num_seqs=engine.rows,
+                gpu_memory_utilization=engine.memory,
+                enforce_eager=engine.eager,
+                enable_sleep_mode=device.type == "cuda",
+                generation_config="vllm",  # none of the checkpoint's own sampling settings
+                logprobs_mode="processed_logprobs",
+                logits_processors=[_banning(engine.banned)],
+                enable_prefix_caching=engine.shared,
+                mm_processor_cache_gb=0,
+                disable_log_stats=True,
+                **{name: x for name, x in extra.items() if name in known},
+            )
+        except (ValueError, RuntimeError) as error:
+            first = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"vLLM does not start: {first} It may fill {engine.memory:.0%} of the device "
+                f"(rollout.vllm.memory) and was asked for windows of {engine.window} tokens "
+                f"(data.max_prompt_tokens + rollout.max_tokens). Or sample by transformers: "
+                f"rollout.engine=hf"
+            ) from error
 
 
 def _banning(banned: Tensor | None) -> type:

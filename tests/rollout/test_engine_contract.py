@@ -250,3 +250,13 @@ def test_equal_pictures_in_different_prompts(kind: str) -> None:
     some = [owner.encode(x) for x in asked]
     made = engine(kind, "qwen2_5_vl").sample(some, Sampling(10), seeded())
     assert off(made.logp_old, scored(owner, made), made.mask) < CLOSE
+
+
+@pytest.mark.parametrize("kind", [ENGINES[1]])
+def test_what_vllm_refuses_is_one_message(kind: str) -> None:
+    owner = policy("qwen2")
+    much = VllmEngine(
+        owner.model, owner.end_tokens, owner.describe, full_weights, window=10**6, eager=True
+    )
+    with pytest.raises(ValueError, match=r"vLLM does not start: .* rollout\.engine=hf"):
+        much.start()
