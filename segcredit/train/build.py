@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from segcredit.algorithms.credit import TreeDifference, ValueDifference
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
@@ -18,13 +18,11 @@ from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.evaluate.engine import make_engine
 from segcredit.models import Codec, ModelError, Policy
-from segcredit.models.compiled import compile_layers
 from segcredit.models.files import check_weight_files
 from segcredit.models.kinds import load_config
 from segcredit.models.loading import bare_model, load_codec
-from segcredit.models.lora import VARIANTS, Lora, require_peft
+from segcredit.models.lora import require_peft
 from segcredit.models.packed import set_attention
-from segcredit.models.recompute import recompute_activations
 from segcredit.models.targets import choose_layers, linear_layers
 from segcredit.models.tiny import tiny_config
 from segcredit.rewards import make_reward
@@ -32,10 +30,10 @@ from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.template import check_questions, is_question
 from segcredit.train.adam import why_not
 from segcredit.train.parallel import Parallel
+from segcredit.train.ready import make_ready
 from segcredit.train.seeds import derive
 from segcredit.train.sharding import shard_policy
 from segcredit.train.source import Generated, Listed, PromptSource
-from segcredit.train.stages import freeze_vision
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Prompt, RewardFn
 
@@ -112,12 +110,12 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     set_attention(policy.model, recipe.model.attention)
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
-    _set_up(policy.model, recipe, policy.lora)
+    make_ready(policy.model, recipe, policy.lora)
     engine = make_engine(policy, recipe.rollout, recipe.data.max_prompt_tokens)
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
-        _set_up(policy.model, recipe)  # a copy is not compiled
+        make_ready(policy.model, recipe)  # a copy is not compiled
         shard_policy(policy, parallel)
     return State(
         recipe=recipe,
@@ -144,18 +142,6 @@ def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
         vision=not recipe.model.freeze_vision,
         seed=derive(recipe.seed, "adapters") % 2**31,
     )
-
-
-def _set_up(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
-    """What a model that is trained needs, beside its weights."""
-    if recipe.model.freeze_vision:
-        freeze_vision(model)
-    if recipe.model.compile:
-        if lora is not None:
-            torch._dynamo.config.recompile_limit = VARIANTS
-        compile_layers(model)
-    if recipe.memory.recompute_activations:
-        recompute_activations(model, lora)
 
 
 def load_policy(recipe: Recipe, source: str | Path) -> Policy:

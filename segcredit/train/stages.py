@@ -1,24 +1,22 @@
 """The kinds of stage a run is made of: what each prepares, and what one step of it does."""
 
 import torch
-from torch import nn
 
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
-from segcredit.models.compiled import compile_layers
-from segcredit.models.recompute import recompute_activations
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
 from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.optimizer import Optimizer, rate
+from segcredit.train.ready import make_ready
 from segcredit.train.seeds import generator
 from segcredit.train.sharded_optimizer import make_optimizer
 from segcredit.train.sharding import shard_critic, shard_policy
 from segcredit.train.source import Listed
-from segcredit.train.state import State, freeze
+from segcredit.train.state import State
 from segcredit.train.step import Stepped, train_step
 from segcredit.train.tracker import OFFLINE_SAMPLES, Tracker
 from segcredit.train.update import update
@@ -57,12 +55,7 @@ def add_critic(state: State, critic: Critic) -> None:
     """Take a critic in, with its optimizer."""
     settings = state.recipe.optimizer
     if critic.lora is None:  # else the trunk is the policy's, and all this is done
-        if state.recipe.model.freeze_vision:
-            freeze_vision(critic.trunk)
-        if state.recipe.model.compile:
-            compile_layers(critic.trunk)
-        if state.recipe.memory.recompute_activations:
-            recompute_activations(critic.trunk)
+        make_ready(critic.trunk, state.recipe)
     if state.shards:
         shard_critic(critic, state.parallel)
     state.critic = critic
@@ -94,13 +87,6 @@ def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -
         "policy", policy.model, lr, settings, offload, policy.trained()
     )
     return state.policy_optimizer
-
-
-def freeze_vision(model: nn.Module) -> None:
-    """No gradients for the vision tower, wherever the architecture keeps it."""
-    for name, part in model.named_modules():
-        if name.split(".")[-1] == "visual":
-            freeze(part)
 
 
 def step_of(state: State, stage: AnyStage) -> tuple[dict[str, float], Stepped | None]:

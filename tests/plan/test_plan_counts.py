@@ -25,7 +25,7 @@ from segcredit.plan.operations import text_forward, trunk_forward
 from segcredit.rollout.cache import ROOM
 from segcredit.train.offload import SLAB
 from segcredit.train.optimizer import Optimizer
-from segcredit.train.stages import freeze_vision
+from segcredit.train.ready import freeze_vision
 
 
 def numbers(model: torch.nn.Module) -> int:

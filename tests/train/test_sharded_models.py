@@ -17,8 +17,8 @@ from segcredit.models.packed import set_attention
 from segcredit.models.recompute import recompute_activations
 from segcredit.models.sharded import is_sharded, shard
 from segcredit.models.weights import copy_weights, full_weights, undivided
+from segcredit.train.ready import freeze_vision
 from segcredit.train.sharded_optimizer import ShardedOptimizer, make_optimizer
-from segcredit.train.stages import freeze_vision
 from segcredit.types import Rollouts
 
 BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -1,0 +1,30 @@
+"""What a model that is trained needs, beside its weights."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from segcredit.config import Recipe
+from segcredit.models.compiled import compile_layers
+from segcredit.models.lora import VARIANTS, Lora
+from segcredit.models.recompute import recompute_activations
+from segcredit.train.state import freeze
+
+
+def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
+    """Freeze, compile, recompute: as the recipe says."""
+    if recipe.model.freeze_vision:
+        freeze_vision(model)
+    if recipe.model.compile:
+        if lora is not None:
+            torch._dynamo.config.recompile_limit = VARIANTS
+        compile_layers(model)
+    if recipe.memory.recompute_activations:
+        recompute_activations(model, lora)
+
+
+def freeze_vision(model: nn.Module) -> None:
+    """No gradients for the vision tower, wherever the architecture keeps it."""
+    for name, part in model.named_modules():
+        if name.split(".")[-1] == "visual":
+            freeze(part)
