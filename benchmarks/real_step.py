@@ -167,7 +167,14 @@ def main() -> None:
     parser.add_argument("--minibatches", type=int, default=4)
     parser.add_argument("--micro", type=int, default=32_768, help="tokens of a micro-batch")
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
-    parser.add_argument("--offload", action="store_true", help="optimizers rest in main memory")
+    parser.add_argument(
+        "--offload",
+        nargs="?",
+        default=False,
+        const=True,
+        choices=["stream"],
+        help="optimizers rest in main memory between updates, or always",
+    )
     parser.add_argument("--keep-activations", action="store_true", help="do not recompute")
     parser.add_argument("--compile", action="store_true", help="layers by torch.compile")
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights")

@@ -1,5 +1,6 @@
 """Sampling by vLLM in this process, on the device that trains: fast, and asleep while we train."""
 
+import gc
 import hashlib
 import os
 import random
@@ -7,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +153,11 @@ class VllmEngine:
             engine.add_request(str(number), self._input(begun[rows[0]]), params)
         found: list[Any] = [None] * len(begun)
         try:
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if output.finished:
-                        for row, answer in zip(
-                            rows_of[output.request_id], output.outputs, strict=True
-                        ):
+            with _no_collections():
+                while engine.has_unfinished_requests():
+                    for output in filter(attrgetter("finished"), engine.step()):
+                        rows = rows_of[output.request_id]
+                        for row, answer in zip(rows, output.outputs, strict=True):
                             found[row] = answer
         except BaseException:
             engine.abort_request(list(rows_of), internal=False)
@@ -323,6 +324,18 @@ def _own_chance(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(arrays)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's search for cycles would walk over every token's objects again and again."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextmanager

@@ -120,6 +120,7 @@ class Optimizer:
 
     def _advance(self) -> None:
         """One step of AdamW, and the weights after it."""
+        self._arrived()
         self._adam.step()
         self._write_back()
 
@@ -129,7 +130,10 @@ class Optimizer:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """With its state on the device; with offloading, it rests in main memory otherwise."""
+        """With its state on the device; with offloading, it rests in main memory otherwise.
+
+        It is on its way while the first gradients are computed, and back while what follows is.
+        """
         if self._host is None:
             yield
             return
@@ -138,6 +142,10 @@ class Optimizer:
             yield
         finally:
             self._rest()
+
+    def _arrived(self) -> None:
+        if self._host is not None:
+            self._host.arrived()
 
     def _rest(self) -> None:
         if self._host is not None:
@@ -155,6 +163,8 @@ class Optimizer:
 
     def state(self) -> dict[str, object]:
         """Everything to go on from; of a sharded one, this process's part."""
+        if self._host is not None:
+            self._host.settled()
         originals = [x.detach() for x in self.parameters] if self._rounded else None
         return {
             "adam": self._adam.state_dict(),
@@ -164,6 +174,7 @@ class Optimizer:
 
     def load(self, state: dict[str, object]) -> None:
         with self.awake():  # moments go where the originals are: on the device, not where they rest
+            self._arrived()
             self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
             originals = state.get("originals")
             if self._rounded and isinstance(originals, list):

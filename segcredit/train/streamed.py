@@ -86,6 +86,7 @@ class StreamedOptimizer(Optimizer):
     def _bring(self, originals: list[Tensor]) -> None:
         assert self._host is not None
         self._host.bring([*originals, *self._moments(originals)])
+        self._host.arrived()
 
     def _put_away(self, part: list[int]) -> None:
         """To main memory; in the originals' places stay tensors without memory of their own.
