@@ -8,6 +8,9 @@ from segcredit.rollout import HFEngine, VllmEngine
 LONGEST_PROMPT = 8192
 """Where nobody says how long prompts may be."""
 
+COMPARED = 1 / 8
+"""Of the prompts, where vLLM's log π is compared with the trainer's and not used."""
+
 
 def make_engine(
     policy: Policy, settings: RolloutSettings, longest_prompt: int | None
@@ -28,6 +31,7 @@ def make_engine(
         memory=settings.vllm.memory,
         eager=settings.vllm.eager,
         shared=settings.samples > 1,
+        compared=COMPARED if settings.recomputes and settings.mismatch_cap is None else 1.0,
     )
     engine.start()
     return engine

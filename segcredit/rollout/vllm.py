@@ -1,7 +1,6 @@
 """Sampling by vLLM in this process, on the device that trains: fast, and asleep while we train."""
 
 import gc
-import hashlib
 import os
 import random
 import tempfile
@@ -52,6 +51,9 @@ class VllmEngine:
     shared: bool = True
     """Whether prompts come several times: then they are read once. Looking for them costs the host
     an eighth of its time, and at many rows the host is what sampling waits for."""
+    compared: float = 1.0
+    """Share of the prompts whose responses keep log π as drawn; the others' is NaN. Handing it
+    out takes a quarter of the host's time."""
     _llm: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +137,7 @@ class VllmEngine:
             apart = row if sampling.temperature == 0.0 else 0
             requests.setdefault((id(x), limit, apart), []).append(row)
         rows_of: dict[str, list[int]] = {}
+        every = max(1, round(1.0 / self.compared))
         for number, ((_, limit, _), rows) in enumerate(requests.items()):
             params = SamplingParams(
                 n=len(rows),
@@ -144,7 +147,7 @@ class VllmEngine:
                 max_tokens=limit,
                 stop_token_ids=list(self.end_tokens),
                 ignore_eos=True,  # what ends a response is said by stop_token_ids alone
-                logprobs=0,
+                logprobs=0 if number % every == 0 else None,
                 flat_logprobs=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
@@ -188,17 +191,18 @@ class VllmEngine:
         return mm_input(
             tokens,
             MultiModalKwargsItems.from_hf_inputs(pictures, parts),
-            {"image": [_name_of(pixels) for pixels in split]},
+            {"image": [str(pixels.data_ptr()) for pixels in split]},  # read once in a sampling
             {"image": [PlaceholderRange(offset=first, length=n) for first, n in places]},
         )
 
     def _rollouts(self, outputs: Sequence[Any], prompts: Sequence[Encoded]) -> Rollouts:
         device = self._device
         tokens = pad_sequence([torch.tensor(x.token_ids) for x in outputs], batch_first=True)
-        logp = pad_sequence([torch.tensor(x.logprobs.logprobs) for x in outputs], batch_first=True)
+        logp = pad_sequence([_logp(x) for x in outputs], batch_first=True)
         lengths = torch.tensor([len(x.token_ids) for x in outputs])
         mask = torch.arange(tokens.shape[1]) < lengths[:, None]
-        check_finite(logp, mask)
+        told = torch.tensor([x.logprobs is not None for x in outputs])
+        check_finite(logp, mask & told[:, None])
         return Rollouts(
             tokens=tokens.to(device),
             mask=mask.to(device),
@@ -301,16 +305,18 @@ def _banning(banned: Tensor | None) -> type:
     return Banning
 
 
+def _logp(output: Any) -> Tensor:
+    """As drawn; NaN where it was not asked for."""
+    if output.logprobs is None:
+        return torch.full((len(output.token_ids),), torch.nan)
+    return torch.tensor(output.logprobs.logprobs)
+
+
 def runs_of(where: Tensor) -> list[tuple[int, int]]:
     """(first, length) of each run of True."""
     edges = torch.diff(where.int(), prepend=torch.zeros(1), append=torch.zeros(1))
     first, last = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
     return list(zip(first.tolist(), (last - first).tolist(), strict=True))
-
-
-def _name_of(pixels: Tensor) -> str:
-    """Equal pictures have equal names: vLLM reads each once."""
-    return hashlib.blake2b(pixels.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 @contextmanager

@@ -32,14 +32,17 @@ class Metrics:
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
-        """Wall time of a phase, the device's work included, and the memory it took."""
+        """Wall time of a phase, the device's work included, and the memory it took.
+
+        Not included: what is still on its way to main memory, beside the next phase's work.
+        """
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         yield
         if on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - begin
         used = torch.cuda.max_memory_allocated() if on_gpu else resident_bytes()
         if used is not None:

@@ -17,11 +17,12 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
     """How far π_old, as it is trained from, is from what the responses were drawn from.
 
     ``sampler_kl`` estimates KL(π_sampler ‖ π_old) per token by r − 1 − log r with
-    r = π_old / π_sampler, which is never negative.
+    r = π_old / π_sampler, which is never negative. Where the sampler did not say, nothing counts.
     """
     if rollouts.logp_sampler is None:
         return {}
-    log_ratio = _log_ratio(rollouts)[rollouts.mask]
+    told = rollouts.mask & ~rollouts.logp_sampler.isnan()
+    log_ratio = _log_ratio(rollouts)[told]
     kl = float((log_ratio.expm1() - log_ratio).mean())
     if not kl < TOO_FAR:
         raise ValueError(

@@ -23,6 +23,7 @@ CLOSE = 0.1 if ON_GPU else 1e-4
 vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 ENGINES = ["hf", pytest.param("vllm", marks=[vllm, pytest.mark.filterwarnings("ignore")])]
 NAMES = ["qwen2", "qwen2_5_vl", "qwen3_vl"]
+STARTED: set[str] = set()
 
 
 def pairs() -> list[object]:
@@ -66,6 +67,9 @@ def engine(kind: str, name: str) -> RolloutEngine:
     owner = policy(name)
     if kind == "hf":
         return HFEngine(owner.model, owner.end_tokens, owner.banned)
+    if ON_GPU and STARTED - {name}:  # a vLLM that can sleep is alone in its process
+        pytest.skip(f'vLLM runs for {STARTED.pop()} here; type: pytest -k "vllm and {name}"')
+    STARTED.add(name)
     return VllmEngine(
         owner.model,
         owner.end_tokens,
@@ -239,6 +243,21 @@ def test_what_means_nothing_is_refused(kind: str, name: str) -> None:
 def test_vllm_says_when_a_prompt_is_too_long(kind: str) -> None:
     with pytest.raises(ValueError, match=r"started for\s+512\. Set data\.max_prompt_tokens"):
         engine(kind, "qwen2").sample(prompts("qwen2"), Sampling(600), seeded())
+
+
+@pytest.mark.parametrize("kind", [ENGINES[1]])
+def test_vllm_need_not_tell_all_log_probabilities(kind: str) -> None:
+    some = engine(kind, "qwen2")
+    assert isinstance(some, VllmEngine)
+    some.compared = 0.5
+    try:
+        made = some.sample(prompts("qwen2")[:4], Sampling(10), seeded())
+    finally:
+        some.compared = 1.0
+    told = ~made.logp_old.isnan()
+    assert told[::2].all()
+    assert torch.equal(~told[1::2], made.mask[1::2])
+    assert off(made.logp_old, scored(policy("qwen2"), made), made.mask & told) < CLOSE
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -36,6 +36,17 @@ def test_distance_by_hand() -> None:
     assert found["agreement/sampler_largest"] == pytest.approx(0.1)
 
 
+def test_only_what_the_sampler_told_is_compared() -> None:
+    rollouts, _ = shifted(0.1)
+    assert rollouts.logp_sampler is not None
+    some = rollouts.logp_sampler.clone()
+    some[1:] = torch.nan
+    mask = rollouts.mask[:1]
+    share = float(mask[:, ::2].sum() / mask.sum())
+    found = describe_mismatch(rollouts.replace(logp_sampler=some))
+    assert found["agreement/sampler_difference"] == pytest.approx(share * 0.1)
+
+
 def test_another_model_is_noticed() -> None:
     with pytest.raises(ValueError, match=r"draws from another model.*rollout\.engine=hf"):
         describe_mismatch(shifted(-4.0)[0])
