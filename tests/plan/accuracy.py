@@ -57,6 +57,8 @@ def value(found: Prediction, what: str) -> float:
         return between(found.job, stepped=False) / 2**30
     if what == "memory between phases":
         return found.between / 2**30
+    if what == "peak of the device":  # what the driver counts, by when vLLM sleeps or wakes
+        return max(x.total for x in found.memory.values()) / 2**30
     if kind == "memory":
         return max(x.total for name, x in found.memory.items() if name.startswith(phase)) / 2**30
     if kind == "time":
