@@ -308,7 +308,7 @@ def named_repr(part: Any) -> str:
 
 MonteCarlo = Callable[[Rollouts, Segments, Tensor, int], Tensor]
 """(rollouts, segments, which (B, M) to estimate, samples) → mean rewards of fresh continuations
-from the prefix before each segment, (B, M)."""
+from the prefix before each segment, (B, M); NaN where there is none, because a budget was spent."""
 
 
 @runtime_checkable

@@ -33,10 +33,11 @@ class DirectValue:
         """Steps and their targets."""
         segments = self.credit.over(rollouts)
         reward = terminal_reward(rollouts.reward, rollouts.mask)
-        credit = self.credit(Case(rollouts, reward, segments, monte_carlo))
+        case = Case(rollouts, reward, segments, monte_carlo)
+        credit, known = self.credit.credit_and_estimated(case)
         # a step without a value is no target of zero: it is left out
-        known = self.credit.estimated(rollouts, segments).to(credit.advantage.dtype)
-        return Batch(rollouts=rollouts, loss_mask=segments.spread(known).bool(), credit=credit)
+        learned = segments.spread(known.to(credit.advantage.dtype)).bool()
+        return Batch(rollouts=rollouts, loss_mask=learned, credit=credit)
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Mean over estimated steps."""

@@ -151,6 +151,9 @@ class RolloutSettings(Settings):
     max_tokens: Whole = Field(2048, ge=1)
     """Length limit of a response."""
     temperature: Number = Field(1.0, gt=0)
+    prefixes: Whole | None = Field(None, ge=1)
+    """At most so many distinct beginnings of responses are continued in a step (vineppo, spo_chain,
+    dvo); first units go first, those beyond get no value, and so no credit. None: all."""
     rows: Whole = Field(256, ge=1)
     """Responses drawn at once."""
     engine: Literal["hf", "vllm"] = "hf"

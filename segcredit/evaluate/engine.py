@@ -10,9 +10,15 @@ LONGEST_PROMPT = 8192
 
 
 def make_engine(
-    policy: Policy, settings: RolloutSettings, longest_prompt: int | None
+    policy: Policy,
+    settings: RolloutSettings,
+    longest_prompt: int | None,
+    continues: bool = False,
 ) -> HFEngine | VllmEngine:
-    """vLLM is started for prompts and responses up to the lengths that are set."""
+    """vLLM is started for prompts and responses up to the lengths that are set.
+
+    ``continues``: whether begun responses are continued, each several times.
+    """
     if settings.engine == "hf":
         return HFEngine(policy.model, policy.end_tokens, policy.banned, settings.rows)
     wanted = (longest_prompt or LONGEST_PROMPT) + settings.max_tokens
@@ -27,7 +33,7 @@ def make_engine(
         rows=settings.rows,
         memory=settings.vllm.memory,
         eager=settings.vllm.eager,
-        shared=settings.samples > 1,
+        shared=settings.samples > 1 or continues,
     )
     engine.start()
     return engine

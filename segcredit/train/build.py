@@ -111,7 +111,9 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
     make_ready(policy.model, recipe, policy.lora)
-    engine = make_engine(policy, recipe.rollout, recipe.data.max_prompt_tokens)
+    engine = make_engine(
+        policy, recipe.rollout, recipe.data.max_prompt_tokens, continues(plan.algorithm)
+    )
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
@@ -333,6 +335,11 @@ def _device_problems(name: str) -> list[str]:
     return []
 
 
+def continues(algorithm: Algorithm) -> bool:
+    """Whether values of begun responses come from continuations (VinePPO, SPO-chain, DVO)."""
+    return isinstance(getattr(algorithm, "credit", None), ValueDifference)
+
+
 def _check(plan: Plan) -> None:
     """What only the data and the method together can tell."""
     recipe, first = plan.recipe, plan.train.take(0, 1)[0]
@@ -366,10 +373,15 @@ def _check(plan: Plan) -> None:
             problems.append(
                 f"stages.{number}: a warm start imitates the rows' 'response'; the rows have none"
             )
-    if isinstance(getattr(plan.algorithm, "credit", None), ValueDifference | TreeDifference):
+    if isinstance(getattr(plan.algorithm, "credit", None), TreeDifference):
         problems.append(
             "this method needs continuations of begun responses, which the trainer does not draw; "
             "it runs in a loop of one's own: prepare(rollouts, monte_carlo=…)"
+        )
+    if recipe.rollout.prefixes is not None and not continues(plan.algorithm):
+        problems.append(
+            "rollout.prefixes limits the continuations of begun responses, and this method draws "
+            "none: remove it"
         )
     if "baseline" in plan.algorithm.needs:
         if not isinstance(plan.train, Listed):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from segcredit.train.collect import Collected, collect
+from segcredit.train.continuations import Continuations
 from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.mismatch import corrected, describe_mismatch
@@ -30,7 +31,8 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
     collected = collect(state, prompts, algorithm.needs, log, "optimize", state.step)
     log.add(describe_rewards(collected) | describe_mismatch(collected.rollouts))
     with log.time("credit"):
-        batch = algorithm.prepare(collected.rollouts)  # z_m, Â_m, R̂_m
+        continuations = Continuations(state, log, ("optimize", state.step))  # V̂, if it is asked
+        batch = algorithm.prepare(collected.rollouts, continuations)  # z_m, Â_m, R̂_m
     log.add(describe(batch))
     cap = state.recipe.rollout.mismatch_cap
     weighed, measured = (batch, {}) if cap is None else corrected(batch, cap)

@@ -90,7 +90,12 @@ def test_what_does_not_fit(changes: Any, expected: str) -> None:
     assert expected in problems(**changes)
 
 
-@pytest.mark.parametrize("name", ["vineppo", "spo_chain", "spo_tree", "dvo"])
+def test_a_limit_on_what_is_not_drawn() -> None:
+    expected = "rollout.prefixes limits the continuations of begun responses, and this method draws"
+    assert expected in problems(rollout__prefixes=4)
+
+
+@pytest.mark.parametrize("name", ["spo_tree"])
 def test_a_method_that_the_trainer_cannot_serve(name: str) -> None:
     """Told now, and not after hours of imitation."""
     stages = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
