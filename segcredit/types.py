@@ -336,6 +336,10 @@ class RolloutEngine(Protocol):
         ...
 
 
+class NothingToLearn(ValueError):  # noqa: N818
+    """A batch holds nothing that the method can learn from; another one may."""
+
+
 @runtime_checkable
 class Algorithm(Protocol):
     """A training method: what it needs, how it credits, what it minimises."""
@@ -346,7 +350,10 @@ class Algorithm(Protocol):
         ...
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """Segments, advantages and targets, once per rollout batch, under π_old."""
+        """Segments, advantages and targets, once per rollout batch, under π_old.
+
+        Raises :class:`NothingToLearn` where all responses together are of no use to it.
+        """
         ...
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:

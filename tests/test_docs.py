@@ -99,6 +99,10 @@ def test_every_metric_of_a_run_is_documented(tmp_path: Path):
         ("grpo", 2),
         ("vapo", 2),
         ({"name": "vineppo", "samples": 2}, 3),
+        ({"name": "restem", "threshold": 0.0}, 4),
+        ("dpo", 5),
+        ({"name": "dvo", "samples": 2}, 6),
+        ("spo_tree", 1),
     ]:
         needs_critic = "value" in algorithm_of(algorithm).needs
         Trainer(
@@ -111,7 +115,12 @@ def test_every_metric_of_a_run_is_documented(tmp_path: Path):
                 *([{"kind": "pretrain_critic", "steps": 1}] if needs_critic else []),
                 {"kind": "optimize", "steps": 1},
             ],
-            rollout={"prompts": 4, "samples": samples, "max_tokens": 8},
+            rollout={
+                "prompts": 4,
+                "samples": samples,
+                "max_tokens": 8,
+                "tree": {"branching": [2, 2], "tokens": 2} if algorithm == "spo_tree" else None,
+            },
             evaluation={"prompts": 2, "samples": 2},
             save={"rollouts_every": 1},
         ).train(tmp_path / str(samples) / str(needs_critic))

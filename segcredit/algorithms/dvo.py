@@ -1,6 +1,7 @@
 """DVO: each step's log-ratio to the reference is fitted to the change of its value."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int
@@ -20,6 +21,8 @@ class DirectValue:
 
     target = r_m + V̂(s_{m+1}) − V̂(s_m), never whitened; mean over the mini-batch's estimated steps.
     """
+
+    offline: ClassVar[bool] = True
 
     beta: float = 0.1
     credit: ValueDifference = field(default_factory=lambda: ValueDifference(over=Newline()))

@@ -12,11 +12,34 @@ UNITS = {"name": "fixed", "size": 4}
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "vineppo": ({"name": "vineppo", "samples": 3, "partition": UNITS}, {}),  # 0.28
     "spo_chain": ({"name": "spo_chain", "samples": 3, "every": 1}, {}),
+    "spo_tree": (
+        "spo_tree",
+        {
+            "rollout": {
+                "prompts": 8,
+                "max_tokens": 24,
+                "tree": {"branching": [4, 4], "tokens": 8},
+            }
+        },
+    ),  # 0.27
+    "dpo": ("dpo", {"samples": 4}),  # 0.23
+    "dpo_positive": ("dpo_positive", {"samples": 4, "steps": 20}),
+    "dvo": ({"name": "dvo", "samples": 2, "partition": UNITS}, {}),  # 0.30
+    "restem": (
+        "restem",
+        {
+            "steps": 4,
+            "rollout": {"prompts": 96, "samples": 4, "max_tokens": 24},
+            "update": {"minibatches": 6, "epochs": 4},
+        },
+    ),  # 0.25 in one step, since each begins again
 }
 
 
 def gain(metrics: list[dict[str, float]]) -> float:
     accuracy = [x["accuracy"] for x in metrics]
+    if len(accuracy) < 6:
+        return accuracy[-1] - accuracy[0]
     return sum(accuracy[-3:]) / 3 - sum(accuracy[:3]) / 3
 
 
