@@ -98,11 +98,13 @@ class DirectPreference:
         return delta[0::2], delta[1::2]
 
 
-def dpo(beta: float = 0.1) -> DirectPreference:
+def dpo(beta: float = 0.1, pairs_per_prompt: int = 64, threshold: float = 1.0) -> DirectPreference:
     """DPO, β = .1."""
-    return DirectPreference(beta=beta)
+    return DirectPreference(beta, 0.0, pairs_per_prompt, threshold)
 
 
-def dpo_positive(beta: float = 0.1, penalty: float = 50.0) -> DirectPreference:
+def dpo_positive(
+    beta: float = 0.1, penalty: float = 50.0, pairs_per_prompt: int = 64, threshold: float = 1.0
+) -> DirectPreference:
     """DPO+ (also DPOP): λ = 50; VinePPO's baselines use β = .1 on MATH, .3 on GSM8K."""
-    return DirectPreference(beta=beta, penalty=penalty)
+    return DirectPreference(beta, penalty, pairs_per_prompt, threshold)
