@@ -8,9 +8,9 @@ import typer
 from segcredit.commands.complain import complain
 
 if TYPE_CHECKING:
-    from segcredit.config import Recipe
     from rich.console import Console
 
+    from segcredit.config import Recipe
     from segcredit.train.trainer import Trainer
 
 EPILOG = """\
