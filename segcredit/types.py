@@ -308,7 +308,7 @@ def named_repr(part: Any) -> str:
 
 MonteCarlo = Callable[[Rollouts, Segments, Tensor, int], Tensor]
 """(rollouts, segments, which (B, M) to estimate, samples) → mean rewards of fresh continuations
-from the prefix before each segment, (B, M)."""
+from the prefix before each segment, (B, M); NaN where there is none, because a budget was spent."""
 
 
 @runtime_checkable
@@ -336,6 +336,10 @@ class RolloutEngine(Protocol):
         ...
 
 
+class NothingToLearn(ValueError):  # noqa: N818
+    """A batch holds nothing that the method can learn from; another one may."""
+
+
 @runtime_checkable
 class Algorithm(Protocol):
     """A training method: what it needs, how it credits, what it minimises."""
@@ -346,7 +350,10 @@ class Algorithm(Protocol):
         ...
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """Segments, advantages and targets, once per rollout batch, under π_old."""
+        """Segments, advantages and targets, once per rollout batch, under π_old.
+
+        Raises :class:`NothingToLearn` where all responses together are of no use to it.
+        """
         ...
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:

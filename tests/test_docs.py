@@ -14,6 +14,7 @@ import torch
 
 from segcredit import Trainer
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
+from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
@@ -93,8 +94,17 @@ def test_every_metric_of_a_run_is_documented(tmp_path: Path):
     text = (ROOT / "docs" / "metrics.md").read_text()
     documented = set(re.findall(r"`([^`\n]+)`", text))
     settings = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
-    for algorithm, samples in [({"name": "sapo", "kl": 0.001}, 1), ("grpo", 2), ("vapo", 2)]:
-        needs_critic = algorithm != "grpo"
+    for algorithm, samples in [
+        ({"name": "sapo", "kl": 0.001}, 1),
+        ("grpo", 2),
+        ("vapo", 2),
+        ({"name": "vineppo", "samples": 2}, 3),
+        ({"name": "restem", "threshold": 0.0}, 4),
+        ("dpo", 5),
+        ({"name": "dvo", "samples": 2}, 6),
+        ("spo_tree", 1),
+    ]:
+        needs_critic = "value" in algorithm_of(algorithm).needs
         Trainer(
             model={"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
             data={"world": "shape_grid", "settings": settings},
@@ -105,7 +115,12 @@ def test_every_metric_of_a_run_is_documented(tmp_path: Path):
                 *([{"kind": "pretrain_critic", "steps": 1}] if needs_critic else []),
                 {"kind": "optimize", "steps": 1},
             ],
-            rollout={"prompts": 4, "samples": samples, "max_tokens": 8},
+            rollout={
+                "prompts": 4,
+                "samples": samples,
+                "max_tokens": 8,
+                "tree": {"branching": [2, 2], "tokens": 2} if algorithm == "spo_tree" else None,
+            },
             evaluation={"prompts": 2, "samples": 2},
             save={"rollouts_every": 1},
         ).train(tmp_path / str(samples) / str(needs_critic))

@@ -171,6 +171,10 @@ class ValueDifference:
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
+        return self.credit_and_estimated(case)[0]
+
+    def credit_and_estimated(self, case: Case) -> tuple[Credit, Bool[Tensor, "B M"]]:
+        """The credit, and the units whose start has a value in the end: a budget may be spent."""
         rollouts, reward, segments, monte_carlo = case
         if monte_carlo is None:
             raise ValueError(
@@ -179,8 +183,9 @@ class ValueDifference:
             )
         estimated = self.estimated(rollouts, segments)
         state_value = monte_carlo(rollouts, segments, estimated, self.samples)
+        estimated = estimated & ~state_value.isnan()
         advantage = value_difference(segments.sum(reward), state_value, segments.mask, estimated)
-        return Credit(segments.spread(advantage), None, segments)
+        return Credit(segments.spread(advantage), None, segments), estimated
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
         """The units whose start gets a value; the others get no credit."""

@@ -1,6 +1,7 @@
 """DPO and DPO+: pairs of a correct and an incorrect response to one prompt."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -10,12 +11,14 @@ from segcredit.core.checks import at_least_float32, keep, require_at_least, requ
 from segcredit.core.losses import dpo as dpo_loss
 from segcredit.core.losses import dpo_positive as dpo_positive_loss
 from segcredit.core.losses import k1
-from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
+from segcredit.types import Batch, Loss, MonteCarlo, NothingToLearn, Outputs, Rollouts
 
 
 @dataclass(frozen=True)
 class DirectPreference:
     """Direct preference optimisation (arXiv 2305.18290); with a penalty, DPO+ (2402.13228)."""
+
+    offline: ClassVar[bool] = True
 
     beta: float = 0.1
     penalty: float = 0.0
@@ -37,7 +40,7 @@ class DirectPreference:
         """Correct × incorrect pairs per prompt as neighbouring rows: the chosen, the rejected."""
         chosen, rejected = self._pairs(rollouts)
         if len(chosen) == 0:
-            raise ValueError(
+            raise NothingToLearn(
                 "no prompt has both a correct and an incorrect response, so there is no pair. "
                 "Sample more responses per prompt, or other prompts."
             )
@@ -95,11 +98,13 @@ class DirectPreference:
         return delta[0::2], delta[1::2]
 
 
-def dpo(beta: float = 0.1) -> DirectPreference:
+def dpo(beta: float = 0.1, pairs_per_prompt: int = 64, threshold: float = 1.0) -> DirectPreference:
     """DPO, β = .1."""
-    return DirectPreference(beta=beta)
+    return DirectPreference(beta, 0.0, pairs_per_prompt, threshold)
 
 
-def dpo_positive(beta: float = 0.1, penalty: float = 50.0) -> DirectPreference:
+def dpo_positive(
+    beta: float = 0.1, penalty: float = 50.0, pairs_per_prompt: int = 64, threshold: float = 1.0
+) -> DirectPreference:
     """DPO+ (also DPOP): λ = 50; VinePPO's baselines use β = .1 on MATH, .3 on GSM8K."""
-    return DirectPreference(beta=beta, penalty=penalty)
+    return DirectPreference(beta, penalty, pairs_per_prompt, threshold)

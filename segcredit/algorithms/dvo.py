@@ -1,6 +1,7 @@
 """DVO: each step's log-ratio to the reference is fitted to the change of its value."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int
@@ -21,6 +22,8 @@ class DirectValue:
     target = r_m + V̂(s_{m+1}) − V̂(s_m), never whitened; mean over the mini-batch's estimated steps.
     """
 
+    offline: ClassVar[bool] = True
+
     beta: float = 0.1
     credit: ValueDifference = field(default_factory=lambda: ValueDifference(over=Newline()))
 
@@ -33,10 +36,11 @@ class DirectValue:
         """Steps and their targets."""
         segments = self.credit.over(rollouts)
         reward = terminal_reward(rollouts.reward, rollouts.mask)
-        credit = self.credit(Case(rollouts, reward, segments, monte_carlo))
+        case = Case(rollouts, reward, segments, monte_carlo)
+        credit, known = self.credit.credit_and_estimated(case)
         # a step without a value is no target of zero: it is left out
-        known = self.credit.estimated(rollouts, segments).to(credit.advantage.dtype)
-        return Batch(rollouts=rollouts, loss_mask=segments.spread(known).bool(), credit=credit)
+        learned = segments.spread(known.to(credit.advantage.dtype)).bool()
+        return Batch(rollouts=rollouts, loss_mask=learned, credit=credit)
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Mean over estimated steps."""

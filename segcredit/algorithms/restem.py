@@ -1,6 +1,7 @@
 """RestEM: keep the correct responses, imitate them."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int
@@ -10,16 +11,19 @@ from segcredit.core.checks import at_least_float32, keep, require_at_least
 from segcredit.core.group import rank_within
 from segcredit.core.losses import nll
 from segcredit.core.reduce import response_shares, weighted_sum
-from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
+from segcredit.types import Batch, Loss, MonteCarlo, NothingToLearn, Outputs, Rollouts
 
 
 @dataclass(frozen=True)
 class RestEM:
     """Expectation-maximisation self-training (arXiv 2312.06585): filter, then NLL.
 
-    Keeps responses that are correct and not truncated. Each round fits from the *initial*
-    checkpoint with a fresh optimizer: a matter of the run's stages.
+    Keeps responses that are correct and not truncated. Each round, a step of the run, fits from
+    the *initial* checkpoint with a fresh optimizer.
     """
+
+    offline: ClassVar[bool] = True
+    restarts: ClassVar[bool] = True
 
     threshold: float = 1.0
     """Reward from which a response counts as correct."""
@@ -37,7 +41,7 @@ class RestEM:
         """The kept responses."""
         kept = (rollouts.reward >= self.threshold) & ~rollouts.truncated
         if not bool(kept.any()):
-            raise ValueError(
+            raise NothingToLearn(
                 f"no response reached a reward of {self.threshold} untruncated; nothing to "
                 f"imitate. Sample more, or lower the threshold."
             )

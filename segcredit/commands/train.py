@@ -10,6 +10,7 @@ from segcredit.commands.complain import complain
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from segcredit.config import Recipe
     from segcredit.train.trainer import Trainer
 
 EPILOG = """\
@@ -188,9 +189,17 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
         f"method: {plan.algorithm!r}",
         f"needs: {', '.join(sorted(plan.algorithm.needs)) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
-        f"a step: {rows} responses, {recipe.update.minibatches} mini-batches of "
-        f"{rows / recipe.update.minibatches:g}, {recipe.update.epochs} epoch(s)",
+        f"a step: {_drawn(recipe, rows)}, {recipe.update.epochs} epoch(s)",
         "everything fits: no model was loaded",
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False)
+
+
+def _drawn(recipe: "Recipe", rows: int) -> str:
+    """What a step draws, and into how many mini-batches it is cut."""
+    count, tree = recipe.update.minibatches, recipe.rollout.tree
+    if tree is None:
+        return f"{rows} responses, {count} mini-batches of {rows / count:g}"
+    shape = "-".join(map(str, tree.branching))
+    return f"{recipe.rollout.prompts} trees that branch {shape}, {count} mini-batches"

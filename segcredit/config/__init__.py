@@ -19,6 +19,7 @@ from segcredit.config.recipe import (
     RolloutSettings,
     SaveSettings,
     Stage,
+    TreeSettings,
     UpdateSettings,
     WarmStart,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "RolloutSettings",
     "SaveSettings",
     "Stage",
+    "TreeSettings",
     "UpdateSettings",
     "WarmStart",
     "load_recipe",

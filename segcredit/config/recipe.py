@@ -141,6 +141,15 @@ class VllmSettings(Settings):
     """Without CUDA graphs: starts sooner, samples at half the speed."""
 
 
+class TreeSettings(Settings):
+    """How responses branch (spo_tree)."""
+
+    branching: list[Annotated[Whole, Field(ge=2)]] = Field([6, 6, 6], min_length=1)
+    """Branches from the prompt, from the end of each of these, and so on."""
+    tokens: Whole = Field(100, ge=1)
+    """Length of a branch after which it branches again; the last ones end where responses do."""
+
+
 class RolloutSettings(Settings):
     """How responses are drawn in a step."""
 
@@ -151,6 +160,11 @@ class RolloutSettings(Settings):
     max_tokens: Whole = Field(2048, ge=1)
     """Length limit of a response."""
     temperature: Number = Field(1.0, gt=0)
+    prefixes: Whole | None = Field(None, ge=1)
+    """At most so many distinct beginnings of responses are continued in a step (vineppo, spo_chain,
+    dvo); first units go first, those beyond get no value, and so no credit. None: all."""
+    tree: TreeSettings | None = None
+    """Of spo_tree: responses to a prompt are branches of one tree, {branching: [6, 6, 6]}."""
     rows: Whole = Field(256, ge=1)
     """Responses drawn at once."""
     engine: Literal["hf", "vllm"] = "hf"
@@ -162,6 +176,23 @@ class RolloutSettings(Settings):
     mismatch_cap: Number | None = Field(None, ge=1)
     """Weigh each token's credit by π_old / π_sampler, cut off here, e.g. 2: corrects for a sampler
     that computes a little differently from the trainer. None: measured and logged only."""
+
+    @model_validator(mode="after")
+    def _tree_fits(self) -> "RolloutSettings":
+        if self.tree is None:
+            return self
+        inner = (len(self.tree.branching) - 1) * self.tree.tokens
+        if inner >= self.max_tokens:
+            raise ValueError(
+                f"tree: all branches but the last ones take {inner} tokens (tokens × levels), so "
+                f"nothing is left of max_tokens={self.max_tokens}: set fewer tokens or levels"
+            )
+        if self.samples != 1:
+            raise ValueError(
+                f"tree.branching says how many responses a prompt gets: set samples to 1; "
+                f"got {self.samples}"
+            )
+        return self
 
     @property
     def recomputes(self) -> bool:
@@ -379,13 +410,15 @@ def algorithm_of(spec: str | dict[str, Any]) -> Algorithm:
     return make_algorithm(name, **made)
 
 
-GROUP_METHODS = ("grpo", "gspo", "rloo", "rloo_reinforce")
+GROUP_METHODS = ("grpo", "gspo", "rloo", "rloo_reinforce", "dpo", "dpo_positive")
 
 
 def check_arithmetic(recipe: Recipe) -> None:
     """What no single field can say: batch sizes, and what a method asks of a run."""
     problems = []
     rows = recipe.rollout.prompts * recipe.rollout.samples
+    if recipe.rollout.tree is not None:
+        rows *= recipe.rollout.tree.branching[0]
     if recipe.update.minibatches > rows:
         problems.append(
             f"update.minibatches is {recipe.update.minibatches}, but a step has only {rows} "

@@ -13,9 +13,15 @@ COMPARED = 1 / 8
 
 
 def make_engine(
-    policy: Policy, settings: RolloutSettings, longest_prompt: int | None
+    policy: Policy,
+    settings: RolloutSettings,
+    longest_prompt: int | None,
+    continues: bool = False,
 ) -> HFEngine | VllmEngine:
-    """vLLM is started for prompts and responses up to the lengths that are set."""
+    """vLLM is started for prompts and responses up to the lengths that are set.
+
+    ``continues``: whether begun responses are continued, each several times.
+    """
     if settings.engine == "hf":
         return HFEngine(policy.model, policy.end_tokens, policy.banned, settings.rows)
     wanted = (longest_prompt or LONGEST_PROMPT) + settings.max_tokens
@@ -30,7 +36,7 @@ def make_engine(
         rows=settings.rows,
         memory=settings.vllm.memory,
         eager=settings.vllm.eager,
-        shared=settings.samples > 1,
+        shared=settings.samples > 1 or continues,
         compared=COMPARED if settings.recomputes and settings.mismatch_cap is None else 1.0,
     )
     engine.start()

@@ -103,16 +103,16 @@ class Policy:
         """What an optimizer of this policy steps, by names that stay."""
         return trained_weights(self.model) if self.lora is None else self.lora.named(POLICY)
 
-    def reference(self) -> "Policy":
+    def reference(self, copied: bool = False) -> "Policy":
         """π_ref: the policy as it is now, without gradients.
 
         With LoRA it takes no second model: it is the same one without adapters, or, if the policy
-        has learned already, with a third one.
+        has learned already, with a third one; with ``copied``, in any case with one, to go back to.
         """
         if self.lora is None:
             model = copy.deepcopy(self.model).eval()
             return Policy(model.requires_grad_(False), self.codec)
-        if self.lora.is_nothing(POLICY):
+        if self.lora.is_nothing(POLICY) and not copied:
             return replace(self, adapter=None)
         self.lora.add_copy(REFERENCE)
         return replace(self, adapter=REFERENCE)

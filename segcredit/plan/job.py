@@ -1,13 +1,16 @@
 """One training step to be predicted: a model, a recipe's settings, lengths, and GPUs."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from segcredit.algorithms.asks import continues, grows_trees, is_offline, wants_first_weights
 from segcredit.config import Optimize, Recipe
 from segcredit.plan.adapter import Adapter, adapter_of
 from segcredit.plan.gpus import Gpu
 from segcredit.plan.lengths import Lengths
 from segcredit.plan.shape import Shape
+from segcredit.types import Algorithm
 
 BLOCK = 256
 """Numbers of a moment that share a scale, where moments take eight bits (bitsandbytes)."""
@@ -61,6 +64,8 @@ class Job:
     tokens_per_micro: int = 16_384
     steps: int = 0
     """Of the recipe's reinforcement learning; 0: not asked."""
+    uncounted: tuple[str, ...] = ()
+    """What the method does beyond drawing responses and learning once from each."""
 
     @property
     def bytes(self) -> int:
@@ -184,7 +189,8 @@ class Job:
 
 def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) -> Job:
     """What the recipe's settings mean for memory and time."""
-    needs = recipe.make_algorithm().needs
+    algorithm = recipe.make_algorithm()
+    needs = algorithm.needs
     half = recipe.model.dtype == "bfloat16"
     attention = recipe.model.attention
     wanted = attention == "packed" or (attention == "auto" and half)
@@ -194,9 +200,9 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         gpu=gpu,
         gpus=gpus,
         critic="value" in needs,
-        reference="logp_ref" in needs,
+        reference=wants_first_weights(algorithm),
         tracked="baseline" in needs,
-        rescored=recipe.rollout.recomputes,
+        rescored=recipe.rollout.recomputes and ("entropy" in needs or not is_offline(algorithm)),
         half=half,
         packed=wanted and shape.full_attention,
         eager=attention == "eager",
@@ -217,4 +223,16 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         epochs=recipe.update.epochs,
         tokens_per_micro=recipe.update.tokens_per_micro,
         steps=sum(stage.steps for stage in recipe.stages if isinstance(stage, Optimize)),
+        uncounted=tuple(_uncounted(recipe, algorithm)),
     )
+
+
+def _uncounted(recipe: Recipe, algorithm: Algorithm) -> Iterator[str]:
+    if continues(algorithm):
+        limit = recipe.rollout.prefixes
+        most = "" if limit is None else f", at most {limit:,} beginnings a step"
+        yield f"continuations of begun responses{most}, most of what is drawn"
+    if grows_trees(algorithm):
+        yield "branches: a step is counted as if each prompt had one response, not a tree of them"
+    if is_offline(algorithm) and not continues(algorithm):
+        yield "selection: the update is counted as if every response were learned from once"

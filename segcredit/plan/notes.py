@@ -39,6 +39,7 @@ def assumptions(job: Job) -> list[str]:
         f"for CUDA itself",
         "not counted: grading the responses, evaluations, checkpoints, decoding of pictures",
     ]
+    found += [f"not counted either: {what}" for what in job.uncounted]
     if job.adapter:
         found.append(
             f"LoRA: one frozen model, and {job.adapter.numbers / 1e6:,.1f} M parameters in each "

@@ -8,6 +8,20 @@ from torch import Tensor
 from segcredit.types import Encoded, Sampling
 
 
+def tokens_left(
+    prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]], sampling: Sampling
+) -> list[int]:
+    """How many tokens may follow each begun response."""
+    left = [sampling.max_tokens - len(x) for _, x in zip(prompts, prefixes, strict=True)]
+    for row, count in enumerate(left):
+        if count < 1:
+            raise ValueError(
+                f"prefix {row} has {len(prefixes[row])} tokens, so nothing is left of "
+                f"max_tokens={sampling.max_tokens}. Leave it out, or raise max_tokens."
+            )
+    return left
+
+
 def extend_all(
     prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]], sampling: Sampling
 ) -> tuple[list[Encoded], list[int]]:
@@ -15,13 +29,7 @@ def extend_all(
 
     Equal beginnings become one and the same object, so that they are read once.
     """
-    budget = [sampling.max_tokens - len(x) for x in prefixes]
-    for row, left in enumerate(budget):
-        if left < 1:
-            raise ValueError(
-                f"prefix {row} has {len(prefixes[row])} tokens, so nothing is left of "
-                f"max_tokens={sampling.max_tokens}. Leave it out, or raise max_tokens."
-            )
+    budget = tokens_left(prompts, prefixes, sampling)
     made: dict[tuple[int, int], Encoded] = {}
     begun = []
     for prompt, prefix in zip(prompts, prefixes, strict=True):

@@ -3,21 +3,22 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from segcredit.core.logits import entropy, scaled
-from segcredit.inputs import Inputs, distinct, prompt_inputs
-from segcredit.rollout.cache import growing_cache
-from segcredit.rollout.check import check_finite, check_sampling, extend_all
+from segcredit.inputs import Inputs
+from segcredit.rollout.check import check_finite, check_sampling, tokens_left
 from segcredit.rollout.choose import choose, nucleus
+from segcredit.rollout.prefill import next_logits, prefill
 from segcredit.types import Encoded, Rollouts, Sampling
 
 SMALL_STEP = 2**18
 """Logits of one step, of all rows together."""
+NOTHING = torch.zeros(0, dtype=torch.long)
+"""No beginning."""
 COMPACT_BELOW = 0.75
 """Finished rows leave the batch once the unfinished make up less than this share of it."""
 
@@ -44,8 +45,7 @@ class HFEngine:
         self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
     ) -> Rollouts:
         """One response per prompt."""
-        budget = torch.full((len(prompts),), sampling.max_tokens)
-        return self._sample(prompts, prompts, budget, sampling, generator)
+        return self._sample(prompts, [NOTHING] * len(prompts), sampling, generator)
 
     def continue_from(
         self,
@@ -54,39 +54,45 @@ class HFEngine:
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:
-        """One continuation of each begun response; ``max_tokens`` counts the prefix too."""
-        begun, budget = extend_all(prompts, prefixes, sampling)
-        return self._sample(
-            begun, prompts, torch.tensor(budget, dtype=torch.long), sampling, generator
-        )
+        """One continuation of each begun response; ``max_tokens`` counts the prefix too.
+
+        Equal beginnings should be one and the same object: then they are read once.
+        """
+        return self._sample(prompts, prefixes, sampling, generator)
 
     @torch.no_grad()
     def _sample(
         self,
-        begun: Sequence[Encoded],
         prompts: Sequence[Encoded],
-        budget: Int[Tensor, " B"],
+        prefixes: Sequence[Int[Tensor, "_"]],
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:
         check_sampling(sampling)
-        if not begun:
+        if not prompts:
             raise ValueError("nothing to sample: got no prompts.")
+        budget = torch.tensor(tokens_left(prompts, prefixes, sampling))
         # all randomness first: a row's draws depend neither on its neighbours nor on `rows`
-        uniform = torch.rand(len(begun), int(budget.max()), generator=generator)
+        uniform = torch.rand(len(prompts), sampling.max_tokens, generator=generator)
+        uniform = uniform[:, : int(budget.max())]
+        # those that have as many tokens left are drawn together: they end at about the same time
+        order = budget.argsort(stable=True)
         parts = []
-        for first in range(0, len(begun), self.rows):
-            some = slice(first, first + self.rows)
-            parts.append(self._sample_rows(begun[some], budget[some], uniform[some], sampling))
-        tokens, mask, logp, entropies, ended = (torch.cat(x) for x in zip(*parts, strict=True))
+        for rows in order.split(self.rows):
+            some = rows.tolist()
+            asked, begun = [prompts[i] for i in some], [prefixes[i] for i in some]
+            parts.append(self._sample_rows(asked, begun, budget[rows], uniform[rows], sampling))
+        tokens, mask, logp, entropies, ended = (
+            torch.cat(x)[order.argsort().to(x[0].device)] for x in zip(*parts, strict=True)
+        )
         check_finite(logp, mask)
         width = int(mask.any(dim=0).nonzero().max()) + 1
         return Rollouts(
             tokens=tokens[:, :width],
             mask=mask[:, :width],
             logp_old=logp[:, :width],
-            reward=torch.zeros(len(begun), device=tokens.device),
-            group=torch.arange(len(begun), device=tokens.device),
+            reward=torch.zeros(len(prompts), device=tokens.device),
+            group=torch.arange(len(prompts), device=tokens.device),
             truncated=~ended,
             entropy=entropies[:, :width],
             prompts=list(prompts),
@@ -94,7 +100,12 @@ class HFEngine:
 
     @torch.inference_mode()
     def _sample_rows(
-        self, begun: Sequence[Encoded], budget: Tensor, uniform: Tensor, sampling: Sampling
+        self,
+        prompts: Sequence[Encoded],
+        prefixes: Sequence[Tensor],
+        budget: Tensor,
+        uniform: Tensor,
+        sampling: Sampling,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Prefill once, then one token per row and step; finished rows leave."""
         device = next(self.model.parameters()).device
@@ -105,14 +116,9 @@ class HFEngine:
         mask = torch.zeros(num, width, dtype=torch.bool, device=device)
         logp, entropies = (torch.zeros(num, width, device=device) for _ in range(2))
 
-        few, which = distinct(begun)
-        which = which.to(device)
-        inputs = prompt_inputs(few, device)
-        cache: Any = growing_cache(self.model.config)
-        logits = self._next_logits(cache, inputs.arguments())[which]
-        cache.batch_select_indices(which)
-        attended, position = inputs.attended[which], inputs.next_position[which]
-        planes = len(inputs.positions)
+        begun = prefill(self.model, prompts, prefixes, device)
+        cache, logits = begun.cache, begun.logits
+        attended, position = begun.attended, begun.position
         row = torch.arange(num, device=device)  # which response each row of the cache belongs to
         alive = torch.ones_like(row, dtype=torch.bool)
         for step in range(width):
@@ -130,20 +136,14 @@ class HFEngine:
                 cache.batch_select_indices(alive.nonzero().flatten())
                 row, attended, position = row[alive], attended[alive], position[alive]
                 picked, budget, alive = picked[alive], budget[alive], alive[alive]
-            now = position[:, None].expand(planes, -1, -1)
+            now = position[:, None].expand(begun.planes, -1, -1)
             inputs = Inputs(picked[:, None], attended, now, {})
             with enough_threads(logits):
-                logits = self._next_logits(cache, inputs.arguments())
+                logits = next_logits(self.model, cache, inputs.arguments())
             position = position + 1
         # rows that had finished went on for a while, off the mask
         ended = (torch.isin(tokens, ends) & mask).any(dim=1)
         return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
-
-    def _next_logits(self, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
-        """Logits after the last token; the cache grows by what was read."""
-        outputs = self.model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits: Tensor = outputs.logits[:, -1]
-        return logits
 
     def _pick(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """log π over the vocabulary as it is recorded, and the tokens chosen."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from segcredit.algorithms.credit import TreeDifference, ValueDifference
+from segcredit.algorithms.asks import continues, grows_trees, is_offline
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
@@ -111,7 +111,12 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
     make_ready(policy.model, recipe, policy.lora)
-    engine = make_engine(policy, recipe.rollout, recipe.data.max_prompt_tokens)
+    engine = make_engine(
+        policy,
+        recipe.rollout,
+        recipe.data.max_prompt_tokens,
+        continues(plan.algorithm) or grows_trees(plan.algorithm),
+    )
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
@@ -344,7 +349,8 @@ def _check(plan: Plan) -> None:
     problems += _device_problems(recipe.model.device)
     if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
         problems.append(problem)
-    if recipe.rollout.mismatch_cap is not None and not hasattr(plan.algorithm, "credit"):
+    credited = hasattr(plan.algorithm, "credit") and not is_offline(plan.algorithm)
+    if recipe.rollout.mismatch_cap is not None and not credited:
         problems.append("rollout.mismatch_cap weighs credit, and this method has none: remove it")
     if (lacking := why_not(recipe.optimizer.kind)) is not None:
         problems.append(f"optimizer.kind: {lacking}")
@@ -366,10 +372,17 @@ def _check(plan: Plan) -> None:
             problems.append(
                 f"stages.{number}: a warm start imitates the rows' 'response'; the rows have none"
             )
-    if isinstance(getattr(plan.algorithm, "credit", None), ValueDifference | TreeDifference):
+    if grows_trees(plan.algorithm) != (recipe.rollout.tree is not None):
         problems.append(
-            "this method needs continuations of begun responses, which the trainer does not draw; "
-            "it runs in a loop of one's own: prepare(rollouts, monte_carlo=…)"
+            "rollout.tree is for methods that compare branches (spo_tree): remove it"
+            if recipe.rollout.tree is not None
+            else "this method compares branches of a tree: set rollout.tree, as in "
+            "rollout.tree='{branching: [6, 6, 6], tokens: 100}'"
+        )
+    if recipe.rollout.prefixes is not None and not continues(plan.algorithm):
+        problems.append(
+            "rollout.prefixes limits the continuations of begun responses, and this method draws "
+            "none: remove it"
         )
     if "baseline" in plan.algorithm.needs:
         if not isinstance(plan.train, Listed):

@@ -7,11 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from segcredit.algorithms.asks import is_offline
 from segcredit.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
+from segcredit.train.tree import draw_tree, grade_tree
 from segcredit.types import Prompt, Response, Reward, Rollouts, Sampling
 
 
@@ -22,6 +24,8 @@ class Collected:
     rollouts: Rollouts
     responses: list[Response]
     rewards: list[Reward]
+    weight: Tensor | None = None
+    """How much each row counts in the responses' means; None: all the same."""
 
 
 def collect(
@@ -33,6 +37,8 @@ def collect(
     samples: int | None = None,
 ) -> Collected:
     """Responses of the present policy to these prompts, graded and annotated."""
+    if "parent" in needs:
+        return _collect_tree(state, prompts, needs, log, *purpose)
     settings = state.recipe.rollout
     samples = settings.samples if samples is None else samples
     sampling = Sampling(settings.max_tokens, settings.temperature)
@@ -62,15 +68,33 @@ def collect(
     return Collected(rollouts, responses, rewards)
 
 
+def _collect_tree(
+    state: State,
+    prompts: Sequence[Prompt],
+    needs: frozenset[str],
+    log: Metrics,
+    *purpose: object,
+) -> Collected:
+    """The same for responses that branch."""
+    with log.time("sample"):
+        branches, origins = draw_tree(state, prompts, *purpose)
+    with log.time("score"):
+        tree = grade_tree(state, branches, origins)
+    with log.time("annotate"):
+        rollouts = annotate(state, tree.rollouts, needs)
+    return Collected(rollouts, tree.responses, tree.rewards, tree.weight)
+
+
 @torch.no_grad()
 def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollouts:
     """Fill the columns that the algorithm reads, and no other."""
-    temperature = state.recipe.rollout.temperature
+    sampled_at = state.recipe.rollout.temperature
     cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     policy, critic, reference = state.policy, state.critic, state.reference
-    if state.recipe.rollout.recomputes:
+    # where nobody reads π_old, only a partition may still want H
+    if state.recipe.rollout.recomputes and ("entropy" in needs or not is_offline(state.algorithm)):
         logp, entropy = _in_parts(
-            state, rollouts, cut, lambda part: policy.score(part, temperature, with_entropy=True)
+            state, rollouts, cut, lambda part: policy.score(part, sampled_at, with_entropy=True)
         )
         rollouts = rollouts.replace(logp_sampler=rollouts.logp_old, logp_old=logp, entropy=entropy)
     if "value" in needs:
@@ -80,7 +104,7 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
     if "logp_ref" in needs:
         assert reference is not None
         (logp,) = _in_parts(
-            state, rollouts, cut, lambda part: reference.score(part, temperature)[:1]
+            state, rollouts, cut, lambda part: reference.score(part, state.temperature)[:1]
         )
         rollouts = rollouts.replace(logp_ref=logp)
     if "pieces" in needs:

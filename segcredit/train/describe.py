@@ -10,6 +10,8 @@ from segcredit.types import Batch
 def describe_rewards(collected: Collected) -> dict[str, float]:
     """Of the rewards and the responses."""
     rollouts, rewards = collected.rollouts, collected.rewards
+    if collected.weight is not None:
+        return _describe_tree(collected, collected.weight.double())
     length = rollouts.mask.sum(dim=1).float()
     values = rollouts.reward
     found = {
@@ -25,13 +27,45 @@ def describe_rewards(collected: Collected) -> dict[str, float]:
     return found
 
 
-def describe(batch: Batch) -> dict[str, float]:
-    """Of the policy's distribution, its credit and its critic."""
+def _describe_tree(collected: Collected, weight: Tensor) -> dict[str, float]:
+    """Finished responses, each as likely as its tree makes it; branches on the way count nothing.
+
+    A mean over all of them would count those most that branched most often.
+    """
+    finished = (weight > 0).nonzero().flatten().tolist()
+    share = weight[finished] / weight.sum()
+    responses = [collected.responses[row] for row in finished]
+    rewards = [collected.rewards[row] for row in finished]
+
+    def mean(values: list[float]) -> float:
+        return float((share * torch.tensor(values, dtype=torch.float64)).sum())
+
+    average = mean([x.value for x in rewards])
+    found = {
+        "reward": average,
+        "reward_std": mean([(x.value - average) ** 2 for x in rewards]) ** 0.5,
+        "response_length": mean([float(x.num_tokens) for x in responses]),
+        "response_length_max": float(max(x.num_tokens for x in responses)),
+        "truncated": mean([float(x.truncated) for x in responses]),
+        "tree/branches": float(len(weight)),
+        "tree/responses": float(len(finished)),
+        "tree/tokens": float(collected.rollouts.mask.sum()),
+    }
+    if all(x.correct is not None for x in rewards):
+        found["accuracy"] = mean([float(bool(x.correct)) for x in rewards])
+    return found
+
+
+def describe(batch: Batch, offline: bool = False) -> dict[str, float]:
+    """Of the policy's distribution, its credit and its critic.
+
+    ``offline``: π_old, as it was drawn from, and π_ref are not to be compared.
+    """
     rollouts, mask = batch.rollouts, batch.rollouts.mask
     found: dict[str, float] = {}
     if rollouts.entropy is not None:
         found["entropy"] = float(rollouts.entropy[mask].mean())
-    if rollouts.logp_ref is not None:
+    if rollouts.logp_ref is not None and not offline:
         found["kl"] = float((rollouts.logp_old - rollouts.logp_ref)[mask].mean())
     if batch.credit is None:
         return found

@@ -18,6 +18,8 @@ class Metrics:
         self._counts: dict[str, int] = {}
         self._times: dict[str, float] = {}
         self._highest: dict[str, float] = {}
+        self._inside: list[float] = []
+        """Of each phase that goes on, the seconds of the phases inside it."""
 
     def highest(self, name: str, value: Tensor | float) -> None:
         """A number of which the largest counts."""
@@ -34,16 +36,21 @@ class Metrics:
     def time(self, phase: str) -> Iterator[None]:
         """Wall time of a phase, the device's work included, and the memory it took.
 
-        Not included: what is still on its way to main memory, beside the next phase's work.
+        The time of phases inside it is theirs alone. What is still on its way
+        to main memory, beside the next phase's work, is not counted.
         """
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
+        self._inside.append(0.0)
         yield
         if on_gpu:
             torch.cuda.current_stream().synchronize()
-        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - begin
+        took, inside = time.perf_counter() - begin, self._inside.pop()
+        self._times[phase] = self._times.get(phase, 0.0) + took - inside
+        if self._inside:
+            self._inside[-1] += took
         used = torch.cuda.max_memory_allocated() if on_gpu else resident_bytes()
         if used is not None:
             self.highest(f"memory/{phase}", used / 2**30)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from segcredit.algorithms.asks import wants_first_weights
 from segcredit.config import Optimize, OptimizerSettings, WarmStart
 from segcredit.models import Critic, Policy
 from segcredit.models.lora import Lora
@@ -17,10 +18,11 @@ from segcredit.runlog.folder import step_name
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy, own_memory
 from segcredit.train.moments import load_moments, save_part
+from segcredit.train.policy_optimizer import set_policy_optimizer
 from segcredit.train.sharded_optimizer import ShardedOptimizer
 from segcredit.train.sharding import whole_critic, whole_policy
 from segcredit.train.source import Listed
-from segcredit.train.stages import add_critic, add_reference, set_policy_optimizer
+from segcredit.train.stages import add_critic, add_reference
 from segcredit.train.state import State, freeze
 from segcredit.train.together import Together
 from segcredit.train.tracker import Tracker
@@ -174,7 +176,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
         assert isinstance(state.train, Listed)
         state.tracker = Tracker(state.train.prompts)
         state.tracker.load(found["tracker"])
-    if "logp_ref" in state.algorithm.needs and _reference_is_made(state):
+    if wants_first_weights(state.algorithm) and _reference_is_made(state):
         add_reference(state, _load_reference(state, folder))
     return int(found["metrics_position"])
 

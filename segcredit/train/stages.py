@@ -2,15 +2,17 @@
 
 import torch
 
+from segcredit.algorithms.asks import restarts, wants_first_weights
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
+from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
 from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
-from segcredit.train.optimizer import Optimizer, rate
+from segcredit.train.optimizer import rate
+from segcredit.train.policy_optimizer import set_policy_optimizer
 from segcredit.train.ready import make_ready
 from segcredit.train.seeds import generator
 from segcredit.train.sharded_optimizer import make_optimizer
@@ -45,8 +47,8 @@ def enter(state: State, stage: AnyStage) -> None:
     if state.critic_optimizer is not None:
         state.critic_optimizer.lr = optimizer.critic_lr
     set_policy_optimizer(state, optimizer.lr, optimizer)
-    if "logp_ref" in state.algorithm.needs and state.reference is None:
-        add_reference(state, _whole_policy(state).reference())
+    if wants_first_weights(state.algorithm) and state.reference is None:
+        add_reference(state, _whole_policy(state).reference(copied=restarts(state.algorithm)))
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
 
@@ -75,18 +77,6 @@ def add_reference(state: State, reference: Policy) -> None:
 def _whole_policy(state: State) -> Policy:
     """To be copied: when a stage begins, what one samples from is up to date."""
     return state.policy if state.whole is None else Policy(state.whole, state.policy.codec)
-
-
-def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
-    """A new one for the policy, in the place of the old."""
-    if state.policy_optimizer is not None:
-        state.policy_optimizer.close()
-    offload = state.recipe.memory.offload_optimizer
-    policy = state.policy
-    state.policy_optimizer = make_optimizer(
-        "policy", policy.model, lr, settings, offload, policy.trained()
-    )
-    return state.policy_optimizer
 
 
 def step_of(state: State, stage: AnyStage) -> tuple[dict[str, float], Stepped | None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from segcredit.algorithms.asks import is_offline
 from segcredit.config import Recipe
 from segcredit.data.worlds import World
 from segcredit.models import Critic, Policy
@@ -69,6 +70,11 @@ class State:
             f"update.tokens_per_micro={self.tokens_per_micro}",
             stacklevel=2,
         )
+
+    @property
+    def temperature(self) -> float:
+        """At which log π is computed: of sampling, unless the method reads no π_old."""
+        return 1.0 if is_offline(self.algorithm) else self.recipe.rollout.temperature
 
     @property
     def shards(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from segcredit.algorithms.asks import is_offline
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches, numbered
 from segcredit.train.optimizer import Optimizer
@@ -33,6 +34,8 @@ def update(
     when its row last entered a gradient, (B, T); of this rank's rows.
     """
     seen = batch.rollouts.logp_old.clone()
+    items = len(batch.rollouts) // batch.rows_per_item
+    count = min(state.recipe.update.minibatches, items)  # a method that selects may leave few
     errors: list[float] = []
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
     for optimizer in optimizers:
@@ -41,7 +44,7 @@ def update(
         with optimizer.awake():
             for epoch in range(epochs):
                 order = generator(state.seed, "minibatches", *purpose, epoch)
-                split = batch.split_rows(state.recipe.update.minibatches, order)
+                split = batch.split_rows(count, order)
                 for number, rows in enumerate(split):
                     part = batch.select(rows)
 
@@ -50,7 +53,7 @@ def update(
                         logp: Tensor,
                         rows: Tensor = rows,
                         part: Batch = part,
-                        first: bool = epoch == number == 0,
+                        first: bool = epoch == number == 0 and not is_offline(algorithm),
                     ) -> None:
                         seen[rows[micro]] = logp
                         if first:
@@ -134,7 +137,7 @@ def _micro_by_micro(
             found = {"value_loss": loss.metrics["value_loss"]}
         else:
             with state.policy.active():
-                logp, _ = state.policy.score(rollouts, state.recipe.rollout.temperature)
+                logp, _ = state.policy.score(rollouts, state.temperature)
                 loss = algorithm.loss(Outputs(logp, rollouts.value), micro)
                 loss.policy.backward()
             found = {key: x for key, x in loss.metrics.items() if key != "value_loss"}
@@ -150,7 +153,7 @@ def _for_nothing(state: State, rollouts: Rollouts, name: str) -> None:
         assert state.critic is not None
         outputs = state.critic(rollouts)
     else:
-        outputs, _ = state.policy.score(rollouts, state.recipe.rollout.temperature)
+        outputs, _ = state.policy.score(rollouts, state.temperature)
     (outputs.sum() * 0.0).backward()
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.train.collect import collect
+from segcredit.train.continuations import Continuations
 from segcredit.train.metrics import Metrics
 from segcredit.train.state import State
 from segcredit.train.step import Stepped
@@ -24,8 +25,11 @@ def watch(state: State) -> Stepped | None:
     missing |= {"logp_ref"} if state.reference is None else set()
     credited = isinstance(algorithm, PolicyGradient) and not missing & algorithm.needs
     needs = algorithm.needs if credited else frozenset()
-    collected = collect(state, state.test.take(0, count), needs, Metrics(), "watch")
+    log = Metrics()
+    collected = collect(state, state.test.take(0, count), needs, log, "watch")
     rollouts = collected.rollouts
-    batch = algorithm.prepare(rollouts) if credited else Batch(rollouts, rollouts.mask)
+    batch = Batch(rollouts, rollouts.mask)
+    if credited:
+        batch = algorithm.prepare(rollouts, Continuations(state, log, ("watch",)))
     # nothing moved, so there is no ratio to look at
     return Stepped(collected, replace(batch, ratio_segments=None), rollouts.logp_old, {})

@@ -90,12 +90,42 @@ def test_what_does_not_fit(changes: Any, expected: str) -> None:
     assert expected in problems(**changes)
 
 
-@pytest.mark.parametrize("name", ["vineppo", "spo_chain", "spo_tree", "dvo"])
-def test_a_method_that_the_trainer_cannot_serve(name: str) -> None:
+def test_a_limit_on_what_is_not_drawn() -> None:
+    expected = "rollout.prefixes limits the continuations of begun responses, and this method draws"
+    assert expected in problems(rollout__prefixes=4)
+
+
+def test_what_a_tree_asks_for() -> None:
     """Told now, and not after hours of imitation."""
     stages = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
-    expected = "this method needs continuations of begun responses, which the trainer does not draw"
-    assert expected in problems(algorithm=name, stages=stages)
+    expected = "this method compares branches of a tree: set rollout.tree, as in rollout.tree='{br"
+    assert expected in problems(algorithm="spo_tree", stages=stages)
+    assert "rollout.tree is for methods that compare branches (spo_tree): remove it" in problems(
+        rollout__tree={"tokens": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("tree", "samples", "expected"),
+    [
+        ({"tokens": 6}, 1, "all branches but the last ones take 12 tokens (tokens × levels), so "),
+        ({"tokens": 2}, 2, "tree.branching says how many responses a prompt gets: set samples to "),
+        ({"branching": []}, 1, "rollout.tree.branching: List should have at least 1 item"),
+        ({"branching": [1]}, 1, "rollout.tree.branching.0: Input should be greater than or equal"),
+    ],
+)
+def test_trees_that_cannot_grow(tree: Any, samples: int, expected: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        parse_recipe(changed(rollout__tree=tree, rollout__samples=samples))
+    assert expected in str(error.value)
+
+
+def test_weights_for_credit_that_is_a_target() -> None:
+    changes = {"rollout__mismatch_cap": 2.0, "rollout__old_logp": "recompute"}
+    stages = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
+    expected = "rollout.mismatch_cap weighs credit, and this method has none: remove it"
+    for name in ("dvo", "restem"):
+        assert expected in problems(algorithm=name, stages=stages, **changes)
 
 
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

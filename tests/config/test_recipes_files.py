@@ -14,7 +14,7 @@ FILES = sorted(path for path in _folder().rglob("*.yaml") if path.parent != _fol
 LEAVES = [path for name, path in shipped_recipes().items() if "/" in name]
 SOURCE = re.compile(
     r"(paper, (Table \d|Figure \d|Appendix [A-F]|Algorithm 1|§\d(\.\d)*)"
-    r"|authors' code: \S|VinePPO[:;] \S|ours: \S|departs: \S)"
+    r"|authors' code: \S|VinePPO[:;] \S|SPO: \S|ours: \S|departs: \S)"
 )
 NO_SETTINGS = ("base", "name", "stages.kind")
 """Which recipe, which run, which stage: no hyperparameters."""

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from segcredit.algorithms import ALGORITHMS, PolicyGradient, sapo
-from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut, TreeDifference
-from segcredit.algorithms.credit import ValueDifference as Continuations
+from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
 from segcredit.algorithms.objective import Clipped, LossKL, RewardKL
 from segcredit.algorithms.ratio import GeometricMean, RawRatio, TokenRatio
 from segcredit.config import Optimize, PretrainCritic, Recipe, load_recipe, parse_recipe
@@ -51,6 +50,14 @@ TABLE_7: dict[str, dict[str, Any]] = {
     "vc-ppo": {**SHARED, **WITH_CRITIC, "Lambda": 0.99, "Lambda (Critic)": 1.0},
     "ppo": {**SHARED, **WITH_CRITIC, "Lambda": 0.95},
 }
+FURTHER: dict[str, dict[str, Any]] = {
+    "vineppo": {"samples": 9, "clip": (0.2, 0.2), "kl": 1e-4},
+    "spo-chain": {"threshold": 0.9, "every": 5, "samples": 9, "clip": (0.2, 0.2), "kl": 1e-4},
+    "spo-tree": {"threshold": 0.9, "normalise": False, "clip": (0.2, 0.2), "kl": 1e-4},
+    "restem": {"per_prompt": 10},
+    "dpo-positive": {"penalty": 50.0, "pairs_per_prompt": 64},
+}
+"""The rest of Figure 4, which the paper quotes: VinePPO's configs, SPO's (arXiv 2505.23564)."""
 TABLE_3 = {"newline": Newline(), "step": StepMarkers(), "probability": ProbabilityAccumulate()}
 """The rows beside "Entropy-based"."""
 
@@ -99,7 +106,7 @@ LOOK_UP: dict[str, Callable[[Recipe], Any]] = {
 
 def test_there_is_a_recipe_for_every_run() -> None:
     vision = {f"geo3k/{model}-{method}" for model in VISION for method in TABLE_7}
-    methods = ("sapo", "ppo", "grpo", "rloo")
+    methods = ("sapo", "ppo", "grpo", "rloo", *FURTHER)
     text = {f"{data}/{model}-{method}" for data, model in TEXT for method in methods}
     units = {f"geo3k/qwen2.5-vl-7b-sapo-{row}" for row in TABLE_3}
     adapted = {f"geo3k/{LORA}-{method}" for method in TABLE_7}
@@ -118,8 +125,6 @@ def test_every_recipe_is_valid_complete_and_of_its_name(name: str) -> None:
     assert recipe.memory.recompute_activations
     assert recipe.data.train
     assert recipe.data.test
-    credit = algorithm_of(recipe).credit
-    assert not isinstance(credit, Continuations | TreeDifference), "the trainer would refuse it"
 
 
 @pytest.mark.parametrize("model", VISION)
@@ -228,6 +233,40 @@ def test_baselines_on_text_are_vineppos(data: str, model: str, method: str) -> N
         assert (algorithm.credit.lam, algorithm.credit.gamma) == (1.0, 1.0)  # lam1
 
 
+@pytest.mark.parametrize("method", FURTHER)
+@pytest.mark.parametrize(("data", "model"), TEXT)
+def test_the_rest_of_figure_4_is_its_authors(data: str, model: str, method: str) -> None:
+    recipe = load_recipe(f"{data}/{model}-{method}")
+    own: dict[str, Any] = {
+        ("gsm8k", "vineppo"): {"most": 25},
+        ("gsm8k", "dpo-positive"): {"beta": 0.3},
+        ("math", "dpo-positive"): {"beta": 0.1},
+    }.get((data, method), {})
+    expected = ALGORITHMS[method.replace("-", "_")](**FURTHER[method], **own)
+    assert recipe.make_algorithm() == expected
+    rollout, update = recipe.rollout, recipe.update
+    assert (rollout.temperature, rollout.max_tokens) == (0.6, 1024)
+    assert recipe.optimizer.lr == 1e-6
+    all_questions = {"gsm8k": 7473, "math": 12_000}[data]
+    (stage,) = recipe.stages
+    steps = {"gsm8k": 650, "math": 1000}[data]
+    drawn = (stage.steps, rollout.prompts, rollout.samples, update.epochs)
+    assert (
+        drawn
+        == {
+            "vineppo": (steps, 64, 8, 2),
+            "spo-chain": (1000, 64, 8, 2),
+            "spo-tree": (1000, 16, 1, 1),
+            "restem": (10, all_questions, 8, 8),
+            "dpo-positive": (1, all_questions, 64, 3),
+        }[method]
+    )
+    if method == "spo-tree":
+        assert rollout.tree is not None
+        assert rollout.tree.branching == [6, 6, 6]
+        assert rollout.tree.tokens == {"gsm8k": 30, "math": 100}[data]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_data_rewards_and_sizes(name: str) -> None:
     recipe, data = load_recipe(name), name.partition("/")[0]
@@ -240,8 +279,8 @@ def test_data_rewards_and_sizes(name: str) -> None:
     asked = None if data == "geo3k" else "[MATH_TASK] Problem:\n{question}\n\nSolution:"
     assert recipe.data.template == asked, "as VinePPO's checkpoints were taught"
     if data != "geo3k":
-        model = name.partition("/")[2].rpartition("-")[0]
-        assert recipe.model.path == TEXT[data, model]
+        (path,) = [path for (a, b), path in TEXT.items() if name.startswith(f"{a}/{b}-")]
+        assert recipe.model.path == path
         assert recipe.data.max_prompt_tokens is not None
         assert recipe.data.max_prompt_tokens + recipe.rollout.max_tokens <= 2048
 

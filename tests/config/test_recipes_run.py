@@ -82,7 +82,16 @@ def test_with_a_tiny_model_the_recipes_of_geo3k_run(folder: Path, model: str, me
     assert load_recipe(str(folder / "run" / "config.yaml")) == trainer.recipe
 
 
-@pytest.mark.parametrize("method", ["sapo", "rloo"])
+FURTHER = {
+    "vineppo": ["algorithm.samples=2"],
+    "spo-tree": ["rollout.samples=1", "rollout.tree={branching: [2, 2], tokens: 3}"],
+    "restem": ["algorithm.threshold=0.0"],
+    "dpo-positive": ["rollout.engine=hf"],
+}
+"""What makes them small, too."""
+
+
+@pytest.mark.parametrize("method", ["sapo", "rloo", *FURTHER])
 def test_with_a_tiny_model_the_recipes_of_text_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -100,7 +109,8 @@ def test_with_a_tiny_model_the_recipes_of_text_run(
         Path(f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepare(["train.jsonl", "test.jsonl"], "data/gsm8k-plain")
     small = [*SMALL, "rollout.prompts=4", "rollout.samples=2", "stages.0.steps=1"]
-    recipe = load_recipe(f"gsm8k/rhomath-1.1b-{method}", [*small, "save.rollouts_every=1"])
+    more = ["save.rollouts_every=1", *FURTHER.get(method, [])]
+    recipe = load_recipe(f"gsm8k/rhomath-1.1b-{method}", [*small, *more])
     result = Trainer.from_recipe(recipe).train(tmp_path / "run")
     assert result.model is not None
     questions = {x.messages[0]["content"] for x in world.prompts("train", 0, 6)}

@@ -129,8 +129,29 @@ def test_equal_beginnings_are_read_once_too() -> None:
     passes = rows_read(owner.model)
     prompt, begun = encoded("llama")[1], torch.tensor([5, 6, 7])
     found = engine(owner).continue_from([prompt] * 6, [begun] * 6, Sampling(9), seeded())
-    assert passes[:2] == [1, 6]
+    assert passes[:3] == [1, 1, 6], "the prompt, the beginning on it, then six continuations"
     assert found.tokens.unique(dim=0).shape[0] > 1, "six continuations, not one six times"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_5_vl"])
+def test_a_prompt_is_read_once_for_all_its_beginnings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing too is a beginning; layers that cannot do so read prompt and beginning together."""
+    owner = fresh_policy(name)
+    passes = rows_read(owner.model)
+    one, other = encoded(name)[1:3]
+    nothing, short, long = torch.zeros(0).long(), torch.tensor([15]), torch.tensor([15, 30, 41])
+    prompts = [one, one, other, one, other, other]
+    prefixes = [long, nothing, long, short, short, long]
+    found = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
+    assert passes[:3] == [2, 5, 6]
+    monkeypatch.setattr("segcredit.rollout.prefill.GrowingLayer", type(None))
+    del passes[:]
+    again = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
+    assert passes[:2] == [5, 6]
+    assert torch.equal(found.tokens, again.tokens)
+    assert float((found.logp_old - again.logp_old).abs().max()) <= CLOSE
 
 
 def test_layers_that_forget_do_not_share() -> None:

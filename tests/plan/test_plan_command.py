@@ -182,3 +182,26 @@ def test_help_has_examples():
     code, said, _ = typed("--help")
     assert code == 0
     assert "segcredit plan geo3k/qwen2.5-vl-3b-sapo --gpus 1xH200" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("vineppo", [], "continuations of begun responses, most of what is drawn"),
+        ("dvo", ["rollout.prefixes=900"], "begun responses, at most 900 beginnings a step, most"),
+        ("spo_chain", [], "continuations of begun responses, most of what is drawn"),
+        ("spo_tree", ["rollout.tree={}"], "as if each prompt had one response, not a tree of them"),
+        ("restem", ["rollout.samples=8"], "as if every response were learned from once"),
+        ("dpo_positive", ["rollout.samples=8"], "as if every response were learned from once"),
+        ("grpo", ["rollout.samples=8"], None),
+    ],
+)
+def test_what_a_method_draws_beside_responses_is_said_not_to_count(
+    method: str, settings: list[str], said: str | None
+) -> None:
+    words = ["geometry.yaml", f"algorithm={method}", *settings, "--gpus", "H200"]
+    found = numbers(*words, "--prompt-tokens", "220")
+    notes = [x for x in found["assumptions"] if x.startswith("not counted either: ")]
+    assert len(notes) == (said is not None)
+    assert all(said is not None and said in note for note in notes)
+    assert found["model"]["reference"], "restem goes back to it"

@@ -13,11 +13,12 @@ def warm(tmp_path_factory: pytest.TempPathFactory):
     def get(name: str) -> Path:
         if name not in made:
             # hundreds of steps, whose shape checks (done elsewhere) would take a third of the time
+            before = jaxtyping.config.jaxtyping_disable
             jaxtyping.config.update("jaxtyping_disable", True)
             try:
                 made[name] = warm_start(SMALL[name], tmp_path_factory.mktemp("warm") / name)
             finally:
-                jaxtyping.config.update("jaxtyping_disable", False)
+                jaxtyping.config.update("jaxtyping_disable", before)
         return made[name]
 
     return get

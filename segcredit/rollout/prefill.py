@@ -1,0 +1,103 @@
+"""What is read before the first token is drawn: each prompt once, then begun responses on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from segcredit.inputs import Inputs, distinct, prompt_inputs
+from segcredit.rollout.cache import GrowingLayer, growing_cache
+from segcredit.types import Encoded
+
+
+@dataclass
+class Prefilled:
+    """Keys and values of what each row begins with, and what the model says after it."""
+
+    cache: Any
+    logits: Float[Tensor, "B V"]
+    attended: Bool[Tensor, "B L"]
+    """Columns of the cache that hold a token; padding does not."""
+    position: Int[Tensor, " B"]
+    """Rotary position of the next token."""
+    planes: int
+    """Rows of rotary positions: one, or three of a vision model."""
+
+    def select(self, rows: Int[Tensor, " N"]) -> "Prefilled":
+        """These rows, some of them perhaps several times; the cache is changed in place."""
+        self.cache.batch_select_indices(rows)
+        return Prefilled(
+            self.cache,
+            self.logits[rows],
+            self.attended[rows],
+            self.position[rows],
+            self.planes,
+        )
+
+
+def prefill(
+    model: nn.Module,
+    prompts: Sequence[Encoded],
+    prefixes: Sequence[Int[Tensor, "_"]],
+    device: torch.device,
+) -> Prefilled:
+    """One row for each prompt and begun response behind it, which may be empty.
+
+    Each distinct prompt is read once (siblings hold one and the same object), whatever follows it;
+    then each distinct beginning, on its prompt's keys and values.
+    """
+    cache: Any = growing_cache(model.config)
+    # other layers than plain attention (windows, recurrent states) must see text without gaps
+    plain = all(type(x) is GrowingLayer for x in cache.layers)
+    if not plain:
+        made: dict[tuple[int, int], Encoded] = {}
+        keys = [(id(x), id(y)) for x, y in zip(prompts, prefixes, strict=True)]
+        for key, x, y in zip(keys, prompts, prefixes, strict=True):
+            made[key] = made.get(key) or (x.extended(y.to(x.tokens.device)) if len(y) else x)
+        prompts = [made[key] for key in keys]
+    few, which = distinct(prompts)
+    asked = prompt_inputs(few, device)
+    logits = next_logits(model, cache, asked.arguments())
+    read = Prefilled(cache, logits, asked.attended, asked.next_position, len(asked.positions))
+    which = which.to(device)
+    if not plain or not any(len(x) for x in prefixes):
+        return read.select(which)
+    return _behind(model, read, which, prefixes)
+
+
+def _behind(
+    model: nn.Module, read: Prefilled, which: Tensor, prefixes: Sequence[Tensor]
+) -> Prefilled:
+    """Begun responses, each distinct one once, on the keys and values of their prompts.
+
+    They end together at the right edge, so that all go on in the same column.
+    """
+    number: dict[tuple[int, int], int] = {}
+    pairs = zip(which.tolist(), prefixes, strict=True)
+    row_of = [number.setdefault((prompt, id(x)), len(number)) for prompt, x in pairs]
+    first = {n: row for row, n in reversed(list(enumerate(row_of)))}
+    begun = [prefixes[first[n]] for n in range(len(number))]
+    rows = torch.tensor([first[n] for n in range(len(number))], device=which.device)
+    read = read.select(which[rows])
+    device = which.device
+    tokens = pad_sequence(begun, batch_first=True, padding_side="left").to(device)
+    length = torch.tensor([len(x) for x in begun], device=device)
+    place = torch.arange(tokens.shape[1], device=device) - (tokens.shape[1] - length)[:, None]
+    positions = (read.position[:, None] + place).clamp(min=0).expand(read.planes, -1, -1)
+    attended = torch.cat([read.attended, place >= 0], dim=1)
+    said = next_logits(model, read.cache, Inputs(tokens, attended, positions, {}).arguments())
+    # an empty beginning has only padding there: what was said after its prompt holds
+    logits = torch.where((length > 0)[:, None], said, read.logits)
+    behind = Prefilled(read.cache, logits, attended, read.position + length, read.planes)
+    return behind.select(torch.tensor(row_of, device=device))
+
+
+def next_logits(model: nn.Module, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
+    """Logits after the last token; the cache grows by what was read."""
+    outputs = model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    logits: Tensor = outputs.logits[:, -1]
+    return logits

@@ -1,0 +1,140 @@
+"""Monte-Carlo values of begun responses: each distinct beginning is continued, K times over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from segcredit.core.segments import Segments
+from segcredit.train.metrics import Metrics
+from segcredit.train.seeds import generator
+from segcredit.train.state import State
+from segcredit.types import Encoded, Response, Rollouts, Sampling
+
+
+class Begun(NamedTuple):
+    """A prompt and the beginning of a response to it."""
+
+    prompt: Encoded
+    tokens: Int[Tensor, " L"]
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """The distinct beginnings at which values are wanted."""
+
+    begun: list[Begun]
+    number: Int[Tensor, "B M"]
+    """Which of them stands before each unit; −1: none is wanted there, or none is afforded."""
+    left_out: int
+    """Units whose beginning is beyond the budget."""
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """V̂ of prefixes as the mean reward of fresh responses that begin with them.
+
+    They are drawn as the responses themselves are: the policy, the temperature, the length limit
+    (which counts the prefix), the reward. A :data:`segcredit.types.MonteCarlo`.
+    """
+
+    state: State
+    log: Metrics
+    purpose: tuple[object, ...] = field(default=())
+    """What is being drawn: with the seed, all that chance depends on."""
+
+    def __call__(
+        self,
+        rollouts: Rollouts,
+        segments: Segments,
+        estimated: Bool[Tensor, "B M"],
+        samples: int,
+    ) -> Float[Tensor, "B M"]:
+        with self.log.time("continue"):
+            found = beginnings(rollouts, segments, estimated, self.state.recipe.rollout.prefixes)
+            self.log.add({"continuations/left_out": float(found.left_out)})
+            value = torch.full(found.number.shape, torch.nan)
+            if found.begun:
+                each = self._value(found.begun, samples)
+                known = found.number >= 0
+                value[known] = each[found.number[known]]
+            return value.to(rollouts.mask.device)
+
+    def _value(self, begun: Sequence[Begun], samples: int) -> Float[Tensor, " P"]:
+        """Mean reward behind each beginning."""
+        rows = [x for x in begun for _ in range(samples)]
+        graded = self.state.parallel.gather(self._graded(rows))
+        reward = torch.tensor([reward for reward, _ in graded]).view(-1, samples)
+        tokens = sum(count for _, count in graded)
+        self.log.add(
+            {
+                "continuations/prefixes": float(len(begun)),
+                "continuations/count": float(len(graded)),
+                "continuations/tokens": float(tokens),
+                "continuations/value": float(reward.mean()),
+            }
+        )
+        return reward.mean(dim=1)
+
+    def _graded(self, rows: Sequence[Begun]) -> list[tuple[float, int]]:
+        """Reward and drawn tokens of this process's share of the continuations."""
+        state, settings = self.state, self.state.recipe.rollout
+        drawn = generator(state.seed, "continue", *self.purpose)
+        own = state.parallel.own(rows)
+        # other processes' share of chance
+        torch.rand(state.parallel.before(rows), settings.max_tokens, generator=drawn)
+        if not own:
+            return []
+        sampling = Sampling(settings.max_tokens, settings.temperature)
+        prompts, prefixes = [x.prompt for x in own], [x.tokens for x in own]
+        made = state.engine.continue_from(prompts, prefixes, sampling, drawn)
+        responses = whole_responses(state, own, made)
+        rewards = state.reward(responses)
+        counts = made.mask.sum(dim=1).tolist()
+        return [(x.value, count) for x, count in zip(rewards, counts, strict=True)]
+
+
+def beginnings(
+    rollouts: Rollouts,
+    segments: Segments,
+    estimated: Bool[Tensor, "B M"],
+    most: int | None = None,
+) -> Beginnings:
+    """Equal beginnings of responses to one prompt are one; at most ``most`` are kept.
+
+    Where there are more, first units go first, then second ones, and so on; among equal ones the
+    earlier response. So every response is valued from its prompt on, as far as the budget goes.
+    """
+    assert rollouts.prompts is not None
+    tokens, group = rollouts.tokens.cpu(), rollouts.group.tolist()
+    start, written = segments.start.cpu(), rollouts.tokens.cpu().numpy()
+    number = torch.full(estimated.shape, -1)
+    known: dict[tuple[int, bytes], int] = {}
+    begun: list[Begun] = []
+    left_out = 0
+    for unit, row in estimated.T.nonzero().tolist():
+        length = int(start[row, unit])
+        key = (group[row], written[row, :length].tobytes())
+        if key not in known and most is not None and len(begun) >= most:
+            left_out += 1
+            continue
+        if key not in known:
+            known[key] = len(begun)
+            begun.append(Begun(rollouts.prompts[row], tokens[row, :length]))
+        number[row, unit] = known[key]
+    return Beginnings(begun, number, left_out)
+
+
+def whole_responses(state: State, begun: Sequence[Begun], made: Rollouts) -> list[Response]:
+    """Beginnings and what was drawn behind them, for those who grade it."""
+    limit, decode = state.recipe.rollout.max_tokens, state.policy.codec.decode
+    found = []
+    for (prompt, prefix), tokens, mask, cut in zip(
+        begun, made.tokens.cpu(), made.mask.cpu(), made.truncated.tolist(), strict=True
+    ):
+        written = [*prefix.tolist(), *tokens[mask].tolist()]
+        found.append(Response(prompt.prompt, decode(written), len(written), cut, limit))
+    return found
