@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from segcredit.core.device import sent
 from segcredit.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
@@ -107,7 +108,7 @@ def _in_parts(
     parts = cut(rollouts)
     own = [(work(rollouts.select(rows)), counts) for rows, counts in state.turns(parts)]
     results = _everyones([x for x, counts in own if counts], state, rollouts.mask.device)
-    back = torch.cat(parts).argsort()
+    back = sent(torch.cat(parts).argsort(), rollouts.mask.device)
     columns = []
     for column in zip(*results, strict=True):
         found = [x for x in column if x is not None]
