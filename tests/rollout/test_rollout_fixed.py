@@ -3,11 +3,14 @@
 import pytest
 import torch
 from tiny_policies import ARCHITECTURES, TEXT, VISION, encoded, fresh_policy, policy, seeded
+from tiny_runs import changed
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
+from segcredit.config import RecipeError, RolloutSettings, parse_recipe
+from segcredit.evaluate.engine import make_engine
 from segcredit.models import Policy
 from segcredit.models.packed import set_attention
 from segcredit.rollout import HFEngine, fixed
@@ -221,3 +224,30 @@ def test_sizes_are_few() -> None:
     assert all(size <= 1.5 * max(n, 8) for n, size in enumerate(sizes, 1))
     assert sorted(set(sizes)) == [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert [bucket(n, 2) for n in range(1, 7)] == [2, 2, 3, 4, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": {"graphs": True, "engine": "vllm"}}, r"graphs is hf's: remove it"),
+        ({"rollout": {"graphs": "sometimes"}}, "graphs.*auto"),
+        (
+            {"rollout": {"graphs": True}, "model": {"attention": "flash_attention_2"}},
+            r"set model\.attention=auto, or graphs=false",
+        ),
+    ],
+)
+def test_settings_that_mean_nothing(changes: dict[str, dict[str, object]], message: str) -> None:
+    recipe = changed()
+    for part, settings in changes.items():
+        recipe[part] = {**recipe[part], **settings}
+    with pytest.raises(RecipeError, match=message):
+        parse_recipe(recipe, "recipe.yaml")
+
+
+def test_the_setting_reaches_the_engine() -> None:
+    for graphs in (True, False, "auto"):
+        settings = RolloutSettings(graphs=graphs)
+        made = make_engine(policy("qwen2"), settings, None)
+        assert isinstance(made, HFEngine)
+        assert made.graphs == graphs
