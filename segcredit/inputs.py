@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from segcredit.core.device import sent
 from segcredit.types import Encoded, Prompt, Response, Rollouts
 
 THREADS = 8
@@ -84,9 +85,9 @@ def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu"
     attended = torch.arange(tokens.shape[1]) >= tokens.shape[1] - length[:, None]
     positions = pad_sequence([x.positions.T for x in prompts], **pad)  # type: ignore[arg-type]
     return Inputs(
-        tokens=tokens.to(device),
-        attended=attended.to(device),
-        positions=positions.permute(2, 0, 1).to(device),
+        tokens=sent(tokens, device),
+        attended=sent(attended, device),
+        positions=sent(positions.permute(2, 0, 1), device),
         vision=_pictures(prompts, device),
     )
 
@@ -127,6 +128,7 @@ def packed_inputs(
 ) -> Packed:
     """Every prompt with its response, one behind the other."""
     device = tokens.device
+    tokens, mask = tokens.cpu(), mask.cpu()  # else every row would wait for the device
     inside = mask.flip(1).cummax(dim=1).values.flip(1)
     written = inside.sum(dim=1).tolist()
     ids, positions, before = [], [], []
@@ -138,22 +140,22 @@ def packed_inputs(
         planes = torch.cat([prompt.positions, later.expand(len(prompt.positions), -1)], dim=1)
         if len(planes) > 1:
             planes = torch.cat([torch.arange(length)[None], planes])
-        ids += [prompt.tokens.to(device), tokens[row, : written[row] - 1]]
+        ids += [prompt.tokens.cpu(), tokens[row, : written[row] - 1]]
         positions.append(planes)
         before.append(mask[row].nonzero().flatten() + (first + count - 1))
         first += length
     return Packed(
-        tokens=torch.cat(ids)[None],
-        positions=torch.cat(positions, dim=1)[:, None].to(device),
+        tokens=sent(torch.cat(ids)[None], device),
+        positions=sent(torch.cat(positions, dim=1)[:, None], device),
         vision=_pictures(prompts, device),
-        before=torch.cat(before),
+        before=sent(torch.cat(before), device),
     )
 
 
 def _pictures(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
     names = {name for x in prompts for name in x.vision}
     return {
-        name: torch.cat([x.vision[name] for x in prompts if name in x.vision]).to(device)
+        name: sent(torch.cat([x.vision[name] for x in prompts if name in x.vision]), device)
         for name in sorted(names)
     }
 
@@ -180,8 +182,10 @@ def as_responses(
     """The text of each response, for those who grade it."""
     assert rollouts.prompts is not None
     found = []
+    # by way of main memory: else every row would wait for the device
+    drawn, where, short = (x.cpu() for x in (rollouts.tokens, rollouts.mask, rollouts.truncated))
     for encoded, tokens, mask, cut in zip(
-        rollouts.prompts, rollouts.tokens, rollouts.mask, rollouts.truncated.tolist(), strict=True
+        rollouts.prompts, drawn, where, short.tolist(), strict=True
     ):
         written = tokens[mask].tolist()
         found.append(Response(encoded.prompt, decode(written), len(written), cut, max_tokens))

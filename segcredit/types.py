@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.core.advantages import Credit
+from segcredit.core.device import sent
 from segcredit.core.segments import Segments
 
 
@@ -168,15 +169,16 @@ class Rollouts:
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def select(self, rows: Int[Tensor, " R"]) -> "Rollouts":
-        """Some responses, in the given order."""
+        """Some responses, in the given order; numbers in main memory spare waiting for a device."""
         _check_rows(rows)
+        numbers, rows = rows, sent(rows, self.mask.device)
         columns: dict[str, object] = {}
         for f in fields(self):
             x = getattr(self, f.name)
             if isinstance(x, Tensor):
                 columns[f.name] = x[rows]
             elif x is not None:
-                columns[f.name] = [x[row] for row in rows.tolist()]
+                columns[f.name] = [x[row] for row in numbers.tolist()]
         if self.parent is not None:  # parents are row numbers, so they move with the rows
             place = torch.full_like(self.parent, -2)  # −2: not among the selected
             place[rows] = torch.arange(len(rows), device=rows.device)
@@ -232,16 +234,18 @@ class Batch:
     """Neighbouring rows that must stay together (2 for preference pairs)."""
 
     def select(self, rows: Int[Tensor, " R"]) -> "Batch":
-        """Some responses, in the given order."""
+        """Some responses, in the given order; numbers in main memory spare waiting for a device."""
         _check_rows(rows)
         if not _whole_items(rows, self.rows_per_item):
             raise ValueError(
                 f"rows must keep each {self.rows_per_item} neighbours together and in order "
                 f"(chosen, rejected); got {rows.tolist()[:8]}."
             )
+        rollouts = self.rollouts.select(rows)
+        rows = sent(rows, self.loss_mask.device)
         return replace(
             self,
-            rollouts=self.rollouts.select(rows),
+            rollouts=rollouts,
             loss_mask=self.loss_mask[rows],
             credit=None if self.credit is None else self.credit.select(rows),
             ratio_segments=None
@@ -264,7 +268,7 @@ class Batch:
         return [self.select(rows) for rows in self.split_rows(num, generator)]
 
     def split_rows(self, num: int, generator: torch.Generator | None = None) -> list[Tensor]:
-        """The row numbers of those mini-batches."""
+        """The row numbers of those mini-batches, in main memory."""
         items = len(self.rollouts) // self.rows_per_item
         if not 1 <= num <= items:
             raise ValueError(
@@ -274,7 +278,7 @@ class Batch:
         order = torch.randperm(items, generator=generator)
         within = torch.arange(self.rows_per_item)
         return [
-            (part[:, None] * self.rows_per_item + within).flatten().to(self.loss_mask.device)
+            (part[:, None] * self.rows_per_item + within).flatten()
             for part in order.tensor_split(num)
         ]
 

@@ -169,6 +169,9 @@ class RolloutSettings(Settings):
     """Responses drawn at once."""
     engine: Literal["hf", "vllm"] = "hf"
     """hf: transformers, everywhere. vllm: several times faster on a GPU, in the same process."""
+    graphs: bool | Literal["auto"] = "auto"
+    """hf's steps by CUDA graphs: for small models, whose kernels take longer to launch than to run.
+    auto: on a GPU, for models below 1 B parameters. Keys and values keep their memory then."""
     vllm: VllmSettings = VllmSettings()
     old_logp: Literal["auto", "sampler", "recompute"] = "auto"
     """Where log π_old and H come from: as drawn, or from a forward pass of the trained model.
@@ -438,6 +441,14 @@ def check_arithmetic(recipe: Recipe) -> None:
     if recipe.rollout.engine == "vllm" and not recipe.rollout.recomputes:
         problems.append(
             "rollout.old_logp is sampler, but vLLM gives no entropies: remove it, or set recompute"
+        )
+    if recipe.rollout.graphs is True and recipe.rollout.engine == "vllm":
+        problems.append(
+            "rollout.graphs is hf's: remove it; vLLM has its own unless rollout.vllm.eager is true"
+        )
+    if recipe.rollout.graphs is True and recipe.model.attention == "flash_attention_2":
+        problems.append(
+            "rollout.graphs needs attention with a mask: set model.attention=auto, or graphs=false"
         )
     if recipe.rollout.mismatch_cap is not None and not recipe.rollout.recomputes:
         problems.append(

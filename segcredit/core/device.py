@@ -1,4 +1,4 @@
-"""Which implementation runs: Triton kernels on CUDA, plain torch everywhere else."""
+"""Which implementation runs: Triton kernels on CUDA, else plain torch; and the way there."""
 
 import importlib.util
 import os
@@ -22,6 +22,14 @@ def has_head_kernels(logits: Tensor) -> bool:
     """The same for the language-model head, whose kernels take any float of a GPU."""
     known = (torch.float32, torch.bfloat16, torch.float16)
     return logits.is_cuda and logits.dtype in known and _triton_is_there()
+
+
+def sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on the device; from main memory without waiting for what the device has to do.
+
+    What lies in ordinary main memory has been read when the call returns, so it may change after.
+    """
+    return x.to(device, non_blocking=x.device.type == "cpu")
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,9 @@ def make_engine(
     ``continues``: whether begun responses are continued, each several times.
     """
     if settings.engine == "hf":
-        return HFEngine(policy.model, policy.end_tokens, policy.banned, settings.rows)
+        return HFEngine(
+            policy.model, policy.end_tokens, policy.banned, settings.rows, settings.graphs
+        )
     wanted = (longest_prompt or LONGEST_PROMPT) + settings.max_tokens
     possible = policy.model.config.get_text_config().max_position_embeddings
     engine = VllmEngine(

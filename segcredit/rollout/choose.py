@@ -4,6 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from segcredit.core.logits import scaled
+from segcredit.types import Sampling
+
 
 def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """The token at which the cumulative probability first exceeds u ∈ [0, 1).
@@ -28,3 +31,20 @@ def nucleus(logp: Float[Tensor, "B V"], top_p: float = 1.0, top_k: int = 0) -> F
         before = sorted_logp.exp().cumsum(dim=-1) - sorted_logp.exp()
         keep &= torch.zeros_like(keep).scatter(-1, order, before < top_p)
     return logp.masked_fill(~keep, -torch.inf)
+
+
+def pick(
+    logits: Float[Tensor, "B V"],
+    uniform: Float[Tensor, " B"],
+    sampling: Sampling,
+    banned: Bool[Tensor, " V"] | None,
+) -> tuple[Float[Tensor, "B V"], Int[Tensor, " B"]]:
+    """log π over the vocabulary as it is recorded, and the tokens chosen."""
+    greedy = sampling.temperature == 0.0
+    log_pi = scaled(logits, 1.0 if greedy else sampling.temperature, banned).log_softmax(-1)
+    if greedy:
+        return log_pi, log_pi.argmax(dim=-1)
+    allowed = log_pi
+    if sampling.top_p < 1.0 or sampling.top_k:
+        allowed = nucleus(log_pi, sampling.top_p, sampling.top_k)
+    return log_pi, choose(allowed, uniform)

@@ -1,18 +1,21 @@
 """Sampling by transformers alone: batched, cached, and readable; it runs wherever torch does."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from segcredit.core.logits import entropy, scaled
+from segcredit.core.logits import entropy
 from segcredit.inputs import Inputs
 from segcredit.rollout.check import check_finite, check_sampling, tokens_left
-from segcredit.rollout.choose import choose, nucleus
-from segcredit.rollout.prefill import next_logits, prefill
+from segcredit.rollout.choose import pick
+from segcredit.rollout.fixed import FixedSampler, suits
+from segcredit.rollout.prefill import Prefilled, next_logits, prefill
 from segcredit.types import Encoded, Rollouts, Sampling
 
 SMALL_STEP = 2**18
@@ -33,12 +36,19 @@ class HFEngine:
     """Tokens that are never drawn."""
     rows: int = 256
     """Responses drawn at once; more wait for their turn."""
+    graphs: bool | Literal["auto"] = "auto"
+    """By CUDA graphs, which spare the launching of kernels; auto: small models on a GPU."""
+    _fixed: FixedSampler | None = field(default=None, init=False, repr=False)
+    _fits: bool = field(default=True, init=False, repr=False)
 
     def close(self) -> None:
-        """It holds nothing of its own."""
+        """Give the graphs' memory back."""
+        self._fixed = None
 
     def load_weights(self, policy: torch.nn.Module) -> None:
         """Draw from this model; it is used as it is, not copied."""
+        if policy is not self.model:
+            self._fixed, self._fits = None, True
         self.model = policy
 
     def sample(
@@ -107,22 +117,64 @@ class HFEngine:
         uniform: Tensor,
         sampling: Sampling,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Prefill once, then one token per row and step; finished rows leave."""
+        """Tokens, mask, log π and H of each row, and which of them ended by themselves."""
         device = next(self.model.parameters()).device
         budget, uniform = budget.to(device), uniform.to(device)
+        asked = prefill(self.model, prompts, prefixes, device)
+        found = None
+        if self._fits and suits(self.model, asked, uniform.shape[1], self.graphs):
+            found = self._draw_fixed(asked, budget, uniform, sampling)
+            if found is None:
+                asked = prefill(self.model, prompts, prefixes, device)
+        if found is None:
+            found = self._draw(asked, budget, uniform, sampling)
+        tokens, mask, logp, entropies = found
+        # rows that had finished went on for a while, off the mask
+        ends = torch.tensor(self.end_tokens, device=device)
+        ended = (torch.isin(tokens, ends) & mask).any(dim=1)
+        return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
+
+    def _draw_fixed(
+        self, asked: Prefilled, budget: Tensor, uniform: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """In a room of fixed size, by CUDA graphs on a GPU; None where that fails.
+
+        Nothing is lost then: all chance was drawn before.
+        """
+        if self._fixed is None or self._fixed.device != asked.logits.device:
+            self._fixed = FixedSampler(asked.logits.device)
+        try:
+            return self._fixed.draw(
+                self.model, asked, budget, uniform, sampling, self.end_tokens, self.banned
+            )
+        except Exception as error:  # whatever the model's code does that a graph cannot hold
+            why = " ".join(str(error).split())[:300]
+            warnings.warn(
+                f"sampling goes on without CUDA graphs, which this model does not take: {why}. "
+                f"Set rollout.graphs=false to read this no more.",
+                stacklevel=2,
+            )
+        self._fits, self._fixed = False, None
+        return None
+
+    def _draw(
+        self, asked: Prefilled, budget: Tensor, uniform: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One token per row and step; finished rows leave."""
+        device = uniform.device
         num, width = uniform.shape
         ends = torch.tensor(self.end_tokens, device=device)
         tokens = torch.zeros(num, width, dtype=torch.long, device=device)
         mask = torch.zeros(num, width, dtype=torch.bool, device=device)
         logp, entropies = (torch.zeros(num, width, device=device) for _ in range(2))
 
-        begun = prefill(self.model, prompts, prefixes, device)
+        begun = asked.spread()
         cache, logits = begun.cache, begun.logits
         attended, position = begun.attended, begun.position
         row = torch.arange(num, device=device)  # which response each row of the cache belongs to
         alive = torch.ones_like(row, dtype=torch.bool)
         for step in range(width):
-            log_pi, picked = self._pick(logits, uniform[row, step], sampling)
+            log_pi, picked = pick(logits, uniform[row, step], sampling, self.banned)
             tokens[row, step] = picked
             mask[row, step] = alive
             logp[row, step] = log_pi.gather(-1, picked[:, None]).squeeze(-1)
@@ -141,22 +193,7 @@ class HFEngine:
             with enough_threads(logits):
                 logits = next_logits(self.model, cache, inputs.arguments())
             position = position + 1
-        # rows that had finished went on for a while, off the mask
-        ended = (torch.isin(tokens, ends) & mask).any(dim=1)
-        return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
-
-    def _pick(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """log π over the vocabulary as it is recorded, and the tokens chosen."""
-        greedy = sampling.temperature == 0.0
-        log_pi = scaled(logits, 1.0 if greedy else sampling.temperature, self.banned).log_softmax(
-            -1
-        )
-        if greedy:
-            return log_pi, log_pi.argmax(dim=-1)
-        allowed = log_pi
-        if sampling.top_p < 1.0 or sampling.top_k:
-            allowed = nucleus(log_pi, sampling.top_p, sampling.top_k)
-        return log_pi, choose(allowed, uniform)
+        return tokens, mask, logp, entropies
 
 
 @contextmanager

@@ -16,26 +16,33 @@ from segcredit.types import Encoded
 
 @dataclass
 class Prefilled:
-    """Keys and values of what each row begins with, and what the model says after it."""
+    """What rows begin with, each distinct beginning once, and what the model says after it."""
 
     cache: Any
-    logits: Float[Tensor, "B V"]
-    attended: Bool[Tensor, "B L"]
+    logits: Float[Tensor, "F V"]
+    attended: Bool[Tensor, "F L"]
     """Columns of the cache that hold a token; padding does not."""
-    position: Int[Tensor, " B"]
+    position: Int[Tensor, " F"]
     """Rotary position of the next token."""
     planes: int
     """Rows of rotary positions: one, or three of a vision model."""
+    which: Int[Tensor, " B"]
+    """Of the beginnings, each row's."""
 
-    def select(self, rows: Int[Tensor, " N"]) -> "Prefilled":
-        """These rows, some of them perhaps several times; the cache is changed in place."""
-        self.cache.batch_select_indices(rows)
+    def spread(self) -> "Prefilled":
+        """One beginning for each row; the cache is changed in place."""
+        return self.select(self.which, torch.arange(len(self.which), device=self.which.device))
+
+    def select(self, some: Int[Tensor, " N"], which: Int[Tensor, " B"]) -> "Prefilled":
+        """These of the beginnings, perhaps several times; the cache is changed in place."""
+        self.cache.batch_select_indices(some)
         return Prefilled(
             self.cache,
-            self.logits[rows],
-            self.attended[rows],
-            self.position[rows],
+            self.logits[some],
+            self.attended[some],
+            self.position[some],
             self.planes,
+            which,
         )
 
 
@@ -62,28 +69,28 @@ def prefill(
     few, which = distinct(prompts)
     asked = prompt_inputs(few, device)
     logits = next_logits(model, cache, asked.arguments())
-    read = Prefilled(cache, logits, asked.attended, asked.next_position, len(asked.positions))
-    which = which.to(device)
+    read = Prefilled(
+        cache, logits, asked.attended, asked.next_position, len(asked.positions), which.to(device)
+    )
     if not plain or not any(len(x) for x in prefixes):
-        return read.select(which)
-    return _behind(model, read, which, prefixes)
+        return read
+    return _behind(model, read, prefixes)
 
 
-def _behind(
-    model: nn.Module, read: Prefilled, which: Tensor, prefixes: Sequence[Tensor]
-) -> Prefilled:
+def _behind(model: nn.Module, read: Prefilled, prefixes: Sequence[Tensor]) -> Prefilled:
     """Begun responses, each distinct one once, on the keys and values of their prompts.
 
     They end together at the right edge, so that all go on in the same column.
     """
+    which = read.which
     number: dict[tuple[int, int], int] = {}
     pairs = zip(which.tolist(), prefixes, strict=True)
     row_of = [number.setdefault((prompt, id(x)), len(number)) for prompt, x in pairs]
     first = {n: row for row, n in reversed(list(enumerate(row_of)))}
     begun = [prefixes[first[n]] for n in range(len(number))]
     rows = torch.tensor([first[n] for n in range(len(number))], device=which.device)
-    read = read.select(which[rows])
     device = which.device
+    read = read.select(which[rows], torch.tensor(row_of, device=device))
     tokens = pad_sequence(begun, batch_first=True, padding_side="left").to(device)
     length = torch.tensor([len(x) for x in begun], device=device)
     place = torch.arange(tokens.shape[1], device=device) - (tokens.shape[1] - length)[:, None]
@@ -92,8 +99,8 @@ def _behind(
     said = next_logits(model, read.cache, Inputs(tokens, attended, positions, {}).arguments())
     # an empty beginning has only padding there: what was said after its prompt holds
     logits = torch.where((length > 0)[:, None], said, read.logits)
-    behind = Prefilled(read.cache, logits, attended, read.position + length, read.planes)
-    return behind.select(torch.tensor(row_of, device=device))
+    position = read.position + length
+    return Prefilled(read.cache, logits, attended, position, read.planes, read.which)
 
 
 def next_logits(model: nn.Module, cache: Any, arguments: dict[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from segcredit.algorithms.asks import is_offline
+from segcredit.core.device import sent
 from segcredit.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
@@ -131,7 +132,7 @@ def _in_parts(
     parts = cut(rollouts)
     own = [(work(rollouts.select(rows)), counts) for rows, counts in state.turns(parts)]
     results = _everyones([x for x, counts in own if counts], state, rollouts.mask.device)
-    back = torch.cat(parts).argsort()
+    back = sent(torch.cat(parts).argsort(), rollouts.mask.device)
     columns = []
     for column in zip(*results, strict=True):
         found = [x for x in column if x is not None]

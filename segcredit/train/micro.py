@@ -1,4 +1,4 @@
-"""Micro-batches: as many rows at once as fit a budget of tokens."""
+"""Micro-batches: as many rows at once as fit a budget of tokens; all numbers in main memory."""
 
 import heapq
 
@@ -32,7 +32,7 @@ def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
         else:
             parts.append([i])
             longest = (ask, write)
-    return [_rows(part, item, rollouts.mask.device) for part in parts]
+    return [_rows(part, item) for part in parts]
 
 
 def _lengths(rollouts: Rollouts) -> Int[Tensor, "B 2"]:
@@ -44,8 +44,8 @@ def _lengths(rollouts: Rollouts) -> Int[Tensor, "B 2"]:
     return torch.stack([asked, written], dim=1)
 
 
-def _rows(items: list[int], item: int, device: torch.device) -> Tensor:
-    return (torch.tensor(items)[:, None] * item + torch.arange(item)).flatten().to(device)
+def _rows(items: list[int], item: int) -> Tensor:
+    return (torch.tensor(items)[:, None] * item + torch.arange(item)).flatten()
 
 
 def _longest_first(length: Int[Tensor, " N"], prompt: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
@@ -73,13 +73,13 @@ def balanced(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
             heapq.heappush(heap, (filled + int(length[i]), number))
         fits = all(filled <= budget or len(parts[number]) == 1 for filled, number in heap)
         if fits or count == len(order):
-            return [_rows(part, item, rollouts.mask.device) for part in parts if part]
+            return [_rows(part, item) for part in parts if part]
         count += 1
 
 
 def numbered(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
     """Each row's micro-batch."""
-    number = torch.empty(rows, dtype=torch.long, device=parts[0].device)
+    number = torch.empty(rows, dtype=torch.long)
     for i, part in enumerate(parts):
         number[part] = i
     return number

@@ -96,8 +96,8 @@ class Optimizer:
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
         """Clip, refuse or step."""
-        norm = self._clip()
-        finite = bool(torch.isfinite(norm))
+        norm = float(self._clip())
+        finite = math.isfinite(norm)
         if finite:
             for group in self._adam.param_groups:
                 group["lr"] = self.lr * factor
@@ -116,7 +116,7 @@ class Optimizer:
             f"{self.name}/refused": 0.0 if finite else 1.0,
             f"{self.name}/lr": self.lr * factor,
         }
-        return shown | ({f"{self.name}/grad_norm": float(norm)} if finite else {})
+        return shown | ({f"{self.name}/grad_norm": norm} if finite else {})
 
     def _advance(self) -> None:
         """One step of AdamW, and the weights after it."""

@@ -55,11 +55,13 @@ class Tracker:
             self.alpha[where], self.beta[where], rollouts.reward.cpu(), drift
         )
         self.alpha[where], self.beta[where] = alpha, beta
+        mask, tokens, logp = (
+            x.cpu() for x in (rollouts.mask, rollouts.tokens, rollouts.logp_old.float())
+        )
         for row, place in enumerate(where.tolist()):
-            mask = rollouts.mask[row]
             self.last[place] = (
-                rollouts.tokens[row][mask].cpu(),
-                rollouts.logp_old[row][mask].float().cpu(),
+                tokens[row][mask[row]],
+                logp[row][mask[row]],
             )
         return {"tracker/drift": float(drift.mean())}
 
@@ -77,7 +79,7 @@ class Tracker:
         before = pad([x[1] for x in stored], batch_first=True)
         mask = pad([torch.ones(len(x[0]), dtype=torch.bool) for x in stored], batch_first=True)
         device = rollouts.mask.device
-        chosen = rollouts.select(torch.tensor(known, device=device))
+        chosen = rollouts.select(torch.tensor(known))
         old = Rollouts(
             tokens.to(device),
             mask.to(device),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from segcredit.algorithms.asks import is_offline
+from segcredit.core.device import sent
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches, numbered
 from segcredit.train.optimizer import Optimizer
@@ -13,8 +14,8 @@ from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Batch, Outputs, Rollouts
 
-Watch = Callable[[Tensor, Tensor], None]
-"""Gets row numbers of a mini-batch and log π of their tokens."""
+Watch = Callable[[Tensor, Rollouts, Tensor], None]
+"""Gets row numbers of a mini-batch, those rows, and log π of their tokens."""
 
 
 def update(
@@ -36,7 +37,7 @@ def update(
     seen = batch.rollouts.logp_old.clone()
     items = len(batch.rollouts) // batch.rows_per_item
     count = min(state.recipe.update.minibatches, items)  # a method that selects may leave few
-    errors: list[float] = []
+    errors: list[Tensor] = []
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
     for optimizer in optimizers:
         if optimizer.name == "critic" and "value" not in state.algorithm.needs:
@@ -50,14 +51,14 @@ def update(
 
                     def watch(
                         micro: Tensor,
+                        rollouts: Rollouts,
                         logp: Tensor,
                         rows: Tensor = rows,
-                        part: Batch = part,
                         first: bool = epoch == number == 0 and not is_offline(algorithm),
                     ) -> None:
-                        seen[rows[micro]] = logp
+                        seen[sent(rows[micro], seen.device)] = logp
                         if first:
-                            errors.append(float(_ratio_error(logp, part.select(micro))))
+                            errors.append(_ratio_error(logp, rollouts))
 
                     log.add(
                         state.parallel.add(_gradients(state, algorithm, part, optimizer, watch))
@@ -65,7 +66,8 @@ def update(
                     if not state.shards:  # theirs were added in the backward passes
                         state.parallel.add_gradients(optimizer.parameters)
                     log.add(optimizer.step(factor))
-    for error in state.parallel.gather(errors):
+    largest = [float(torch.stack(errors).max())] if errors else []
+    for error in state.parallel.gather(largest):
         log.highest("agreement/ratio_error", error)
     return seen
 
@@ -120,7 +122,8 @@ def _micro_by_micro(
     name: str,
     watch: Watch,
 ) -> dict[str, Tensor]:
-    part = algorithm.minibatch(part, numbered(micros, len(part.rollouts)))
+    number = sent(numbered(micros, len(part.rollouts)), part.loss_mask.device)
+    part = algorithm.minibatch(part, number)
     totals: dict[str, Tensor] = {}
     for rows, counts in state.turns(micros):
         if not counts:
@@ -141,7 +144,7 @@ def _micro_by_micro(
                 loss = algorithm.loss(Outputs(logp, rollouts.value), micro)
                 loss.policy.backward()
             found = {key: x for key, x in loss.metrics.items() if key != "value_loss"}
-            watch(rows, logp.detach().float())
+            watch(rows, rollouts, logp.detach().float())
         for key, value in found.items():
             totals[key] = totals.get(key, torch.zeros((), device=value.device)) + value
     return totals
@@ -157,7 +160,7 @@ def _for_nothing(state: State, rollouts: Rollouts, name: str) -> None:
     (outputs.sum() * 0.0).backward()
 
 
-def _ratio_error(logp: Tensor, micro: Batch) -> Tensor:
+def _ratio_error(logp: Tensor, rollouts: Rollouts) -> Tensor:
     """Largest |π_θ / π_old − 1| before the first update: sampler and trainer must agree."""
-    difference = (logp - micro.rollouts.logp_old).masked_fill(~micro.rollouts.mask, 0.0)
+    difference = (logp - rollouts.logp_old).masked_fill(~rollouts.mask, 0.0)
     return difference.expm1().abs().max()
