@@ -70,6 +70,7 @@ class Place:
             f"{ray}.object_store_memory": 200_000_000 if self.small else self.store,
             f"{ray}.include_dashboard": False,
             f"{ray}._node_ip_address": "127.0.0.1",
+            f"{ray}.address": "local",  # whatever else runs there
         }
         return found | (self._cpu() if self.small else self._gpu())
 
