@@ -36,6 +36,12 @@ ON_A_GPU = {
 Settings = dict[str, object]
 
 
+def python_path(*before: Path) -> str:
+    """With whole paths: Ray's workers stand elsewhere."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(str(Path(x).absolute()) for x in (*before, *given) if str(x))
+
+
 @dataclass(frozen=True)
 class Place:
     """A machine: which settings of verl and which environment it needs."""
@@ -97,13 +103,13 @@ class Place:
             from running import environment
 
             found: dict[str, str] = environment(folder)
-            found["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+            found["PYTHONPATH"] += os.pathsep + python_path()
         else:
             found = {**os.environ, **ON_A_GPU}
             # vLLM's sleep and PyTorch's growing segments exclude each other; verl switches them
             found.pop("PYTORCH_CUDA_ALLOC_CONF", None)
             found.pop("PYTORCH_ALLOC_CONF", None)
-            found["PYTHONPATH"] = str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")
+            found["PYTHONPATH"] = python_path(ROOT)
         found.pop("VERL_FILE_LOGGER_PATH", None)  # the translated recipe says where
         if not any(x.value == PLUGIN for x in entry_points(group="verl.plugins")):
             # not installed, only on the path: then verl is told by hand

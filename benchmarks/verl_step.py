@@ -5,6 +5,9 @@
     python benchmarks/verl_step.py learn --small               # on a CPU, in .venv-verl
     python benchmarks/verl_step.py real --small
 
+With --out the model and both logs stay, so that verl and the native trainer can have a call each
+(--only verl, then --only native); the table is printed from what is there.
+
 learn: a Llama of some millions of weights imitates a generated world until three answers in ten are
 right; then so many steps of SAPO by ``segcredit verl``, and as many by the native trainer.
 real: random weights of the real shapes, pictures from --data, a step to warm up and one that is
@@ -32,9 +35,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from verl_place import Place, Settings
+from verl_place import Place, Settings, python_path
 from verl_ready import problems, read_by_verl, require
 
 PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -78,39 +80,43 @@ def run(command: list[str], log: Path, env: dict[str, str], limit: float) -> int
 
 def by_verl(
     folder: Path, recipe: Path, place: Place, own: Settings, overrides: list[str], limit: float
-) -> list[dict[str, float]]:
-    """``segcredit verl``; what verl logged of each step."""
+) -> None:
+    """``segcredit verl``, the command that a user types."""
     out = folder / "verl"
     shutil.rmtree(out, ignore_errors=True)
     given = [f"--verl={key}={x}" for key, x in (place.settings() | own).items()]
     options = ["--out", str(out), "--gpus=1", f"--rollout={place.rollout}", *given]
     command = [sys.executable, "-c", CLI, "verl", str(recipe), *overrides, *options]
     begin = time.perf_counter()
-    code = run(command, folder / "verl.log", place.environment(folder), limit)
+    run(command, folder / "verl.log", place.environment(folder), limit)
     print(f"verl: {time.perf_counter() - begin:.0f} s in all, log in {folder / 'verl.log'}")
-    log = out / "verl" / "metrics.jsonl"
+
+
+def by_native(folder: Path, recipe: Path, limit: float) -> None:
+    """The same recipe at home, in a process of its own, which gives the GPU back."""
+    script = "import sys; from verl_work import run_native as go; go(sys.argv[1], sys.argv[2:])"
+    here = Path(__file__).resolve().parent
+    path = python_path(here, here.parent)
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    begin = time.perf_counter()
+    run([sys.executable, "-c", script, str(recipe)], folder / "native.log", env, limit)
+    print(f"native: {time.perf_counter() - begin:.0f} s in all, log in {folder / 'native.log'}")
+
+
+def verl_steps(folder: Path) -> list[dict[str, float]]:
+    """What verl logged of each step, in this call or in an earlier one."""
+    log = folder / "verl" / "verl" / "metrics.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     rows = [row["data"] for row in map(json.loads, lines)]
-    if code != 0 and not rows:
-        raise SystemExit(1)
     return [row for row in rows if "critic/score/mean" in row]
 
 
-def by_native(folder: Path, recipe: Path, overrides: list[str], limit: float) -> dict[str, Any]:
-    """The same recipe at home, in a process of its own, which gives the GPU back."""
-    script = "import sys; from verl_work import run_native as go; go(sys.argv[1], sys.argv[2:])"
-    here = str(Path(__file__).resolve().parent)
-    root = str(Path(here).parent)
-    path = os.pathsep.join([here, root, os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-c", script, str(recipe), *overrides]
-    if run(command, folder / "native.log", env, limit) != 0:
-        return {"steps": [], "peak": 0.0}
-    (line,) = [
-        x for x in (folder / "native.log").read_text().splitlines() if x.startswith("NATIVE ")
-    ]
-    found: dict[str, Any] = json.loads(line.removeprefix("NATIVE "))
-    return found
+def native_steps(folder: Path) -> tuple[list[dict[str, float]], float]:
+    """The same of the native trainer, and the device's peak in GiB."""
+    log = folder / "native.log"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    found = [json.loads(x.removeprefix("NATIVE ")) for x in lines if x.startswith("NATIVE ")]
+    return (found[-1]["steps"], found[-1]["peak"]) if found else ([], 0.0)
 
 
 def show_phases(native: list[dict[str, float]], verl: list[dict[str, float]]) -> None:
@@ -158,9 +164,14 @@ def learn(given: argparse.Namespace, folder: Path, place: Place) -> None:
         warm_start(folder, given.small, given.target)
     print(f"warm start: {time.perf_counter() - begin:.0f} s", flush=True)
     recipe = learning_recipe(folder, given.small, given.steps)
-    verl = by_verl(folder, recipe, place, {}, [], given.limit)
-    native = [] if given.no_native else by_native(folder, recipe, [], given.limit)["steps"]
-    show_rewards(native, verl)
+    if given.only != "native":
+        by_verl(folder, recipe, place, {}, [], given.limit)
+    if given.only != "verl":
+        by_native(folder, recipe, given.limit)
+    native, _ = native_steps(folder)
+    verl = verl_steps(folder)
+    if verl:
+        show_rewards(native, verl)
     show_phases(native, verl)
 
 
@@ -182,20 +193,19 @@ def real(given: argparse.Namespace, folder: Path, place: Place) -> None:
     if not given.small:
         own["actor_rollout_ref.rollout.max_model_len"] = 1024 + given.tokens
     overrides = ["model.attention=sdpa", f"update.tokens_per_micro={given.micro}"]
-    verl = by_verl(folder, recipe, place, own, overrides, given.limit)
-    native = {"steps": [], "peak": 0.0}
-    if not given.no_native:
-        native = by_native(folder, recipe, [], given.limit)
-    show_phases(native["steps"], verl)
-    if native["peak"]:
-        print(f"native: peak of the device {native['peak']:.1f} GiB")
-    last = verl[-1]
-    shown = ("prompt_length/mean", "response_length/mean", "segment/num/mean", "actor/grad_norm")
-    print("verl: " + ", ".join(f"{name} {last[name]:.4g}" for name in shown))
-    if "prompt_length/min" in last:
-        print(
-            f"prompts of {last['prompt_length/min']:.0f} to {last['prompt_length/max']:.0f} tokens"
-        )
+    if given.only != "native":
+        by_verl(folder, recipe, place, own, overrides, given.limit)
+    if given.only != "verl":
+        by_native(folder, recipe, given.limit)
+    native, peak = native_steps(folder)
+    verl = verl_steps(folder)
+    show_phases(native, verl)
+    if peak:
+        print(f"native: peak of the device {peak:.1f} GiB")
+    if verl:
+        ends = tuple(f"prompt_length/{x}" for x in ("min", "mean", "max"))
+        shown = (*ends, "response_length/mean", "segment/num/mean", "actor/grad_norm")
+        print("verl: " + ", ".join(f"{name} {verl[-1][name]:.4g}" for name in shown))
 
 
 def main() -> None:
@@ -218,7 +228,11 @@ def main() -> None:
     )
     parser.add_argument("--vllm-memory", type=float, default=0.4, help="verl's vLLM's share")
     parser.add_argument("--workers", type=int, default=8, help="that prepare prompts, and grade")
-    parser.add_argument("--no-native", action="store_true", help="verl alone")
+    parser.add_argument(
+        "--only",
+        choices=["verl", "native"],
+        help="the other's numbers are those of an earlier call",
+    )
     parser.add_argument("--limit", type=float, default=540, help="seconds that each may take")
     given = parser.parse_args()
     given.prompts = given.prompts or (8 if given.small else 512)

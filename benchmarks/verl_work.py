@@ -65,15 +65,26 @@ def write_rows(path: Path, prompts: Sequence[Prompt]) -> Path:
     return path
 
 
-def warm_start(folder: Path, small: bool, target: float = TARGET) -> Path:
-    """A Llama made from nothing imitates a generated world until it is right so often."""
+def warm_start(folder: Path, small: bool, target: float = TARGET) -> None:
+    """A Llama made from nothing imitates a generated world until it is right so often.
+
+    Where it does not get there in time, it begins anew with an easier world.
+    """
+    for world in (SMALL_WORLD,) if small else (WORLD, SMALL_WORLD):
+        if imitate(folder, small, world, target) >= 0.9 * target:
+            return
+    print(f"imitation ended short of {target:.0%}; going on from there", flush=True)
+
+
+def imitate(folder: Path, small: bool, world: dict[str, Any], target: float) -> float:
+    """Model and rows into the folder; the sampled accuracy that was reached."""
     recipe = parse_recipe(
         {
             "name": "warm-start",
             "model": {"tiny": "llama", "hidden": 48, "layers": 1, "heads": 2}
             if small
             else {"tiny": "llama", "hidden": 256, "layers": 4, "heads": 4},
-            "data": {"world": "derived_variables", "settings": SMALL_WORLD if small else WORLD},
+            "data": {"world": "derived_variables", "settings": world},
             "reward": "exact",
             "algorithm": "sapo",
             "stages": [
@@ -93,13 +104,12 @@ def warm_start(folder: Path, small: bool, target: float = TARGET) -> Path:
     assert test is not None
     (stage,) = recipe.stages
     enter(state, stage)
-    every = 100
     reached = 0.0
     for step in range(1, stage.steps + 1):
         metrics, _ = step_of(state, stage)
         state.step += 1
         state.stage_step += 1
-        if step % every == 0:
+        if step % 100 == 0:
             state.sync()
             found = evaluate_state(state)
             assert found is not None
@@ -108,9 +118,9 @@ def warm_start(folder: Path, small: bool, target: float = TARGET) -> Path:
             if reached >= target:
                 break
     state.policy.save(folder / "model")
-    write_rows(folder / "train.parquet", state.train.take(0, 16_384 if not small else 2048))
+    write_rows(folder / "train.parquet", state.train.take(0, 2048 if small else 16_384))
     write_rows(folder / "test.parquet", test.take(0, 256))
-    return folder
+    return reached
 
 
 def longest(small: bool) -> int:
@@ -124,7 +134,11 @@ def learning_recipe(folder: Path, small: bool, steps: int) -> Path:
         folder,
         {
             "name": "learn",
-            "model": {"path": str(folder / "model"), "dtype": "float32", "attention": "sdpa"},
+            "model": {
+                "path": str(folder / "model"),
+                "dtype": "float32" if small else "bfloat16",
+                "attention": "sdpa",
+            },
             "data": {
                 "train": [str(folder / "train.parquet")],
                 "test": [str(folder / "test.parquet")],
@@ -133,7 +147,12 @@ def learning_recipe(folder: Path, small: bool, steps: int) -> Path:
             "reward": "exact",
             "algorithm": {"name": "sapo", "kl": 0.0},
             "stages": [{"kind": "optimize", "steps": steps}],
-            "rollout": {"prompts": 64 if small else 512, "max_tokens": longest(small)},
+            "rollout": {
+                "prompts": 64 if small else 512,
+                "max_tokens": longest(small),
+                "engine": "hf" if small else "vllm",
+                "old_logp": "recompute",
+            },
             "update": {"minibatches": 2 if small else 4, "tokens_per_micro": 32_768},
             "optimizer": {"lr": 5e-4 if small else 1e-4, "critic_lr": 1e-3},
             "evaluation": {"every": 0, "prompts": 128},
