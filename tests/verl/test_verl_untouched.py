@@ -12,6 +12,10 @@ from toy import make_model, make_rows, make_value_model
 NOISE = ("timing", "perf/", "time", "throughput", "memory")
 
 
+ONE_WORKER: dict[str, object] = {
+    "trainer.n_gpus_per_node": 1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+}
 OWN: dict[str, tuple[dict[str, object], set[str]]] = {
     "reinforce_plus_plus": (
         {
@@ -23,6 +27,7 @@ OWN: dict[str, tuple[dict[str, object], set[str]]] = {
     ),
     "grpo": (
         {
+            **ONE_WORKER,
             "data.train_batch_size": 8,
             "actor_rollout_ref.rollout.n": 4,
             "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
@@ -30,10 +35,10 @@ OWN: dict[str, tuple[dict[str, object], set[str]]] = {
         },
         {"actor/kl_loss"},
     ),
-    "gae": ({"algorithm.lam": 0.95}, {"critic/vf_loss", "critic/grad_norm"}),
+    "gae": ({**ONE_WORKER, "algorithm.lam": 0.95}, {"critic/vf_loss", "critic/grad_norm"}),
 }
-"""verl's own algorithms: settings, and what they must have measured. The last is PPO, with verl's
-own critic."""
+"""verl's own algorithms: settings, and what they must have measured. The first runs on two workers,
+the last is PPO, with verl's own critic."""
 
 
 def own_algorithm(place: Path, folder: Path, name: str) -> dict[str, object]:
