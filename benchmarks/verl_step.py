@@ -124,7 +124,8 @@ def show_phases(native: list[dict[str, float]], verl: list[dict[str, float]]) ->
     native, verl = native[1:] or native, verl[1:] or verl
 
     def median(rows: list[dict[str, float]], keys: list[str]) -> float:
-        return statistics.median([sum(row.get(key, 0.0) for key in keys) for row in rows] or [0.0])
+        found = [sum(row.get(key, 0.0) for key in keys) for row in rows]
+        return statistics.median(found or [float("nan")])  # nan: it was not run
 
     print(f"\n{'phase':<22}{'native s':>10}{'verl s':>10}   verl's own names")
     for what, (ours, theirs) in PHASES.items():
