@@ -43,11 +43,12 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	@test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-verl.txt torch
 	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-verl.txt \
-	  -e '.[verl]' beartype hypothesis pytest
+	  -e '.[verl]' beartype hypothesis pytest pytest-xdist
 	@touch $@
 
 test-verl: $(VERL_STAMP)  ## the plugin for verl, whole runs included, on a CPU
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/verl
+	@# two at a time: half of a run is waiting for one process or another to start
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -n 2 tests/verl
 
 demo: $(STAMP)  ## the main job: a tiny vision-language model learns by SAPO, a few minutes
 	$(BIN)/segcredit demo

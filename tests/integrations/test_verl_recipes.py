@@ -12,9 +12,10 @@ import pytest
 
 from segcredit.config import load_recipe
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS, TOKENS, adopt, make_room
-from segcredit.integrations.verl.settings import METHODS, PARTITIONS, SegmentSettings, parse
+from segcredit.integrations.verl.settings import METHODS, SegmentSettings, parse
 from segcredit.integrations.verl.translate import Machines, translate
 from segcredit.integrations.verl.versions import refusal
+from segcredit.partition import PARTITIONS, Newline, TopEntropy, settings_of
 from segcredit.runlog import read_run
 
 RECIPE = "geo3k/qwen2.5-vl-3b-sapo"
@@ -86,23 +87,44 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
     assert run.rollout_steps == [2]
 
 
+def _names(row: str) -> list[str]:
+    return [x for x in re.findall(r"`(\w+)`", row.split("|")[1]) if x in PARTITIONS]
+
+
 def test_the_document_lists_every_setting() -> None:
     text = DOCUMENT.read_text()
     listed = re.findall(r"^\| `segment\.(\w+)` \|", text, re.MULTILINE)
     assert listed == list(SegmentSettings.model_fields)
-    for name in (*METHODS, *PARTITIONS):
+    for name in METHODS:
         assert f"`{name}`" in text
+    table = text[text.index("| `segment.partition.name` |") :]
+    lines = {name: row for row in table.split("\n\n")[0].splitlines() for name in _names(row)}
+    assert lines.keys() == PARTITIONS.keys()
+    for name, row in lines.items():
+        assert re.findall(r"`(\w+)`", row.split("|")[2]) == settings_of(name), name
     defaults = {k: str(x.default) for k, x in SegmentSettings.model_fields.items() if x.default}
     for name, default in defaults.items():
         assert re.search(rf"`segment\.{name}` \| `?{default}`? \|", text), name
 
 
 def test_every_partition_is_made_by_name() -> None:
-    given = {"fixed_length": {"size": 4}, "top_entropy": {"fraction": 0.5}}
+    given = {"fixed": {"size": 4}, "entropy": {"fraction": 0.5}}
     for name, kind in PARTITIONS.items():
         made = parse({"partition": {"name": name, **given.get(name, {})}}).cut()
         assert type(made) is kind
         assert all(getattr(made, key) == x for key, x in given.get(name, {}).items())
+    assert parse({"partition": {"fraction": 0.5}}).cut() == TopEntropy(0.5)
+    assert parse({"partition": "newline"}).cut() == Newline()
+
+
+def test_a_recipes_partition_is_said_in_the_same_words(tmp_path: Path) -> None:
+    for spec in ({"name": "entropy", "fraction": 0.1}, {"name": "fixed", "size": 4}, "step"):
+        chosen = json.dumps({"name": "sapo", "partition": spec})
+        recipe = load_recipe(RECIPE, [f"algorithm={chosen}"])
+        settings = translate(recipe, tmp_path).settings
+        head = "+segment.partition."
+        said = {key.removeprefix(head): x for key, x in settings.items() if key.startswith(head)}
+        assert said == (spec if isinstance(spec, dict) else {"name": spec})
 
 
 def test_the_tested_range_of_versions() -> None:

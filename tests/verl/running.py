@@ -73,6 +73,7 @@ def base(folder: Path, model: Path, rows: Path, steps: int) -> dict[str, object]
         "trainer.test_freq": -1,
         "trainer.save_freq": -1,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "+ray_kwargs.ray_init.address": "local",  # whatever else runs on this machine
         "ray_kwargs.ray_init.num_cpus": 14,
         "+ray_kwargs.ray_init.num_gpus": 2,
         "+ray_kwargs.ray_init.object_store_memory": 200_000_000,

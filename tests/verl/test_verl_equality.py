@@ -44,7 +44,7 @@ CASES = {
     "sapo, fixed length": {
         "algorithm": "sapo",
         "mode": "seq-mean-token-mean",
-        "partition": {"name": "fixed_length", "size": 3},
+        "partition": {"name": "fixed", "size": 3},
     },
     "sapo, lines": {
         "algorithm": "sapo",

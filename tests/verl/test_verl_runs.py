@@ -1,8 +1,10 @@
 """Whole runs of an unmodified verl on two CPU workers: the toy reward rises."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from running import HERE, Ran, arguments, base, run
 from toy import make_model, make_rows
 
@@ -35,16 +37,22 @@ def assert_rises(ran: Ran, steps: int = STEPS) -> None:
     assert ran.column("actor/reward_kl_penalty")[-1] > 0
 
 
-def test_sapo(place: Path, tmp_path: Path) -> None:
-    settings = small(place, tmp_path) | {
+def test_sapo_across_two_nodes(place: Path, tmp_path: Path) -> None:
+    """Two raylets on this machine, a data-parallel worker on each."""
+    settings = {key: x for key, x in small(place, tmp_path).items() if "ray_init." not in key} | {
+        "trainer.nnodes": 2,
+        "trainer.n_gpus_per_node": 1,
         "algorithm.lam": 0.99,
         "actor_rollout_ref.rollout.calculate_log_probs": True,  # verl's default
         "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
         "actor_rollout_ref.actor.clip_ratio_c": 1e9,
         "critic.cliprange_value": 1e9,
     }
-    ran = run(tmp_path, settings)
+    ran = run(tmp_path, settings, program=[str(HERE / "two_nodes.py")])
     assert_rises(ran)
+    (nodes,) = [x for x in ran.output.splitlines() if x.startswith("WORKERS ON ")]
+    assert nodes == "WORKERS ON 2 NODES"
+    assert all(x > 0 for x in ran.column("critic/grad_norm"))
     assert "segment credit departs" not in ran.output
     assert "TopEntropy(fraction=0.3" in ran.output
     # of 12 tokens 4 are picked, and the last one; some responses are shorter
@@ -141,3 +149,28 @@ def test_the_trainer_whose_rollouts_outlast_a_step(place: Path, tmp_path: Path) 
     assert len(ran.metrics) == 3
     assert max(ran.column("training/off_policy/trajectory_staleness/max")) > 0
     assert all(x > 0 for x in ran.column("actor/grad_norm"))
+
+
+def test_the_trainer_whose_rollouts_have_devices_of_their_own(place: Path, tmp_path: Path) -> None:
+    """One device learns and lends a hand, the other samples; weights go from one to the other."""
+    (tmp_path / "weights").mkdir()
+    rollout = "actor_rollout_ref.rollout"
+    settings = small(place, tmp_path, 3) | {
+        "trainer.v1.trainer_mode": "segment_separate_async",
+        "trainer.v1.separate_async.parameter_sync_step": 2,
+        "trainer.n_gpus_per_node": 1,
+        f"{rollout}.nnodes": 1,
+        f"{rollout}.n_gpus_per_node": 1,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.checkpoint_engine.backend": "file",
+        f"{rollout}.checkpoint_engine.custom_backend_module": "verl_on_cpu_weights",
+    }
+    ran = run(tmp_path, settings, ROLLOUT_WEIGHTS=str(tmp_path / "weights"))
+    assert ran.code == 0, ran.output[-3000:]
+    assert len(ran.metrics) == 3
+    assert all(x > 0 for x in ran.column("actor/grad_norm"))
+    assert all(x > 0 for x in ran.column("segment/num/mean"))
+    # before the first step and after each: what is sampled from is what was learnt
+    sent = [torch.load(tmp_path / "weights" / f"{n}.pt", weights_only=True) for n in range(4)]
+    for before, after in pairwise(sent):
+        assert any(not torch.equal(x, after[name]) for name, x in before.items())

@@ -5,44 +5,84 @@ import subprocess
 import sys
 from pathlib import Path
 
-from running import HERE, base, environment, run
-from toy import make_model, make_rows
+import pytest
+from running import HERE, base, environment, finish, start
+from toy import make_model, make_rows, make_value_model
 
 NOISE = ("timing", "perf/", "time", "throughput", "memory")
 
 
-def own_algorithm(place: Path, folder: Path) -> dict[str, object]:
+ONE_WORKER: dict[str, object] = {
+    "trainer.n_gpus_per_node": 1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+}
+OWN: dict[str, tuple[dict[str, object], set[str]]] = {
+    "reinforce_plus_plus": (
+        {
+            "algorithm.use_kl_in_reward": True,
+            "actor_rollout_ref.actor.entropy_coeff": 0.01,
+            "actor_rollout_ref.actor.use_kl_loss": True,
+        },
+        {"actor/kl_loss", "actor/reward_kl_penalty"},
+    ),
+    "grpo": (
+        {
+            **ONE_WORKER,
+            "data.train_batch_size": 8,
+            "actor_rollout_ref.rollout.n": 4,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+            "actor_rollout_ref.actor.use_kl_loss": True,
+        },
+        {"actor/kl_loss"},
+    ),
+    "gae": ({**ONE_WORKER, "algorithm.lam": 0.95}, {"critic/vf_loss", "critic/grad_norm"}),
+}
+"""verl's own algorithms: settings, and what they must have measured. The first runs on two workers,
+the last is PPO, with verl's own critic."""
+
+
+def own_algorithm(place: Path, folder: Path, name: str) -> dict[str, object]:
     """verl's own trainer, estimator and loss; the same prompts, draws and order in every run."""
-    return base(folder, place / "model", place / "rows.jsonl", 2) | {
-        "algorithm.adv_estimator": "reinforce_plus_plus",
-        "algorithm.use_kl_in_reward": True,
-        "actor_rollout_ref.actor.entropy_coeff": 0.01,
-        "actor_rollout_ref.actor.use_kl_loss": True,
-        "trainer.v1.sampler.custom_sampler.path": HERE / "ordered_sampler.py",
-        "trainer.v1.sampler.custom_sampler.name": "OrderedReplayBuffer",
-    }
+    return (
+        base(folder, place / "model", place / "rows.jsonl", 2)
+        | {
+            "algorithm.adv_estimator": name,
+            "trainer.v1.sampler.custom_sampler.path": HERE / "ordered_sampler.py",
+            "trainer.v1.sampler.custom_sampler.name": "OrderedReplayBuffer",
+            "critic.model.path": place / "value_model",
+        }
+        | OWN[name][0]
+    )
 
 
-def test_a_run_of_verls_own_is_bit_identical_with_and_without_the_plugin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", OWN)
+def test_a_run_of_verls_own_is_bit_identical_with_and_without_the_plugin(
+    name: str, tmp_path: Path
+) -> None:
     make_model(tmp_path / "model")
+    make_value_model(tmp_path / "value_model")
     make_rows(tmp_path / "rows.jsonl")
-    found = {}
-    for plugins in ("none", "auto"):
-        folder = tmp_path / plugins
-        ran = run(
+    folders = {plugins: tmp_path / plugins for plugins in ("none", "auto")}
+    running = {
+        plugins: start(
             folder,
-            own_algorithm(tmp_path, folder),
+            own_algorithm(tmp_path, folder, name),
             VERL_USE_EXTERNAL_PLUGINS=plugins,
             ROLLOUT_REPEATABLE="1",
         )
+        for plugins, folder in folders.items()
+    }  # side by side: much of a run is waiting
+    found = {}
+    for plugins, process in running.items():
+        ran = finish(process, folders[plugins])
         assert ran.code == 0, ran.output[-3000:]
         found[plugins] = [
             {key: x for key, x in row.items() if not any(part in key for part in NOISE)}
             for row in ran.metrics
         ]
     assert len(found["none"]) == 2
-    assert {"actor/pg_loss", "actor/grad_norm", "actor/kl_loss"} <= found["none"][0].keys()
-    assert found["none"][0]["actor/grad_norm"] > 0
+    assert {"actor/pg_loss", "actor/grad_norm", *OWN[name][1]} <= found["none"][0].keys()
+    assert all(row["actor/grad_norm"] > 0 for row in found["none"])
     assert found["none"] == found["auto"]
 
 

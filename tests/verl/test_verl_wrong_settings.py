@@ -33,9 +33,9 @@ WRONG = {
         "Leave it at vanilla.",
     ),
     "unknown partition": (
-        {"+segment.partition": "top_entropi"},
-        "expected one of top_entropy, probability_cutpoints",
-        "Did you mean 'top_entropy'?",
+        {"+segment.partition": "entropi"},
+        "segment.partition: unknown partition 'entropi'",
+        "Did you mean 'entropy'?",
     ),
     "unknown method": ({"+segment.algorithm": "sap"}, "got 'sap'", "Did you mean 'sapo'?"),
     "unknown key": ({"+segment.lambda": 1}, "segment: expected one of algorithm", "'lambda'"),
@@ -45,9 +45,19 @@ WRONG = {
         "For top-30% pass 0.30.",
     ),
     "a partition without its size": (
-        {"+segment.partition.name": "fixed_length"},
-        "fixed_length needs size",
-        "Set +segment.partition.size=",
+        {"+segment.partition.name": "fixed"},
+        "segment.partition: partition fixed needs its size",
+        "as in {name: fixed, size: 16}",
+    ),
+    "a setting of another partition": (
+        {"+segment.partition.name": "newline", "+segment.partition.size": 3},
+        "partition newline has no setting 'size'",
+        "It has no settings.",
+    ),
+    "a setting that is no number": (
+        {"+segment.partition.fraction": "many"},
+        "partition entropy: fraction must be a number",
+        "got 'many'",
     ),
     "segments for ppo": (
         {"+segment.algorithm": "ppo", "+segment.partition": "newline"},
@@ -117,9 +127,11 @@ def test_a_taken_name_is_refused(place: Path) -> None:
 def test_the_command_ends_with_the_message(place: Path, tmp_path: Path) -> None:
     """Through verl's own command: before a worker, a rollout or a step."""
     settings = base(tmp_path, place / "model", place / "rows.jsonl", 1) | GOOD
-    ran = run(tmp_path, settings | {"+segment.partition": "entropy"}, seconds=200)
+    ran = run(tmp_path, settings | {"+segment.partition": "top_entropy"}, seconds=200)
     assert ran.code != 0
-    assert "segment.partition.name: expected one of top_entropy" in ran.output
+    assert (
+        "segment.partition: unknown partition 'top_entropy'. Did you mean 'entropy'?" in ran.output
+    )
     assert "Training Progress" not in ran.output
     assert "LLMServerManager" not in ran.output
     assert not ran.metrics

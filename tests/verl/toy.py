@@ -38,6 +38,22 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
+def make_value_model(folder: Path) -> Path:
+    """The same with a head of one number, as verl's own critic loads it: nothing left to chance."""
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    from segcredit.models.tiny import tiny_config
+
+    torch.manual_seed(1)
+    tokenizer = make_tokenizer()
+    config = tiny_config("qwen2", tokenizer, hidden=64, layers=2, heads=4)
+    config.num_labels = 1
+    AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def make_rows(path: Path, number: int = 256) -> Path:
     rows = [
         {

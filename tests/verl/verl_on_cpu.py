@@ -2,10 +2,15 @@
 
 verl imports this module everywhere when ``VERL_USE_EXTERNAL_MODULES`` names it. It replaces
 nothing but what a CPU cannot do: the device, the inference engine, pinned memory, a process
-group's name for two backends on one device, and a processor that wants torchvision.
+group's name for two backends on one device, a processor that wants torchvision, and the flash
+attention of verl's own critic. And it looks
+for finished responses ten times a second, where verl looks every two seconds: a step of a toy
+takes less.
 """
 
 import os
+import time
+import types
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -156,6 +161,25 @@ def _processor_without_torchvision(model):
     model.hf_processor = hf_processor
 
 
+def _attention_of_a_cpu(_):
+    """verl's own critic insists on flash attention."""
+    from transformers import AutoModelForTokenClassification
+
+    original = AutoModelForTokenClassification.from_pretrained
+
+    def from_pretrained(*args, **kwargs):
+        return original(*args, **kwargs | {"attn_implementation": "sdpa"})
+
+    AutoModelForTokenClassification.from_pretrained = from_pretrained
+
+
+def _look_more_often(replay_buffer):
+    def sleep(seconds):
+        time.sleep(min(seconds, 0.1))
+
+    replay_buffer.time = types.SimpleNamespace(sleep=sleep, time=time.time)
+
+
 if os.environ.get("VERL_PLATFORM") == "cpu":
     _register_platform()
     _one_backend_per_device()
@@ -163,3 +187,5 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     when_imported("verl.workers.engine.fsdp.transformer_impl")(lambda _: _register_engines())
     when_imported("verl.workers.rollout.base")(lambda _: _register_rollout())
     when_imported("verl.workers.config.model")(_processor_without_torchvision)
+    when_imported("verl.utils.model")(_attention_of_a_cpu)
+    when_imported("verl.trainer.ppo.v1.replay_buffer")(_look_more_often)

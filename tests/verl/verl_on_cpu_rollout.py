@@ -8,6 +8,7 @@ import ray
 import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
 NAME = "hf_server_{}"
 REPEATABLE = os.environ.get("ROLLOUT_REPEATABLE") == "1"
@@ -15,7 +16,11 @@ REPEATABLE = os.environ.get("ROLLOUT_REPEATABLE") == "1"
 
 
 class Adapter(BaseRollout):
-    """The trainer's side: hands the weights over."""
+    """The trainer's side: hands the weights over; or that of a server on devices of its own."""
+
+    def __init__(self, *args, replica_rank=-1, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.replica_rank = replica_rank
 
     async def resume(self, tags):
         pass
@@ -24,11 +29,15 @@ class Adapter(BaseRollout):
         pass
 
     async def update_weights(self, weights, wire_format="named_tensors", **kwargs):
-        state = {name: x.detach().float().numpy().copy() for name, x in weights}
+        state = {
+            name: x.detach().float().numpy().copy()
+            async for name, x in ensure_async_iterator(weights)
+        }
         size = self.config.tensor_model_parallel_size
         rank = torch.distributed.get_rank()
         if rank % size == 0:
-            server = ray.get_actor(NAME.format(rank // size))
+            replica = rank // size if self.replica_rank < 0 else self.replica_rank
+            server = ray.get_actor(NAME.format(replica))
             await server.load_weights.remote(state, kwargs.get("global_steps"))
 
 
@@ -61,6 +70,7 @@ class Server:
         self.step = 0
         self.waiting = []
         self.worker = None
+        self.rejecting = False
         self.open = asyncio.Event()
         self.open.set()
 
@@ -79,16 +89,32 @@ class Server:
     async def wake_up(self):
         pass
 
+    async def release_kv_cache(self):
+        pass
+
+    async def resume_kv_cache(self):
+        pass
+
     async def abort_all_requests(self, reject_request=False):
-        self.open.clear()
+        self.rejecting = reject_request
+        if reject_request:
+            self.open.set()  # who waits is sent to another server
+        else:
+            self.open.clear()
 
     async def resume_generation(self):
+        self.rejecting = False
         self.open.set()
 
     async def generate(
         self, request_id, prompt_ids, sampling_params, image_data=None, video_data=None, **kwargs
     ):
         await self.open.wait()
+        if self.rejecting:
+            fields = {"global_steps": self.step}
+            return TokenOutput(
+                token_ids=[], log_probs=[], stop_reason="aborted", extra_fields=fields
+            )
         answer = asyncio.get_running_loop().create_future()
         self.waiting.append((list(prompt_ids), dict(sampling_params), image_data, answer))
         if self.worker is None:

@@ -4,6 +4,7 @@
 what verl has no word for stands under ``segment``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -14,32 +15,12 @@ from segcredit.algorithms import make_algorithm
 from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.objective import Clipped, ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.partition import (
-    FixedLength,
-    Newline,
-    Partition,
-    ProbabilityAccumulate,
-    ProbabilityCutpoints,
-    Response,
-    StepMarkers,
-    Token,
-    TopEntropy,
-)
+from segcredit.partition import Partition, partition_of
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
 """Those of ours whose credit comes from a critic; verl has the group methods itself."""
 NO_CLIP = 1e6
 """verl has no way to say "do not clip"; a bound as wide as this says it."""
-PARTITIONS: dict[str, type[Partition]] = {
-    "top_entropy": TopEntropy,
-    "probability_cutpoints": ProbabilityCutpoints,
-    "probability_accumulate": ProbabilityAccumulate,
-    "newline": Newline,
-    "step_markers": StepMarkers,
-    "fixed_length": FixedLength,
-    "token": Token,
-    "response": Response,
-}
 
 
 class SegmentSettings(BaseModel):
@@ -50,7 +31,8 @@ class SegmentSettings(BaseModel):
     algorithm: str = "sapo"
     """sapo, sapo_authors, sapo_token_ratio, ppo or vc_ppo."""
     partition: dict[str, Any] | None = None
-    """Where responses are cut: ``{name: top_entropy, fraction: 0.3}``; null: as the method does."""
+    """Where responses are cut: as in recipes, ``{name: entropy, fraction: 0.3}``; null: as the
+    method does."""
     lam_critic: float | None = Field(None, ge=0, le=1)
     """λ of the value targets; null: the method's (vc_ppo 1, else ``algorithm.lam``)."""
     critic_pretraining_steps: int = Field(0, ge=0)
@@ -71,27 +53,20 @@ class SegmentSettings(BaseModel):
     @field_validator("partition", mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+        """A name alone has its default settings; settings alone are those of ``entropy``."""
+        if given is None:
+            return None
+        spec = {"name": given} if isinstance(given, str) else given
+        spec = {"name": "entropy", **spec} if isinstance(spec, Mapping) else spec
+        try:
+            partition_of(spec)
+        except ValueError as error:
+            raise ValueError(f"segment.partition: {error}") from None
+        return spec
 
     def cut(self) -> Partition | None:
         """The partition as an object; None: the method's own."""
-        if self.partition is None:
-            return None
-        settings = dict(self.partition)
-        name = str(settings.pop("name", "top_entropy"))
-        if name not in PARTITIONS:
-            raise ValueError(_unknown("partition.name", name, PARTITIONS))
-        known = [x for x in PARTITIONS[name].__dataclass_fields__ if x != "count"]
-        for key in settings:
-            if key not in known:
-                raise ValueError(_unknown(f"partition ({name})", key, known))
-        try:
-            return PARTITIONS[name](**settings)
-        except TypeError:
-            raise ValueError(
-                f"segment.partition: {name} needs {', '.join(known)}. "
-                f"Set +segment.partition.{known[0]}=…"
-            ) from None
+        return None if self.partition is None else partition_of(self.partition)
 
 
 def _unknown(key: str, given: str, known: Any) -> str:

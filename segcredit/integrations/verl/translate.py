@@ -13,8 +13,8 @@ from segcredit.config import Optimize, PretrainCritic, Recipe
 from segcredit.integrations.verl import reward as reward_module
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
 from segcredit.integrations.verl.rows import is_verls
-from segcredit.integrations.verl.settings import METHODS, NO_CLIP, PARTITIONS
-from segcredit.partition import Partition, Token
+from segcredit.integrations.verl.settings import METHODS, NO_CLIP
+from segcredit.partition import PARTITIONS, Partition, Token, settings_of
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{x}" for x in ("actor", "rollout", "ref"))
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -180,8 +180,7 @@ def _segment(name: str, made: PolicyGradient, credit: GAE, critic: BoundaryMSE |
 
 def _partition(over: Partition) -> Mapping[str, Any]:
     name = next(name for name, kind in PARTITIONS.items() if type(over) is kind)
-    fields = [x for x in type(over).__dataclass_fields__ if x != "count"]
-    return {"name": name, **{x: getattr(over, x) for x in fields}}
+    return {"name": name, **{x: getattr(over, x) for x in settings_of(name)}}
 
 
 def _group(made: PolicyGradient) -> Settings:
