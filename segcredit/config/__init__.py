@@ -3,9 +3,13 @@
 from segcredit.config.read import (
     GIVEN_IN_PYTHON,
     RecipeError,
+    apply_overrides,
     load_recipe,
+    merge_settings,
     parse_recipe,
+    read_settings,
     recipe_path,
+    recipe_settings,
 )
 from segcredit.config.recipe import (
     DataSettings,
@@ -39,7 +43,11 @@ __all__ = [
     "Stage",
     "UpdateSettings",
     "WarmStart",
+    "apply_overrides",
     "load_recipe",
+    "merge_settings",
     "parse_recipe",
+    "read_settings",
     "recipe_path",
+    "recipe_settings",
 ]
