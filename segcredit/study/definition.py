@@ -35,6 +35,8 @@ class Arm(Settings):
     """Responses per prompt; of so many fewer prompts, so that the rollouts stay as many."""
     same_prompts: bool = False
     """With samples: as many prompts as the base has, and so many times its rollouts."""
+    share: Number = Field(1.0, gt=0, le=1)
+    """Of the base's prompts, for a method that draws more than one response from each."""
     cold: bool = False
     """Without the base's pretraining of the critic."""
     recipe: dict[str, Any] = Field(default_factory=dict)

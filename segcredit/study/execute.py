@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from segcredit.study.plan import Plan
 from segcredit.study.pool import Order, Pool
@@ -33,6 +33,7 @@ class RunState:
     """Whether it was done before we began."""
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Who shows it."""
 
@@ -50,6 +51,8 @@ class States:
     """All runs by digest, and whether someone asked to stop."""
 
     runs: dict[str, RunState] = field(default_factory=dict)
+    early: set[str] = field(default_factory=set)
+    """Warm starts that runs will need which are not known yet."""
     stopping: bool = False
 
     @property
@@ -106,8 +109,10 @@ def _interrupts(states: States) -> Iterator[None]:
 
 def _take_in(states: States, plans: Sequence[Plan], store: Store) -> None:
     """Runs that have become known: all at first; later those whose learning rate was found."""
+    failed = states.failed
+    states.early = {start.digest for plan in plans for start in plan.early(failed)}
     for plan in plans:
-        for planned in plan.planned(states.failed):
+        for planned in [*plan.planned(failed), *plan.early(failed)]:
             if planned.digest not in states.runs:
                 state = RunState(planned, total=planned.recipe(None).total_steps)
                 if store.finished(planned):
@@ -148,7 +153,7 @@ def _wanted_starts(states: States, store: Store) -> set[str]:
         if state.status == "done" and not store.model(start).is_dir():
             store.reopen(start)
             state.status = "waiting"
-    return {*wanted}
+    return {*wanted} | states.early
 
 
 def _hear(states: States, pool: Pool, plans: Sequence[Plan], store: Store, watch: Watch) -> None:

@@ -84,6 +84,17 @@ class Plan:
         starts = [run.start for run in found if run.start is not None]
         return list({run.digest: run for run in [*starts, *found]}.values())
 
+    def early(self, failed: Collection[str] = ()) -> list[Planned]:
+        """Warm starts for which nobody need wait until learning rates are tuned."""
+        unknown = [arm for arm in self.arms if self.rate(arm, failed) is None]
+        guessed = [
+            self.run(arm, seed, self._recipes[arm].optimizer.lr)
+            for seed in self.seeds
+            for arm in unknown
+        ]
+        found = [run.start for run in guessed if run.start is not None]
+        return list({start.digest: start for start in found}.values())
+
     def count(self) -> int:
         """How many runs there will be, those included that wait for a learning rate."""
         return len(self.planned(guess=True))

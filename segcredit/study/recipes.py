@@ -47,7 +47,7 @@ def _settings(study: Study, arm: Arm, scale: Scale) -> dict[str, Any]:
     if arm.algorithm is not None:
         method = on_equal_terms(found.get("algorithm"), arm.algorithm)
         found = merge_settings(found, {"algorithm": method})
-    if arm.samples is not None:
+    if arm.samples is not None or arm.share < 1:
         found = merge_settings(found, {"rollout": _rollouts(found.get("rollout") or {}, arm)})
     return merge_settings(found, arm.recipe)
 
@@ -64,18 +64,16 @@ def on_equal_terms(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
 
 def _rollouts(base: dict[str, Any], arm: Arm) -> dict[str, int]:
     """Responses per prompt, and of how many prompts."""
-    assert arm.samples is not None
-    prompts = int(base.get("prompts", 128))
-    rows = prompts * int(base.get("samples", 1))
-    if not arm.same_prompts and rows % arm.samples:
+    prompts, samples = int(base.get("prompts", 128)), int(base.get("samples", 1))
+    drawn = samples if arm.samples is None else arm.samples
+    rows = prompts * samples
+    if not arm.same_prompts and rows % drawn:
         raise RecipeError(
-            f"{rows} rollouts a step cannot be divided among {arm.samples} responses per prompt: "
-            f"set rollout.prompts to a multiple of {arm.samples}."
+            f"{rows} rollouts a step cannot be divided among {drawn} responses per prompt: "
+            f"set rollout.prompts to a multiple of {drawn}."
         )
-    return {
-        "samples": arm.samples,
-        "prompts": prompts if arm.same_prompts else rows // arm.samples,
-    }
+    asked = prompts if arm.same_prompts else rows // drawn
+    return {"samples": drawn, "prompts": max(1, round(arm.share * asked))}
 
 
 def _stages(found: dict[str, Any], arm: Arm) -> Any:

@@ -42,11 +42,12 @@ def test_more_samples_are_of_fewer_prompts() -> None:
         "sapo": {},
         "grpo": {"algorithm": "grpo", "samples": 8},
         "more": {"algorithm": "grpo", "samples": 8, "same_prompts": True},
+        "fewer": {"algorithm": "vineppo", "share": 0.25},
         "odd": {"algorithm": "grpo", "samples": 5},
     }
     made = study(arms=arms)
-    rollouts = {name: arm_recipe(made, name, SMOKE).rollout for name in ("sapo", "grpo", "more")}
-    assert [(x.prompts, x.samples) for x in rollouts.values()] == [(16, 1), (2, 8), (16, 8)]
+    rollouts = [arm_recipe(made, x, SMOKE).rollout for x in ("sapo", "grpo", "more", "fewer")]
+    assert [(x.prompts, x.samples) for x in rollouts] == [(16, 1), (2, 8), (16, 8), (4, 1)]
     with pytest.raises(RecipeError, match="16 rollouts a step cannot be divided among 5"):
         arm_recipe(made, "odd", SMOKE)
 
@@ -181,6 +182,7 @@ def test_until_tuning_is_done_the_runs_are_not_known(tmp_path: Path) -> None:
     assert made.count() == 2 + 2 + 2, "two starts, two rates, two arms"
     pretend(made.store, first, [0.0, 0.5])
     assert made.rate("sapo") is None
+    assert [start.seed for start in made.early()] == [0], "its warm start need not wait"
     found = made.rate("sapo", failed={second.digest})
     assert found is not None
     assert (found.rate, found.failed) == (1e-3, (3e-3,))
@@ -197,6 +199,7 @@ def test_tuning_has_seeds_and_steps_of_its_own(tmp_path: Path) -> None:
 
 def test_without_tuning_rates_are_the_recipes(tmp_path: Path) -> None:
     made = plan(tmp_path, Options(tune=False))
+    assert made.early() == []
     assert not made.tuning("sapo")
     found = made.rate("ppo")
     assert found is not None
