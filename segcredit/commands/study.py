@@ -180,6 +180,7 @@ def _list(
         ("done", "right"),
     ):
         table.add_column(name, justify="right" if justify == "right" else "left")
+    wanted: dict[str, bool] = {}
     for name in names:
         study = load_study(name)
         arms = ", ".join(
@@ -187,11 +188,15 @@ def _list(
         )
         try:
             plan = Plan(study, scale_of(scale), options, store)
-            done = sum(store.finished(run) for run in plan.planned())
-            counts = (str(plan.count()), str(done))
+            runs = {run.digest: store.finished(run) for run in plan.planned(guess=True)}
+            wanted |= runs
+            counts = (str(len(runs)), str(sum(runs.values())))
         except ValueError as error:
             arms, counts = f"{arms}\n{error}", ("–", "–")
         table.add_row(Text(study.name), Text(f"{study.title}\n{arms}"), *counts, end_section=True)
+    if len(names) > 1:
+        table.caption = f"{len(wanted)} runs in all, {sum(wanted.values())} done; shared ones once"
+        table.caption_justify = "left"
     console.print(table)
 
 

@@ -1,14 +1,29 @@
 """How a study's own figures look, in the style of the analyses."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from segcredit.analysis.compare import Curve
+from segcredit.analysis.drawing.compare import draw_compared
 from segcredit.analysis.drawing.style import COLOURS, INK, REFERENCE, band, line_of
 from segcredit.study.summary import Estimate
 
+MANY = 5
+"""Curves beyond which single runs would hide the means."""
 Lifts = dict[str, dict[str, tuple[np.ndarray, np.ndarray, int]]]
 """Arm → stage of training → Lift(q), its interval over seeds, how many they are."""
+
+
+def draw_curves(curves: list[Curve], label: str, window: int, figure: Any) -> None:
+    """Means and bands; single runs shine through where there are few; what is below 0 is shown."""
+    lowest = min(float(np.where(np.isfinite(x.each), x.each, 0.0).min()) for x in curves)
+    few = len(curves) <= MANY
+    shown = [curve if few else replace(curve, each=curve.each[:0]) for curve in curves]
+    draw_compared(shown, label, window, figure)
+    if lowest < 0:
+        figure.axes[0].set_ylim(bottom=1.05 * lowest)
 
 
 def draw_differences(

@@ -11,7 +11,6 @@ import numpy as np
 
 from segcredit.analysis import Analysis, Settings, write
 from segcredit.analysis.compare import COMPARISONS, Curve, Group, curve_of, t_interval
-from segcredit.analysis.drawing.compare import draw_compared
 from segcredit.analysis.lift_curves import SHOWN
 from segcredit.analysis.result import (
     CannotAnalyseError,
@@ -21,7 +20,13 @@ from segcredit.analysis.result import (
     plain,
 )
 from segcredit.runlog import read_run
-from segcredit.study.drawing import Lifts, draw_differences, draw_lift_over_seeds, draw_sweep
+from segcredit.study.drawing import (
+    Lifts,
+    draw_curves,
+    draw_differences,
+    draw_lift_over_seeds,
+    draw_sweep,
+)
 from segcredit.study.summary import ArmSummary, Estimate, Summary
 
 METRICS: dict[str, tuple[str, str, str]] = {
@@ -65,7 +70,7 @@ def learning_curves(summary: Summary) -> Analysis:
         f"{summary.study.title}: held-out accuracy",
         summary,
         {"curves": [_numbers(curve) for curve in curves]},
-        partial(draw_compared, curves, "held-out accuracy (%)", 1),
+        partial(draw_curves, curves, "held-out accuracy (%)", 1),
         SIZE,
     )
 
@@ -133,7 +138,7 @@ def metric(name: str, summary: Summary) -> Analysis:
         f"{summary.study.title}: {title.lower()}" if title not in summary.study.title else title,
         summary,
         {"metric": key, "window": WINDOW, "curves": [_numbers(curve) for curve in curves]},
-        partial(draw_compared, curves, label, WINDOW),
+        partial(draw_curves, curves, label, WINDOW),
         SIZE,
     )
 

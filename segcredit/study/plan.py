@@ -95,10 +95,6 @@ class Plan:
         found = [run.start for run in guessed if run.start is not None]
         return list({start.digest: start for start in found}.values())
 
-    def count(self) -> int:
-        """How many runs there will be, those included that wait for a learning rate."""
-        return len(self.planned(guess=True))
-
     def run(self, arm: str, seed: int, rate: float) -> Planned:
         """One run of the table."""
         return self._plan(arm, "run", seed, rate)

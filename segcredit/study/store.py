@@ -11,6 +11,7 @@ from typing import Any, Literal
 from segcredit.config import Recipe
 from segcredit.runlog.atomic import write_json_atomically
 from segcredit.runlog.folder import RunFolder, by_step, step_name
+from segcredit.runlog.lock import Lock
 from segcredit.runlog.manifest import seal
 from segcredit.study.recipes import after_warm_start
 
@@ -69,10 +70,7 @@ class Store:
 
     def folder(self, planned: Planned) -> Path:
         """Of a run, under whatever arm's name it was begun."""
-        own = self.path / planned.name
-        if own.is_dir():
-            return own
-        return next(iter(sorted(self.path.glob(f"*-{planned.digest}"))), own)
+        return folder_of(self.path / planned.name)
 
     def finished(self, planned: Planned) -> bool:
         """Whether it is done, and cleared up."""
@@ -91,6 +89,24 @@ class Store:
         """Where a finished run's policy lies."""
         last = step_name(planned.recipe(None).total_steps)
         return RunFolder(self.folder(planned)).checkpoints / last / POLICY
+
+
+def folder_of(own: Path) -> Path:
+    """The folder of that name, or else of another arm's with the same digest, if there is one."""
+    if own.is_dir():
+        return own
+    digest = own.name.rpartition("-")[2]
+    return next(iter(sorted(own.parent.glob(f"*-{digest}"))), own)
+
+
+def claim(own: Path) -> Lock:
+    """Be the only process that works on a run; raises LockedError while another one does.
+
+    The trainer's own lock ends with training, and then there is still something to clear up.
+    """
+    place = own.parent / ".locks"
+    place.mkdir(parents=True, exist_ok=True)
+    return Lock(place / own.name.rpartition("-")[2])
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:

@@ -55,39 +55,45 @@ def main() -> None:
 
 
 def obey(order: dict[str, Any], channel: Channel) -> None:
-    """Bring one run to its end, from wherever it stands."""
+    """Bring one run to its end, from wherever it stands; one that another process has is his."""
     import torch
 
+    from segcredit.runlog.lock import LockedError
+    from segcredit.study.store import claim
+
+    torch.set_num_threads(int(order["threads"]))
+    own = Path(order["folder"])
+    while True:
+        try:
+            lock = claim(own)
+            break
+        except LockedError:  # it will be finished there, or left to us
+            channel.tell("elsewhere")
+            time.sleep(WAIT)
+    try:
+        _bring_to_its_end(order, channel)
+    finally:
+        lock.release()
+
+
+def _bring_to_its_end(order: dict[str, Any], channel: Channel) -> None:
     from segcredit.config import parse_recipe
-    from segcredit.runlog import RunError
-    from segcredit.runlog.lock import Lock, LockedError
-    from segcredit.study.store import finish, is_finished, record_of
+    from segcredit.study.store import finish, folder_of, is_finished, record_of
     from segcredit.study.telling import Telling
     from segcredit.train.loop import Stopped
     from segcredit.train.trainer import Trainer
 
-    folder, keep = Path(order["folder"]), bool(order["keep_policy"])
-    torch.set_num_threads(int(order["threads"]))
-    while not is_finished(folder):
-        if record_of(folder) is None:
-            try:
-                trainer = Trainer.from_recipe(parse_recipe(order["recipe"], folder.name))
-                resume = (folder / "config.yaml").is_file()
-                trainer.train(folder, resume=resume, watch=Telling(channel.tell))
-            except Stopped:
-                channel.tell("stopped")
-                return
-            except RunError:
-                try:
-                    Lock(folder / ".lock").release()
-                except LockedError:  # it will be finished there, or left to us
-                    channel.tell("elsewhere")
-                    time.sleep(WAIT)
-                    continue
-                if resume == (folder / "config.yaml").is_file():
-                    raise
-                continue
-        finish(folder, keep)
+    folder = folder_of(Path(order["folder"]))
+    if record_of(folder) is None:
+        trainer = Trainer.from_recipe(parse_recipe(order["recipe"], folder.name))
+        resume = (folder / "config.yaml").is_file()
+        try:
+            trainer.train(folder, resume=resume, watch=Telling(channel.tell))
+        except Stopped:
+            channel.tell("stopped")
+            return
+    if not is_finished(folder):
+        finish(folder, bool(order["keep_policy"]))
     channel.tell("done")
 
 

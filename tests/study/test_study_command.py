@@ -67,7 +67,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 def runs_of(folder: Path) -> list[str]:
-    return sorted(x.name.rpartition("-")[0] for x in (folder / "studies" / "runs").iterdir())
+    return sorted(x.name.rpartition("-")[0] for x in (folder / "studies" / "runs").glob("*-*"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_runs_what_is_needed_and_writes_it_down(whole: Path) -> None:
     assert runs_of(whole) == ["ppo-s0", "sapo-s0", "warm-start-s0"]
-    for place in (whole / "studies" / "runs").iterdir():
+    for place in (whole / "studies" / "runs").glob("*-s0-*"):
         assert json.loads((place / "finished.json").read_bytes()) == {"cleared": True}
     lines = results(whole)["curves.csv"].decode().splitlines()
     assert len(lines) == 1 + 2 * 5, "before, and after each of four steps"
@@ -127,7 +127,7 @@ def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(whole: 
 def test_light_copies_of_runs_suffice(whole: Path, tmp_path: Path) -> None:
     """Records of finished runs without models and warm starts, as one brings them home."""
     write(tmp_path)
-    for place in (whole / "studies" / "runs").iterdir():
+    for place in (whole / "studies" / "runs").glob("*-s0-*"):
         if not place.name.startswith("warm"):
             copied = tmp_path / "studies" / "runs" / place.name
             copied.mkdir(parents=True)
@@ -173,6 +173,7 @@ def test_list_and_dry_run_train_nothing(whole: Path, monkeypatch: pytest.MonkeyP
 def test_every_study_is_listed() -> None:
     found = segcredit("--list", "-o", "nowhere")
     assert found.exit_code == 0
+    assert "runs in all, 0 done; shared ones once" in found.stdout
     for name in ("table1", "fig5", "lambda", "authors"):
         assert name in found.stdout
 
@@ -249,3 +250,16 @@ def test_interrupted_it_saves_and_the_same_command_goes_on(whole: Path, tmp_path
     call = run(tmp_path, "study", "mine.yaml", "-j", 2)
     assert call.wait() == 0
     assert results(tmp_path) == results(whole)
+
+
+def test_two_at_once_in_one_folder_share_the_work(whole: Path, tmp_path: Path) -> None:
+    write(tmp_path)
+    calls = [start(tmp_path, "study", "mine.yaml") for _ in range(2)]
+    for call in calls:
+        assert call.wait() == 0, call.said + call.complained
+    assert results(tmp_path) == results(whole)
+    for place in (tmp_path / "studies" / "runs").glob("*-s0-*"):
+        stages = [
+            json.loads(x)["stage"] for x in (place / "metrics.jsonl").read_text().splitlines()
+        ]
+        assert stages.count("evaluation") == (1 if place.name.startswith("warm") else 5)
