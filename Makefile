@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: help setup test lint types imports unit demo bench figures clean verl-setup test-verl
+.PHONY: help setup test lint types imports unit demo studies bench figures clean verl-setup test-verl
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,10 @@ test-verl: $(VERL_STAMP)  ## the plugin for verl, whole runs included, on a CPU
 
 demo: $(STAMP)  ## the main job: a tiny vision-language model learns by SAPO, a few minutes
 	$(BIN)/segcredit demo
+
+studies: $(STAMP)  ## every table and figure at the smallest scale: that they run, nothing more
+	rm -rf studies/smoke
+	$(BIN)/segcredit study all --scale smoke --jobs 2 --folder studies/smoke
 
 bench: $(STAMP)  ## how fast are credit and a training step
 	$(BIN)/python benchmarks/credit.py

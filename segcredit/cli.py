@@ -12,6 +12,7 @@ from segcredit.commands import evaluate as evaluation
 from segcredit.commands import plan as planning
 from segcredit.commands import prepare as preparing
 from segcredit.commands import report as reporting
+from segcredit.commands import study as studying
 from segcredit.commands import train as training
 from segcredit.commands import verl as on_verl
 from segcredit.viewer import command as segment
@@ -29,6 +30,7 @@ app.command(epilog=training.EPILOG)(training.train)
 app.command(epilog=evaluation.EPILOG)(evaluation.evaluate)
 app.command(epilog=reporting.EPILOG)(reporting.report)
 app.command(epilog=analysis.EPILOG)(analysis.analyze)
+app.command(epilog=studying.EPILOG)(studying.study)
 app.command(epilog=preparing.EPILOG)(preparing.prepare)
 app.command(epilog=planning.EPILOG)(planning.plan)
 app.command(epilog=on_verl.EPILOG)(on_verl.verl)

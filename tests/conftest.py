@@ -27,7 +27,7 @@ if importlib.util.find_spec("beartype"):
             "plan",
             "report",
         ),
-        *("rewards", "rollout", "runlog", "train", "types", "viewer"),
+        *("rewards", "rollout", "runlog", "study", "train", "types", "viewer"),
     ]
     install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")
 

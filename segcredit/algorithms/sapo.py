@@ -2,16 +2,19 @@
 
 from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.objective import (
+    Adjustment,
     BoundaryMSE,
     Clamp,
     Clipped,
     MicroBatchTokenMean,
     ResponseMean,
     RewardKL,
+    TokenMean,
     Whiten,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import GeometricMean, TokenRatio
+from segcredit.core.segments import ValueAt
 from segcredit.partition import Partition, TopEntropy, float_ceil, float_nudge
 
 FRACTION = 0.30
@@ -35,20 +38,29 @@ def sapo(
     clip: tuple[float, float] = (0.2, 0.2),
     kl: float = 0.001,
     partition: Partition | None = None,
+    value_at: ValueAt = "start",
+    whiten: bool = False,
+    clamp: float | None = None,
+    dual_clip: float | None = None,
+    token_mean: bool = False,
 ) -> PolicyGradient:
     """Segment-Aligned Policy Optimization (arXiv 2605.01327, Algorithm 1), as the paper states it.
 
     Defaults: §5.1 (k = 30) and Table 7 (λ, γ, KL). The paper's ε is symmetric and never given;
-    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3).
+    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3). The last five
+    are what the authors' code does otherwise, to be tried one at a time: where V is read, whitened
+    and limited advantages, the dual clip, a mean over tokens instead of each response's own.
     """
     segments = _units(fraction, partition)  # §4.2, Eq. 11
+    adjust: tuple[Adjustment, ...] = (Whiten(),) if whiten else ()
     return PolicyGradient(
-        credit=GAE(over=segments, lam=lam, gamma=gamma, value_at="start"),  # Eq. 6–7
+        credit=GAE(over=segments, lam=lam, gamma=gamma, value_at=value_at),  # Eq. 6–7
         ratio=GeometricMean(over=segments),  # Eq. 8
-        surrogate=Clipped(*clip),  # Eq. 9
-        reduce=ResponseMean(),  # the 1/T of Eq. 9
+        surrogate=Clipped(*clip, dual=dual_clip),  # Eq. 9
+        reduce=TokenMean() if token_mean else ResponseMean(),  # the 1/T of Eq. 9
         critic=BoundaryMSE(),  # Eq. 10
         kl=RewardKL(kl) if kl else None,  # Table 7
+        adjust=adjust if clamp is None else (*adjust, Clamp(clamp)),
     )
 
 

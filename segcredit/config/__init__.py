@@ -3,9 +3,13 @@
 from segcredit.config.read import (
     GIVEN_IN_PYTHON,
     RecipeError,
+    apply_overrides,
     load_recipe,
+    merge_settings,
     parse_recipe,
+    read_settings,
     recipe_path,
+    recipe_settings,
 )
 from segcredit.config.recipe import (
     DataSettings,
@@ -41,7 +45,11 @@ __all__ = [
     "TreeSettings",
     "UpdateSettings",
     "WarmStart",
+    "apply_overrides",
     "load_recipe",
+    "merge_settings",
     "parse_recipe",
+    "read_settings",
     "recipe_path",
+    "recipe_settings",
 ]

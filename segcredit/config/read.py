@@ -103,11 +103,29 @@ def _listed(name: str, shipped: Iterable[str]) -> str:
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by file or name, on its bases, with ``key.path=value`` applied, validated whole."""
-    path = recipe_path(name)
-    found = _with_bases(path)
+    return parse_recipe(apply_overrides(recipe_settings(name), overrides), str(recipe_path(name)))
+
+
+def recipe_settings(name: str) -> dict[str, Any]:
+    """What a recipe and its bases say, as plain data, not yet validated: to build on."""
+    return _with_bases(recipe_path(name))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """One file of settings as plain data, in the YAML of recipes."""
+    return _read(path)
+
+
+def merge_settings(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Some settings on top of others, as a recipe stands on its base; neither is changed."""
+    return _merged(under, over)
+
+
+def apply_overrides(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The same settings with each ``key.path=value`` set in place."""
     for override in overrides:
         _override(found, override)
-    return parse_recipe(found, str(path))
+    return found
 
 
 def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

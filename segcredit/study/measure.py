@@ -1,0 +1,98 @@
+"""What a study reads off a run: its held-out curve, and what it cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segcredit.runlog import Run, read_run
+
+ACCURACY = "sampled"
+"""Held-out accuracy of sampled responses: what is measured."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run in numbers. Shares lie in [0, 1]; what was not recorded is NaN."""
+
+    steps: tuple[int, ...]
+    """Of the evaluations, counted from the first, which is before any optimisation."""
+    accuracy: tuple[float, ...]
+    area: float
+    """The measure: mean held-out accuracy over the curve."""
+    final: float
+    """At its end."""
+    tokens: float
+    """Sampled in training, the critic's pretraining and continuations included."""
+    seconds: float
+    """Of training, without the warm start and without evaluations."""
+    clip_fraction: float
+    """Mean over the steps of optimisation, as are the following."""
+    explained_variance: float
+    segment_length: float
+    entropy: float
+    response_length: float
+    explained_before: float
+    """The critic's explained variance in the last batch of its pretraining."""
+
+
+def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
+    """Normalised area under a curve by trapezoids: its mean over the steps, 1 if always right."""
+    if len(values) == 0:
+        return float("nan")
+    width = steps[-1] - steps[0]
+    if width <= 0:
+        return float(values[-1])
+    x, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum() / width)
+
+
+def measure(run: Run) -> Measured:
+    """Everything the tables and curves show of a finished run."""
+    evaluated = [row for row in run.metrics if row.get("stage") == "evaluation"]
+    curve = [(int(row["step"]), float(row[ACCURACY])) for row in evaluated if ACCURACY in row]
+    if not curve:
+        raise ValueError(
+            f"{run.path} has no held-out accuracy: its data has no test prompts (data.test)."
+        )
+    first = curve[0][0]
+    steps, accuracy = [step - first for step, _ in curve], [x for _, x in curve]
+    trained = [row for row in run.metrics if row.get("stage") not in ("evaluation", "warm_start")]
+    optimised = [row for row in trained if row.get("stage") != "pretrain_critic"]
+    before = [row for row in trained if row.get("stage") == "pretrain_critic"]
+    return Measured(
+        steps=tuple(steps),
+        accuracy=tuple(accuracy),
+        area=area_under(steps, accuracy),
+        final=accuracy[-1],
+        tokens=sum(_tokens(row, run.config) for row in trained),
+        seconds=sum(x for row in trained for key, x in row.items() if key.startswith("time/")),
+        clip_fraction=_mean(optimised, "clip_fraction"),
+        explained_variance=_mean(optimised, "explained_variance"),
+        segment_length=_mean(optimised, "segment_length"),
+        entropy=_mean(optimised, "entropy"),
+        response_length=_mean(optimised, "response_length"),
+        explained_before=_mean(before[-1:], "explained_variance"),
+    )
+
+
+@lru_cache(maxsize=4096)
+def read_measured(folder: Path) -> Measured:
+    """The same of a finished run's folder, which does not change any more."""
+    return measure(read_run(folder))
+
+
+def _tokens(row: dict[str, Any], config: dict[str, Any]) -> float:
+    """Of one step: of its responses, and of continuations from the middle of them."""
+    rollout = config.get("rollout") or {}
+    rows = rollout.get("prompts", 0) * rollout.get("samples", 0)
+    more = row.get("continuations/tokens", 0.0)
+    return float(row.get("response_length", 0.0)) * rows + float(more)
+
+
+def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
+    values = [float(row[key]) for row in rows if row.get(key) is not None]
+    return sum(values) / len(values) if values else float("nan")

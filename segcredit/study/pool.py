@@ -1,0 +1,181 @@
+"""Several processes that train side by side, and what they say."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+FRESH_AFTER = 120.0
+"""Seconds of training after which a process is replaced: short runs share its start, long ones
+leave nothing behind for the next."""
+PATIENCE = 60.0
+"""Seconds for a process to finish its step when it is asked to stop."""
+TAIL = 2000
+"""Characters of a dead process's log that are searched for its last words."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run, for a process to bring to its end."""
+
+    name: str
+    recipe: dict[str, Any]
+    folder: Path
+    keep_policy: bool
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process."""
+
+    process: "subprocess.Popen[str]"
+    log: Path
+    order: Order | None = None
+    busy_since: float = 0.0
+    used: float = 0.0
+    """Seconds of training so far."""
+
+    def give(self, order: Order, threads: int) -> None:
+        """Have it train."""
+        assert self.process.stdin is not None
+        self.order, self.busy_since = order, time.monotonic()
+        told = {
+            "recipe": order.recipe,
+            "folder": str(order.folder),
+            "keep_policy": order.keep_policy,
+            "threads": threads,
+        }
+        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.flush()
+
+    def last_words(self) -> str:
+        """The end of its log, for one that died without a message."""
+        try:
+            text = self.log.read_text(errors="replace")[-TAIL:]
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+@dataclass
+class Pool:
+    """At most ``jobs`` processes at a time, each with its share of the cores."""
+
+    jobs: int
+    logs: Path
+    workers: list[Worker] = field(default_factory=list)
+    _events: "SimpleQueue[tuple[Worker, dict[str, Any]]]" = field(default_factory=SimpleQueue)
+    _started: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Of each process, where the recipe does not say."""
+        return max(1, (os.cpu_count() or 1) // self.jobs)
+
+    @property
+    def free(self) -> int:
+        """How many more runs can begin."""
+        return self.jobs - sum(worker.order is not None for worker in self.workers)
+
+    def begin(self, order: Order) -> None:
+        """Train it in an idle process, or in a new one."""
+        idle = [worker for worker in self.workers if worker.order is None]
+        worker = idle[0] if idle else self._start()
+        try:
+            worker.give(order, self.threads)
+        except OSError:  # it died while it was idle
+            worker.order = None
+            self._retire(worker)
+            self._start().give(order, self.threads)
+
+    def events(self, wait: float) -> Iterator[tuple[Order, dict[str, Any]]]:
+        """What has happened since, waiting a moment for the first."""
+        timeout: float | None = wait
+        while True:
+            try:
+                worker, event = self._events.get(timeout=timeout)
+            except Empty:
+                return
+            timeout = 0.0
+            order = worker.order
+            if event["event"] in ("done", "failed", "stopped", "gone"):
+                worker.order = None
+                worker.used += time.monotonic() - worker.busy_since
+            if event["event"] == "gone" or (worker.order is None and worker.used > FRESH_AFTER):
+                self._retire(worker)
+            if order is not None and event["event"] != "ready":
+                yield order, event
+
+    def stop(self) -> None:
+        """Let every process finish its step and save."""
+        for worker in self.workers:
+            if worker.order is not None:
+                worker.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """End all processes; what they were doing is resumed another time."""
+        for worker in [*self.workers]:
+            self._retire(worker)
+
+    def _start(self) -> Worker:
+        self._started += 1
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{os.getpid()}-{self._started}.txt"
+        threads = dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads)
+        )
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "segcredit.study.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**threads, **os.environ, **_same_package(), "TOKENIZERS_PARALLELISM": "false"},
+                start_new_session=True,  # Ctrl-C comes through us
+            )
+        worker = Worker(process, log)
+        self.workers.append(worker)
+        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        return worker
+
+    def _listen(self, worker: Worker) -> None:
+        assert worker.process.stdout is not None
+        for line in worker.process.stdout:
+            self._events.put((worker, json.loads(line)))
+        code = worker.process.wait()
+        said = worker.last_words()
+        message = f"its process ended with code {code}{': ' if said else ''}{said}"
+        self._events.put((worker, {"event": "gone", "message": message}))
+
+    def _retire(self, worker: Worker) -> None:
+        """Its stdin ends, and so does it; only one that died by itself leaves its log."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+        died = worker.process.poll() not in (None, 0)
+        assert worker.process.stdin is not None
+        try:
+            worker.process.stdin.close()
+            worker.process.wait(timeout=PATIENCE)
+        except (OSError, subprocess.TimeoutExpired):
+            worker.process.kill()
+            worker.process.wait()
+        if not died:
+            worker.log.unlink(missing_ok=True)
+
+
+def _same_package() -> dict[str, str]:
+    """This package, also where another one is installed."""
+    own = str(Path(str(files("segcredit"))).parent)
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": own if before is None else os.pathsep.join([own, before])}

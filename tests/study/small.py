@@ -1,0 +1,50 @@
+"""A study of seconds, and runs that were never run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from segcredit.study import SCALES, Options, Plan, Store, Study
+from segcredit.study.definition import parse_study
+from segcredit.study.store import FINISHED, Planned
+
+SMOKE = SCALES["smoke"]
+
+
+def study(**changes: Any) -> Study:
+    """Two arms on text."""
+    found: dict[str, Any] = {
+        "name": "small",
+        "title": "A small one",
+        "asks": "Does it work?",
+        "base": "text",
+        "reference": "sapo",
+        "arms": {"sapo": {"label": "SAPO", "algorithm": "sapo"}, "ppo": {"algorithm": "ppo"}},
+    }
+    return parse_study(found | changes)
+
+
+def plan(folder: Path, options: Options | None = None, **changes: Any) -> Plan:
+    return Plan(study(**changes), SMOKE, options or Options(), Store(folder / "runs"))
+
+
+def pretend(store: Store, planned: Planned, accuracy: Sequence[float], **metrics: float) -> Path:
+    """A finished run with that held-out curve, one step between two evaluations."""
+    folder = store.path / planned.name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(planned.recipe(None).as_dict()))
+    lines: list[dict[str, Any]] = []
+    for step, share in enumerate(accuracy):
+        if step:
+            lines.append(
+                {"step": step + 1, "stage": "optimize", "response_length": 10.0, **metrics}
+            )
+        else:
+            lines.append({"step": 1, "stage": "pretrain_critic", "response_length": 10.0})
+        lines.append({"step": step + 1, "stage": "evaluation", "sampled": share})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    (folder / FINISHED).write_text(json.dumps({"cleared": True}))
+    return folder

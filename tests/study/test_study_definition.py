@@ -1,0 +1,132 @@
+"""Studies as they are written down."""
+
+from pathlib import Path
+
+import pytest
+from small import SMOKE, plan, study
+
+from segcredit.config import RecipeError
+from segcredit.config.recipe import Settings
+from segcredit.study import SCALES, Arm, Options, Plan, Store, Study, load_study, shipped_studies
+from segcredit.study.scales import scale_of
+
+NAMES = ["table1", "table2", "table3", "fig3", "fig4", "fig5", "fig6", "fig7"]
+OURS = ["authors", "lambda", "value_at"]
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert [*shipped_studies()] == NAMES + OURS
+
+
+@pytest.mark.parametrize("name", NAMES + OURS)
+@pytest.mark.parametrize("scale", ["smoke", "paper"])
+def test_every_arm_is_a_valid_recipe(name: str, scale: str, tmp_path: Path) -> None:
+    found = load_study(name)
+    # the paper's own recipes do not pretrain SAPO's critic, so there a cold one is the same
+    options = Options(only=tuple(found.arms) if scale == "smoke" else ())
+    made = Plan(found, SCALES[scale], options, Store(tmp_path))
+    runs = {made.run(arm, 0, 1e-3).digest for arm in made.arms}
+    assert len(runs) == len(made.arms), "two arms are the same"
+
+
+def test_the_paper_figure_four_has_eight_methods() -> None:
+    found = load_study("fig4")
+    names = {str(arm.algorithm) for arm in found.arms.values() if not arm.optional}
+    assert names == {
+        *("sapo", "ppo", "grpo", "rloo", "vineppo", "spo_chain", "restem", "dpo_positive")
+    }
+    assert found.published is not None
+    assert all(len(numbers) == 8 for numbers in found.published.columns.values())
+
+
+def test_lambda_is_matched_in_tokens() -> None:
+    """λ of a segment is that of a token to the power of its tokens, 1 / k."""
+    arms = load_study("lambda").arms
+    lam = {}
+    for name, arm in arms.items():
+        spec = {"name": arm.algorithm} if isinstance(arm.algorithm, str) else arm.algorithm
+        assert spec is not None
+        lam[name] = spec.get("lam", 0.99)
+    length = 1 / 0.3
+    for horizon in ("short", "long", "one"):
+        tokens, segments = lam[f"token_{horizon}"], lam[f"segment_{horizon}"]
+        assert segments == pytest.approx(tokens**length, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reference": "grpo"}, "reference is one of the arms sapo, ppo; got 'grpo'"),
+        ({"arms": {"sapo": {"algoritm": "sapo"}}}, "unknown key. Did you mean 'algorithm'?"),
+        ({"figure": ["curves"]}, "unknown key. Did you mean 'figures'?"),
+        ({"figures": ["sweep"]}, "a sweep is drawn against the arms' at; got none"),
+        (
+            {"published": {"source": "x", "columns": {"Geo3K": {"grpo": 1.0}}}},
+            "published.columns.Geo3K: no arm 'grpo' in sapo, ppo",
+        ),
+    ],
+)
+def test_mistakes_are_told(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        study(**changes)
+    assert said in str(error.value)
+
+
+def test_names_that_nobody_has_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="Did you mean 'table1'"):
+        load_study("tabel1")
+    with pytest.raises(RecipeError, match="the scales are smoke, mini, paper; got 'big'"):
+        scale_of("big")
+    with pytest.raises(RecipeError, match=r"no arm 'pppo'; it has sapo, ppo\. Did you mean 'ppo'"):
+        plan(tmp_path, Options(only=("pppo",)))
+    with pytest.raises(RecipeError, match="seed 1000 is one of those"):
+        plan(tmp_path, Options(seeds=(0, 1000)))
+    assert plan(tmp_path, Options(seeds=(0, 1000), tune=False)).seeds == (0, 1000)
+
+
+def test_an_optional_arm_runs_when_it_is_asked_for(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "ppo": {"algorithm": "ppo"}, "rest": {"cold": True, "optional": True}}
+    assert plan(tmp_path, arms=arms).arms == ["sapo", "ppo"]
+    assert plan(tmp_path, Options(only=("rest",)), arms=arms).arms == ["sapo", "rest"]
+
+
+def test_seeds_are_the_users_the_studys_or_the_scales(tmp_path: Path) -> None:
+    assert plan(tmp_path).seeds == SMOKE.seeds
+    assert plan(tmp_path, seeds={"smoke": [4, 5], "mini": [6]}).seeds == (4, 5)
+    assert plan(tmp_path, Options(seeds=(7,)), seeds={"smoke": [4, 5]}).seeds == (7,)
+
+
+def test_the_documents_study_is_one(tmp_path: Path) -> None:
+    """docs/studies.md: a study of one's own, in ten lines, at a scale that anyone has."""
+    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "mine.yaml"
+    path.write_text(example)
+    made = Plan(load_study(str(path)), SMOKE, Options(), Store(tmp_path))
+    assert made.arms == ["paper", "far", "wide"]
+    assert made.recipe("wide").rollout.temperature == 1.2
+    assert len(example.splitlines()) <= 11
+
+
+@pytest.mark.parametrize("kind", [Arm, Study])
+def test_every_key_is_documented(kind: type[Settings]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    for key in kind.model_fields:
+        assert f"`{key}`" in text or key == "name", f"docs/studies.md does not say what {key} is"
+    for name in shipped_studies():
+        assert f"`{name}`" in text
+
+
+def test_a_base_is_looked_for_beside_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    (folder / "base.yaml").write_text(Path(SMOKE.bases["text"]).read_text() + "seed: 5\n")
+    arms = "arms: {sapo: {}}"
+    (folder / "mine.yaml").write_text(
+        f"title: x\nasks: y\nbase: base.yaml\nreference: sapo\n{arms}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = Plan(load_study("deep/mine.yaml"), SMOKE, Options(), Store(tmp_path))
+    assert made.recipe("sapo").data.world == "derived_variables"

@@ -1,0 +1,57 @@
+"""What is read off a run, against hand numbers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from small import plan, pretend
+
+from segcredit.runlog import read_run
+from segcredit.study.measure import area_under, measure
+
+
+def test_the_area_is_the_mean_over_the_curve() -> None:
+    assert area_under([0, 10, 20], [0.2, 0.4, 0.6]) == pytest.approx(0.4)
+    assert area_under([0, 1, 10], [0.0, 1.0, 1.0]) == pytest.approx(0.95), "unequal steps"
+    assert area_under([5, 15], [0.5, 0.5]) == 0.5, "wherever it begins"
+    assert area_under([3], [0.7]) == 0.7
+    assert math.isnan(area_under([], []))
+
+
+def test_a_run_in_numbers(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    run = made.run("ppo", 0, 1e-3)
+    recorded = {
+        "clip_fraction": 0.25,
+        "explained_variance": 0.5,
+        "continuations/tokens": 30.0,
+        "time/sample": 1.5,
+        "time/update": 0.5,
+    }
+    folder = pretend(made.store, run, [0.1, 0.3, 0.7], **recorded)
+    found = measure(read_run(folder))
+    assert found.steps == (0, 1, 2)
+    assert found.accuracy == (0.1, 0.3, 0.7)
+    assert found.area == pytest.approx(0.35)
+    assert found.final == 0.7
+    assert found.tokens == 3 * 16 * 10 + 2 * 30, "pretraining, responses, continuations"
+    assert found.seconds == 4.0
+    assert (found.clip_fraction, found.explained_variance) == (0.25, 0.5)
+    assert math.isnan(found.entropy), "it was not recorded"
+    assert math.isnan(found.explained_before)
+
+
+def test_steps_that_lack_a_number_do_not_count_for_it(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    folder = pretend(made.store, made.run("ppo", 0, 1e-3), [0.1, 0.3], entropy=0.5)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "stage": "optimize", "entropy": None}) + "\n")
+    assert measure(read_run(folder)).entropy == 0.5
+
+
+def test_without_held_out_prompts_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    folder = pretend(made.store, made.run("ppo", 0, 1e-3), [])
+    with pytest.raises(ValueError, match=r"no held-out accuracy.*data\.test"):
+        measure(read_run(folder))

@@ -1,0 +1,206 @@
+"""From arms to runs: equal terms, shared warm starts, addresses, tuned learning rates."""
+
+from pathlib import Path
+
+import pytest
+from small import SMOKE, plan, pretend, study
+
+from segcredit.config import RecipeError, WarmStart
+from segcredit.study import Options, Plan, Store
+from segcredit.study.recipes import arm_recipe, warm_start_of
+from segcredit.study.store import Planned
+
+
+def kinds(planned: Planned) -> list[str]:
+    start = "start" if planned.start else None
+    return [stage.kind for stage in planned.recipe(start).stages]
+
+
+def test_arms_share_what_the_base_says_of_kl_clip_and_gamma() -> None:
+    arms = {
+        "sapo": {},
+        "rloo": {"algorithm": "rloo", "samples": 2},
+        "restem": {"algorithm": "restem"},
+        "own": {"algorithm": {"name": "ppo", "kl": 0.5}},
+    }
+    made = study(arms=arms, recipe={"algorithm": {"gamma": 0.9, "lam": 0.5}})
+    found = {name: arm_recipe(made, name, SMOKE).algorithm for name in arms}
+    assert found["sapo"] == {
+        "name": "sapo",
+        "kl": 0.0,
+        "clip": [0.2, 0.2],
+        "gamma": 0.9,
+        "lam": 0.5,
+    }
+    assert found["rloo"] == {"name": "rloo", "kl": 0.0, "clip": [0.2, 0.2]}
+    assert found["restem"] == {"name": "restem"}
+    assert found["own"] == {"name": "ppo", "kl": 0.5, "clip": [0.2, 0.2], "gamma": 0.9}
+
+
+def test_more_samples_are_of_fewer_prompts() -> None:
+    arms = {
+        "sapo": {},
+        "grpo": {"algorithm": "grpo", "samples": 8},
+        "more": {"algorithm": "grpo", "samples": 8, "same_prompts": True},
+        "fewer": {"algorithm": "vineppo", "share": 0.25},
+        "odd": {"algorithm": "grpo", "samples": 5},
+    }
+    made = study(arms=arms)
+    rollouts = [arm_recipe(made, x, SMOKE).rollout for x in ("sapo", "grpo", "more", "fewer")]
+    assert [(x.prompts, x.samples) for x in rollouts] == [(16, 1), (2, 8), (16, 8), (4, 1)]
+    with pytest.raises(RecipeError, match="16 rollouts a step cannot be divided among 5"):
+        arm_recipe(made, "odd", SMOKE)
+
+
+def test_stages_are_the_methods(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "cold": {"cold": True}, "grpo": {"algorithm": "grpo", "samples": 2}}
+    made = plan(tmp_path, arms=arms)
+    runs = {arm: made.run(arm, 0, 1e-3) for arm in made.arms}
+    assert kinds(runs["sapo"]) == ["pretrain_critic", "optimize"]
+    assert kinds(runs["cold"]) == kinds(runs["grpo"]) == ["optimize"]
+    start = runs["sapo"].start
+    assert start is not None
+    assert kinds(start) == ["warm_start"]
+
+
+def test_one_warm_start_per_seed_serves_all_arms_and_studies(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "ppo": {"algorithm": "ppo"}, "grpo": {"algorithm": "grpo", "samples": 8}}
+    one = plan(tmp_path, Options(seeds=(0, 1)), arms=arms)
+    other = plan(tmp_path, Options(seeds=(1,), overrides=("optimizer.lr=0.5",)), name="other")
+    starts = {
+        (arm, seed): found.run(arm, seed, rate).start
+        for found, rate in ((one, 1e-3), (other, 1e-4))
+        for arm in found.arms
+        for seed in found.seeds
+    }
+    digests = {key: x.digest for key, x in starts.items() if x is not None}
+    assert len(digests) == 6
+    assert {x for (_, seed), x in digests.items() if seed == 1} == {digests["ppo", 1]}
+    assert digests["ppo", 0] != digests["ppo", 1]
+
+
+def test_an_arm_with_other_data_has_another_warm_start(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "other": {"recipe": {"data": {"settings": {"given": 3}}}}}
+    made = plan(tmp_path, arms=arms)
+    starts = [made.run(arm, 0, 1e-3).start for arm in made.arms]
+    assert len({x.digest for x in starts if x is not None}) == 2
+
+
+def test_without_imitation_there_is_no_run_for_it() -> None:
+    recipe = arm_recipe(study(), "sapo", SMOKE)
+    rest = [stage for stage in recipe.stages if not isinstance(stage, WarmStart)]
+    assert warm_start_of(recipe.model_copy(update={"stages": rest})) is None
+
+
+# ── Addresses ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_address_is_the_recipes(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "same": {"algorithm": {"name": "sapo", "fraction": 0.3, "lam": 0.99}}}
+    made = plan(tmp_path, arms=arms)
+    run = made.run("sapo", 0, 1e-3)
+    assert run.digest == made.run("same", 0, 1e-3).digest, "defaults may be written out"
+    others = [
+        made.run("sapo", 1, 1e-3),
+        made.run("sapo", 0, 2e-3),
+        plan(tmp_path, Options(overrides=("rollout.max_tokens=19",))).run("sapo", 0, 1e-3),
+        plan(tmp_path, Options(overrides=("stages.0.steps=61",))).run("sapo", 0, 1e-3),
+    ]
+    assert len({run.digest, *(x.digest for x in others)}) == 5
+    assert run.name == f"sapo-s0-{run.digest}"
+
+
+def test_a_run_is_found_under_another_arms_name_and_in_a_moved_store(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "same": {"algorithm": {"name": "sapo", "fraction": 0.3}}}
+    made = plan(tmp_path, arms=arms)
+    folder = pretend(made.store, made.run("sapo", 0, 1e-3), [0.1, 0.2])
+    assert made.store.folder(made.run("same", 0, 1e-3)) == folder
+    assert made.store.finished(made.run("same", 0, 1e-3))
+    moved = (tmp_path / "runs").rename(tmp_path / "moved")
+    assert Store(moved).finished(plan(tmp_path, arms=arms).run("sapo", 0, 1e-3))
+
+
+def test_a_run_begins_from_the_start_in_its_store(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    recipe = made.store.recipe(made.run("ppo", 0, 1e-3))
+    start = made.run("ppo", 0, 1e-3).start
+    assert start is not None
+    place = tmp_path / "runs" / start.name / "checkpoints" / "step-000060" / "policy"
+    assert recipe.model.path == str(place)
+    assert recipe.model.tiny is None
+    assert recipe.optimizer.lr == 1e-3
+
+
+# ── Learning rates ───────────────────────────────────────────────────────────────────────────────
+
+
+def tuned(tmp_path: Path, curves: dict[str, list[list[float]]], **changes: object) -> Plan:
+    """A plan whose tuning runs have these curves, by arm and rate."""
+    made = plan(tmp_path, **changes)
+    for arm, by_rate in curves.items():
+        for runs, curve in zip(made.tuning(arm).values(), by_rate, strict=True):
+            for run in runs:
+                pretend(made.store, run, curve)
+    return made
+
+
+def test_the_rate_with_the_larger_area_is_chosen(tmp_path: Path) -> None:
+    made = tuned(
+        tmp_path,
+        {"sapo": [[0.0, 0.5, 0.6], [0.0, 0.1, 0.9]], "ppo": [[0.0, 0.1], [0.0, 0.2]]},
+        tune="each",
+    )
+    sapo, ppo = made.rate("sapo"), made.rate("ppo")
+    assert sapo is not None
+    assert ppo is not None
+    assert sapo.rate == 1e-3  # mean of .25 and .55 against .05 and .5
+    assert sapo.tried == {1e-3: pytest.approx(0.4), 3e-3: pytest.approx(0.275)}
+    assert ppo.rate == 3e-3
+    assert ppo.at_edge
+    names = [run.name for run in made.planned() if run.kind == "run"]
+    assert names == [made.run("sapo", 0, 1e-3).name, made.run("ppo", 0, 3e-3).name]
+
+
+def test_ablations_take_the_references_rate(tmp_path: Path) -> None:
+    made = tuned(tmp_path, {"sapo": [[0.0, 0.5], [0.0, 0.9]]}, tune="reference")
+    rates = [made.rate(arm) for arm in made.arms]
+    assert [x.rate for x in rates if x is not None] == [3e-3, 3e-3]
+
+
+def test_equal_rates_leave_the_smaller(tmp_path: Path) -> None:
+    made = tuned(tmp_path, {"sapo": [[0.0, 0.5], [0.0, 0.5]]})
+    found = made.rate("sapo")
+    assert found is not None
+    assert found.rate == 1e-3
+
+
+def test_until_tuning_is_done_the_runs_are_not_known(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    first, second = (runs[0] for runs in made.tuning("sapo").values())
+    assert made.rate("sapo") is None
+    assert {run.kind for run in made.planned()} == {"warm", "tune"}
+    assert len(made.planned(guess=True)) == 2 + 2 + 2, "two starts, two rates, two arms"
+    pretend(made.store, first, [0.0, 0.5])
+    assert made.rate("sapo") is None
+    assert [start.seed for start in made.early()] == [0], "its warm start need not wait"
+    found = made.rate("sapo", failed={second.digest})
+    assert found is not None
+    assert (found.rate, found.failed) == (1e-3, (3e-3,))
+    assert made.rate("sapo", failed={first.digest, second.digest}) is None
+
+
+def test_tuning_has_seeds_and_steps_of_its_own(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    run = made.tuning("sapo")[3e-3][0]
+    assert run.seed == 1000
+    assert [stage.steps for stage in run.recipe("start").stages] == [1, 1]
+    assert run.recipe("start").optimizer.lr == 3e-3
+
+
+def test_without_tuning_rates_are_the_recipes(tmp_path: Path) -> None:
+    made = plan(tmp_path, Options(tune=False))
+    assert made.early() == []
+    assert not made.tuning("sapo")
+    found = made.rate("ppo")
+    assert found is not None
+    assert (found.rate, found.tried, found.at_edge) == (1e-3, {}, False)

@@ -1,0 +1,169 @@
+"""Intervals, paired differences, tables and figures, from runs that were never run."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+from small import plan, pretend
+
+from segcredit.study import Options, Plan
+from segcredit.study.summary import Summary, estimate, paired, summarise
+from segcredit.study.tables import (
+    arms_csv,
+    cost_table,
+    curves_csv,
+    latex,
+    markdown,
+    results_table,
+    runs_csv,
+    times_csv,
+)
+from segcredit.study.write import write_study
+
+SEEDS = (0, 1, 2)
+ARMS = {
+    "sapo": {"label": "SAPO"},
+    "ppo": {"label": "PPO", "algorithm": "ppo"},
+    "grpo": {"label": "GRPO & co", "algorithm": "grpo", "samples": 8, "same_prompts": True},
+}
+PUBLISHED = {"source": "a paper, Table 9", "columns": {"Geo3K": {"sapo": 46.26, "ppo": 21.8}}}
+
+
+def made(tmp_path: Path, **changes: object) -> Plan:
+    """Three arms, three seeds; the last arm lacks one."""
+    options = Options(seeds=SEEDS, tune=False)
+    found = plan(tmp_path, options, arms=ARMS, published=PUBLISHED, **changes)
+    for seed in SEEDS:
+        start = 0.1 * seed
+        pretend(found.store, found.run("sapo", seed, 1e-3), [start, start + 0.2, start + 0.4])
+        gain = 0.1 + 0.01 * seed
+        pretend(found.store, found.run("ppo", seed, 1e-3), [start, start + 0.2, start + 0.4 - gain])
+        if seed:
+            pretend(found.store, found.run("grpo", seed, 1e-3), [start, start, start])
+    return found
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Summary:
+    return summarise(made(tmp_path))
+
+
+def test_an_interval_by_hand() -> None:
+    found = estimate([1.0, 2.0, 3.0])
+    half = 4.3027 / math.sqrt(3)
+    assert (found.mean, found.num) == (2.0, 3)
+    assert (found.low, found.high) == (pytest.approx(2 - half), pytest.approx(2 + half))
+    one = estimate([1.0, math.nan])
+    assert (one.mean, one.num) == (1.0, 1)
+    assert math.isnan(one.low)
+    assert estimate([]).num == 0
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Seeds differ far more than arms do: unpaired, nothing could be said."""
+    found = paired({0: 0.1, 1: 0.5, 2: 0.9}, {2: 0.8, 1: 0.4, 0: 0.0, 7: 0.3})
+    assert found.mean == pytest.approx(0.1)
+    assert found.high - found.low == pytest.approx(0.0, abs=1e-9)
+    assert found.num == 3
+
+
+def test_the_summary_by_hand(summary: Summary) -> None:
+    sapo, ppo, grpo = summary.arms
+    assert sapo.of(lambda run: run.final).mean == pytest.approx(0.5)
+    final = ppo.against(sapo, lambda run: run.final)
+    assert final.mean == pytest.approx(-0.11)
+    assert final.high - final.low == pytest.approx(2 * 4.3027 * 0.01 / math.sqrt(3), rel=1e-3)
+    assert ppo.against(sapo, lambda run: run.area).mean == pytest.approx(-0.11 / 4)
+    assert grpo.missing == (0,)
+    assert not summary.complete
+    assert grpo.against(sapo, lambda run: run.final).num == 2
+
+
+def test_budgets_are_compared(summary: Summary) -> None:
+    assert [summary.budget(arm) for arm in summary.arms] == [1.0, 1.0, 8.0]
+    assert [arm.name for arm in summary.unequal()] == ["grpo"]
+
+
+def test_the_table_of_results(summary: Summary) -> None:
+    table = results_table(summary)
+    assert table.columns[-1] == "paper: Geo3K"
+    sapo, ppo, grpo = table.rows
+    assert sapo[:3] == ("SAPO", "0.001", "3")
+    assert sapo[5] == sapo[7] == "", "not compared with itself"
+    assert sapo[-1] == "46.3"
+    assert ppo[7] == "−11.0 (−13.5 … −8.5)"
+    assert grpo[-1] == "–"
+    text = markdown(table).splitlines()
+    assert len(text) == 5
+    assert len({line.count("|") for line in text}) == 1
+    tex = latex(table)
+    assert "GRPO \\& co" in tex
+    assert "$-$11.0" in tex
+    assert "−" not in tex
+    assert tex.count("\\\\\n") == 4
+
+
+def test_times_are_apart_from_what_can_be_repeated(summary: Summary) -> None:
+    for text in (arms_csv(summary), runs_csv(summary), curves_csv(summary)):
+        assert "seconds" not in text
+        assert "time" not in text
+    assert times_csv(summary).startswith("arm,seed,seconds\n")
+    rows = list(csv.DictReader(io.StringIO(arms_csv(summary))))
+    assert float(rows[1]["final_difference"]) == pytest.approx(-0.11)
+    assert rows[0]["seeds"] == "0 1 2"
+    assert rows[2]["paper: Geo3K"] == ""
+    assert len(curves_csv(summary).splitlines()) == 1 + 3 * 8
+
+
+def test_a_label_may_hold_anything(summary: Summary) -> None:
+    assert "minutes" in cost_table(summary).columns
+    assert "a\\|b" in markdown(type(cost_table(summary))(("x",), (("a|b",),)))
+
+
+def test_the_page_says_what_is_missing_and_what_failed(tmp_path: Path) -> None:
+    found = made(tmp_path, note="A note.")
+    lost = found.run("grpo", 0, 1e-3)
+    folder = tmp_path / "out"
+    write_study(summarise(found, {lost.digest: "no memory\nleft"}), folder)
+    page = (folder / "study.md").read_text()
+    assert "**Incomplete: 1 of 9 runs are not there.**" in page
+    assert f"- {lost.name}: no memory left" in page
+    assert "**Budgets are not equal** within 5 %: GRPO & co (8.00 ×)" in page
+    assert "The paper's numbers: a paper, Table 9." in page
+    assert "Learning rates are the recipes'." in page
+    for name in ("study.tex", "study.csv", "runs.csv", "curves.csv", "times.csv"):
+        assert (folder / name).is_file()
+    for name in ("curves", "differences"):
+        assert f"]({name}.png)" in page
+        assert (folder / f"{name}.png").stat().st_size > 5000
+        assert "<svg" in (folder / f"{name}.svg").read_text()
+
+
+def test_a_figure_that_cannot_be_drawn_is_told(tmp_path: Path) -> None:
+    found = made(tmp_path, figures=["curves", "value_loss", "lift"])
+    lacking = write_study(summarise(found), tmp_path / "out")
+    assert lacking[0] == "no figure value_loss: no run has recorded value_loss."
+    assert lacking[1].startswith("no figure lift: ")
+
+
+def test_a_study_of_nothing_has_a_page_too(tmp_path: Path) -> None:
+    found = plan(tmp_path, Options(tune=False))
+    write_study(summarise(found), tmp_path / "out")
+    assert "**Incomplete: 2 of 2 runs" in (tmp_path / "out" / "study.md").read_text()
+
+
+def test_a_sweep_is_drawn_in_order(tmp_path: Path) -> None:
+    arms = {
+        "wide": {"algorithm": {"name": "sapo", "fraction": 0.9}, "at": 90},
+        "narrow": {"algorithm": {"name": "sapo", "fraction": 0.1}, "at": 10},
+    }
+    options = Options(seeds=(0, 1), tune=False)
+    found = plan(tmp_path, options, arms=arms, reference="wide", figures=["sweep"], axis="k (%)")
+    for arm in arms:
+        for seed in (0, 1):
+            pretend(found.store, found.run(arm, seed, 1e-3), [0.1, 0.2 + 0.1 * seed])
+    write_study(summarise(found), tmp_path / "out")
+    record = (tmp_path / "out" / "sweep.json").read_text()
+    assert '"at": [\n   10.0,\n   90.0\n  ]' in record
