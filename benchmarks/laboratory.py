@@ -41,45 +41,45 @@ from segcredit.types import Response, Sampling
 FRACTIONS = (0.0, 0.25, 0.5, 0.75)
 COMMON = [
     "threads=1",
-    "rollout.prompts=128",
-    "rollout.max_tokens=160",
+    "rollout.prompts=256",
+    "rollout.max_tokens=128",
     "evaluation.prompts=256",
     "model.hidden=96",
     "model.layers=2",
     "model.heads=4",
-    "model.vision_layers=1",
-    "data.settings.modulus=11",
-    "data.settings.most=4",
-    "optimizer.critic_lr=1.0e-3",
+    "data.settings.modulus=7",
+    "data.settings.most=3",
+    "data.settings.openers=3",
+    "data.settings.verbs=2",
+    "data.settings.traps=0.25",
+    "data.settings.plain_right=0.95",
+    "optimizer.critic_lr=5.0e-4",
 ]
 SMALL = {
     "ledger": [
         *COMMON,
-        "data.settings.booked=[4, 5]",
-        "data.settings.foreign=[1, 1]",
-        "data.settings.kinds=6",
-        "data.settings.regions=6",
-        "data.settings.traps=0.25",
-        "stages.0.steps=700",
+        "data.settings.booked=[4, 4]",
+        "data.settings.foreign=[0, 1]",
+        "data.settings.kinds=5",
+        "data.settings.regions=4",
+        "stages.0.steps=350",
         "stages.0.batch=32",
-        "stages.0.lr=2.0e-3",
-        "stages.1.steps=16",
+        "stages.0.lr=3.0e-3",
+        "stages.0.warmup_steps=30",
     ],
     "tile_tour": [
         *COMMON,
-        "data.settings.visited=[4, 5]",
+        "data.settings.visited=[4, 4]",
         "data.settings.size=3",
         "data.settings.colours=3",
         "data.settings.shapes=3",
-        "data.settings.codes=4",
-        "data.settings.traps=0.25",
-        "stages.0.steps=300",
+        "data.settings.codes=2",
+        "stages.0.steps=500",
         "stages.0.batch=32",
         "stages.0.lr=2.0e-3",
-        "stages.1.steps=700",
+        "stages.1.steps=500",
         "stages.1.batch=32",
         "stages.1.lr=2.0e-3",
-        "stages.2.steps=16",
     ],
 }
 """The recipes on one CPU core: shorter chains, fewer contexts, a model of 0.3 M parameters."""
@@ -149,6 +149,7 @@ class Laboratory:
         begun = time.perf_counter()
         self.found["ceiling"] = self._ceiling(prefixes, continuations)
         self.seconds["oracle"] = time.perf_counter() - begun
+        print("\n" + table(self.found, self.seconds) + "\n", flush=True)
 
     def _collect(self, needs: frozenset[str], purpose: str) -> Collected:
         """Held-out prompts that evaluations do not ask."""

@@ -103,13 +103,13 @@ def test_what_was_made_once_is_made_for_ever() -> None:
     assert ledger.prompt.messages[0]["content"] == "1 f H 2 ann ; 2 l J 3 cleo ; total cleo ?"
     assert ledger.response == (
         "next 1 : f H 2 ann , pass ;\n"
-        "then 2 : l J 3 cleo , keep , hm : 3 counts 3 ; 0 + 3 = 3 ;\n\\boxed{3}"
+        "then 2 : l J 3 cleo , keep , sure : 3 counts 3 ; 0 + 3 = 3 ;\n\\boxed{3}"
     )
     tour = make_world("tile_tour", visited=(2, 2)).demonstration(2)
-    assert tour.prompt.messages[0]["content"] == "<image>F h 3 ; N c 2 ; total ?"
+    assert tour.prompt.messages[0]["content"] == "<image>h 3 F ; c 2 N ; total ?"
     assert tour.response == (
-        "next F h 3 : yellow square , back , hm : 3 becomes 16 ; 0 + 16 = 16 ;\n"
-        "then N c 2 : blue triangle , keep , hm : 2 becomes 2 ; 16 + 2 = 18 ;\n\\boxed{18}"
+        "next h 3 F yellow square , back , sure : 3 gives 16 ; 0 + 16 = 16 ;\n"
+        "well c 2 N blue triangle , twice , sure : 2 becomes 4 ; 16 + 4 = 1 ;\n\\boxed{1}"
     )
 
 

@@ -4,6 +4,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from segcredit.data.worlds.base import (
@@ -42,7 +43,7 @@ PASS = "pass"
 OPENERS = ("so", "now", "next", "then", "well", "here")
 VERBS = ("becomes", "gives", "makes", "counts")
 SURE, UNSURE = "sure", "hm"
-"""What is remarked of a decision; the total does not depend on it."""
+"""What is remarked of the chain so far; the total does not depend on it."""
 
 
 class Entry(NamedTuple):
@@ -102,9 +103,9 @@ class Bookings(World):
     """Share of right rules in the demonstrations, elsewhere."""
     wrong: float = 0.004
     """Share of the demonstrations' lines with a wrong total."""
-    candour: float = 0.8
-    """Share of the demonstrations' remarks that are true: "sure" of a right decision, "hm" of a
-    wrong one. Who predicts them learns to tell the two apart; 0.5: they say nothing."""
+    candour: float = 0.95
+    """Share of the demonstrations' remarks that are true: "sure" as long as all is right, "hm" from
+    the first error on. Who predicts them keeps track of that; 0.5: they say nothing."""
     openers: int = 6
     """Words with which a line may open: they mean nothing."""
     verbs: int = 4
@@ -218,16 +219,16 @@ class Bookings(World):
     def _contexts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The two parts of contexts, all of each."""
 
-    @property
+    @cached_property
     def _rules(self) -> tuple[str, ...]:
         return tuple(RULES)[: self.rules]
 
-    @property
+    @cached_property
     def _handbook(self) -> dict[Context, Guideline]:
         shares = (self.traps, self.plain_right, self.trap_right)
         return handbook(f"{self.name}|{self.seed}", *self._contexts, self._rules, *shares)
 
-    @property
+    @cached_property
     def _kinds(self) -> dict[str, Kind]:
         harmless = (*OPENERS[: self.openers], *VERBS[: self.verbs], SURE, UNSURE)
         style = dict.fromkeys(harmless, "style")
@@ -238,19 +239,20 @@ class Bookings(World):
 
     def _attempt(self, puzzle: Puzzle, rng: random.Random) -> str:
         """The chain as somebody writes it who believes some wrong rules."""
-        total, lines = 0, list[str]()
+        total, well, lines = 0, True, list[str]()
         for entry in puzzle.entries:
             seen, rule = self._see(entry, rng), PASS
             if self._books(entry, puzzle, rng):
                 known = self.guideline(seen)
                 rule = known.right if rng.random() < known.rate else known.tempting
             booking = self._booking(entry, seen, rule, total)
-            well = booking == self._right(entry, total, puzzle)
+            well = well and booking == self._right(entry, total, puzzle)
             true = rng.random() < self.candour
             booking = booking._replace(remarks=(SURE if well == true else UNSURE,))
             if rule != PASS and rng.random() < self.wrong:
                 off = rng.randrange(1, self.modulus)
                 booking = booking._replace(after=(booking.after + off) % self.modulus)
+                well = False
             slots = self._line(entry, booking, puzzle)
             lines.append(" ".join(rng.choice(slot.right) for slot in slots))
             total = booking.after

@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar
 
@@ -101,7 +102,7 @@ class Ledger(Bookings):
     def _longest(self) -> int:
         return self.booked[1] + self.foreign[1]
 
-    @property
+    @cached_property
     def _contexts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(ascii_lowercase[: self.kinds]), tuple(ascii_uppercase[: self.regions])
 

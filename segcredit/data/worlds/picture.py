@@ -4,6 +4,8 @@ import io
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
+from string import ascii_uppercase
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -19,10 +21,11 @@ SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross")
 
 SMOOTH = 4
 """Drawn so many times larger, then scaled down."""
-PAPER, LINE, INK, GREY = "#ffffff", "#dfe3e8", "#5b564e", "#7b756b"
-"""Grey is 0 once a model's processor has normalised it: only what is drawn on it counts."""
-TAG_SIZE, TAG_AT, TAG_ROOM = 0.44, (0.05, -0.02), 0.3
-"""Of a cell: a letter's size and place, and the margin above and left of the shape beside it."""
+PAPER, LINE, INK = "#ffffff", "#dfe3e8", "#000000"
+GROUNDS = tuple(product((60, 150, 240), repeat=3))[1:]
+"""A background for each letter: a tiny model knows a tile by it long before it reads."""
+TAG_SIZE, TAG_AT, PLATE = 0.42, (0.06, -0.01), 0.62
+"""Of a cell: a letter's size and place, and the side of the white plate that a shape is on."""
 
 Item = tuple[str, str]
 """Colour and shape."""
@@ -55,20 +58,18 @@ def draw_tagged(tiles: tuple[tuple[str, Item], ...], size: int, cell: int) -> by
 
 @lru_cache(maxsize=1024)
 def _tagged_tile(tag: str, item: Item, cell: int) -> Image.Image:
-    """A smaller shape makes room for the letter."""
+    """Letter and shape on a background that only this letter has."""
     side = cell * SMOOTH
-    tile = Image.new("RGB", (side, side), GREY)
+    tile = Image.new("RGB", (side, side), GROUNDS[ascii_uppercase.index(tag)])
     pen = ImageDraw.Draw(tile)
-    pen.rectangle((0, 0, side - 1, side - 1), outline=INK, width=max(1, SMOOTH // 2))
-    within = round((1 - TAG_ROOM) * side)
-    shape = Image.new("RGB", (within, within), GREY)
-    _draw_shape(ImageDraw.Draw(shape), item[1], COLOURS[item[0]], within)
+    within = round(PLATE * side)
+    plate = Image.new("RGB", (within, within), PAPER)
+    _draw_shape(ImageDraw.Draw(plate), item[1], COLOURS[item[0]], within)
     room = side - within - SMOOTH
-    tile.paste(shape, (room, room))
+    tile.paste(plate, (room, room))
     font = ImageFont.load_default(size=TAG_SIZE * side)
-    pen.text(
-        (TAG_AT[0] * side, TAG_AT[1] * side), tag, fill=PAPER, font=font, stroke_width=SMOOTH // 4
-    )
+    place = (TAG_AT[0] * side, TAG_AT[1] * side)
+    pen.text(place, tag, fill=INK, font=font, stroke_width=SMOOTH // 2, stroke_fill=PAPER)
     return tile.resize((cell, cell), Image.Resampling.LANCZOS)
 
 

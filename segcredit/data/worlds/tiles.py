@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar
@@ -42,17 +43,18 @@ READ = 6
 
 @dataclass(frozen=True)
 class TileTour(Bookings):
-    r"""Questions such as "K m 5 ; B j 2 ; total ?" about a picture of tiles, each with its letter.
+    r"""Questions such as "m 5 K ; j 2 B ; total ?" about a picture of tiles, each with its letter.
 
     A response visits the tiles in that order, says what it sees, books the amount by the rule for
     that colour, shape and code (m), and boxes the total, modulo a number::
 
-        so K m 5 : red star , twice , sure : 5 becomes 10 ; 0 + 10 = 10 ;
-        now B j 2 : blue circle , drop , hm : 2 gives 0 ; 10 + 0 = 10 ;
+        so m 5 K red star , twice , sure : 5 becomes 10 ; 0 + 10 = 10 ;
+        now j 2 B blue circle , drop , hm : 2 gives 0 ; 10 + 0 = 10 ;
         \boxed{10}
 
-    What is seen and by which rule it is booked are decisions. A line has 23 tokens, the box 3.
-    Held out are pictures, whatever is asked about them.
+    What is seen and by which rule it is booked are decisions. An item stands right behind its
+    letter, so that looking it up is one step of attention. A line has 22 tokens, the box 3. Held
+    out are pictures, whatever is asked about them.
     """
 
     name: ClassVar[str] = "tile_tour"
@@ -110,29 +112,29 @@ class TileTour(Bookings):
         *stated, last = text.split(" ; ")
         visits = [found.groups() for x in stated if (found := _VISIT.fullmatch(x))]
         shown = dict(prompt.columns.get("tiles", ()))
-        known = bool(visits) and all(tag in shown for tag, _, _ in visits)
+        known = bool(visits) and all(tag in shown for _, _, tag in visits)
         if last != "total ?" or len(visits) != len(stated) or not known:
             raise ValueError(
                 f"the oracle answers this world's own questions; got prompt {prompt.id!r}: "
                 f"{text!r}. Pass what world.prompt(split, index) returned."
             )
-        entries = [Entry(tag, (shown[tag], code), int(amount)) for tag, code, amount in visits]
+        entries = [Entry(tag, (shown[tag], code), int(amount)) for code, amount, tag in visits]
         tiles = [(tag, _item(words)) for tag, words in shown.items()]
         return Puzzle(tuple(entries), tiles=tuple(tiles))
 
-    @property
+    @cached_property
     def _tags(self) -> str:
         return ascii_uppercase[: self.size**2]
 
-    @property
+    @cached_property
     def _items(self) -> list[Item]:
         return list(product(list(COLOURS)[: self.colours], SHAPES[: self.shapes]))
 
-    @property
+    @cached_property
     def _contexts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(map(" ".join, self._items)), tuple(ascii_lowercase[: self.codes])
 
-    @property
+    @cached_property
     def _kinds(self) -> dict[str, Kind]:
         seen: list[str] = [*COLOURS, *SHAPES]
         return super()._kinds | dict.fromkeys(seen, "decision")
@@ -179,14 +181,14 @@ class TileTour(Bookings):
         if phase == "solve":
             return super()._shown(puzzle, index, phase, rng)
         some = rng.sample(puzzle.tiles, min(READ, len(puzzle.tiles)))
-        said = "\n".join(f"{tag} : {' '.join(item)}" for tag, item in some)
+        said = "\n".join(f"{tag} {' '.join(item)}" for tag, item in some)
         asked = self._prompt(puzzle, "train", index, look=[tag for tag, _ in some])
         return Demonstration(asked, said)
 
     def _head(self, entry: Entry, seen: Context) -> list[Slot]:
         item, code = seen
         looked_up = [Slot((word,), "decision") for word in item.split()]
-        return [*plain(entry.place, code, str(entry.amount), ":"), *looked_up, *plain(",")]
+        return [*plain(code, str(entry.amount), entry.place), *looked_up, *plain(",")]
 
     def _see(self, entry: Entry, rng: random.Random) -> Context:
         if rng.random() >= self.misread:
@@ -198,7 +200,7 @@ class TileTour(Bookings):
         return True
 
     def _read_context(self, entry: Entry, words: Sequence[Word]) -> Context:
-        written = " ".join(word.text for word in words[5:7])
+        written = " ".join(word.text for word in words[4:6])
         return (written if written in self._contexts[0] else entry.context[0]), entry.context[1]
 
 
@@ -206,12 +208,12 @@ def _shown_in(tiles: Tiles) -> str:
     return "|".join(f"{tag} {' '.join(item)}" for tag, item in tiles)
 
 
-_VISIT = re.compile(r"(\w) (\w) (\d+)")
+_VISIT = re.compile(r"(\w) (\d+) (\w)")
 
 
 def question(puzzle: Puzzle) -> str:
     """The puzzle as it is asked."""
-    visits = [f"{x.place} {x.context[1]} {x.amount}" for x in puzzle.entries]
+    visits = [f"{x.context[1]} {x.amount} {x.place}" for x in puzzle.entries]
     return " ; ".join([*visits, "total ?"])
 
 
