@@ -64,6 +64,10 @@ class ModelSettings(Settings):
     """Depth of a tiny model."""
     heads: Whole = Field(4, ge=1)
     """Attention heads of a tiny model."""
+    kv_heads: Whole | None = Field(None, ge=1)
+    """Heads of keys and values of a tiny model; None: half as many."""
+    vision_layers: Whole = Field(1, ge=1)
+    """Depth of a tiny model's vision tower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
@@ -79,6 +83,11 @@ class ModelSettings(Settings):
     """auto: the GPU if there is one."""
     trust_remote_code: bool = False
     """Run Python code that a hub repository brings along."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Of a tiny model."""
+        return self.model_dump(include={"hidden", "layers", "heads", "kv_heads", "vision_layers"})
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelSettings":
@@ -105,7 +114,7 @@ class DataSettings(Settings):
     skip_bad_rows: bool = False
     """Leave bad rows out instead of stopping before training."""
     world: str | None = None
-    """shape_grid or derived_variables."""
+    """shape_grid, derived_variables, ledger or tile_tour."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Of the world: its difficulty."""
     size: Whole | None = Field(None, ge=1)

@@ -27,6 +27,8 @@ MARK = "<image>"
 """Where an image goes in a message."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Tokens that only a prompt may hold: a policy that writes one could not be scored afterwards."""
+SMALL_PICTURE, SMALL_PICTURES = 100_000, 2048
+"""Pictures of at most so many numbers, and so many of them, are read once: 0.8 GB at the most."""
 WITHOUT_TORCHVISION = "Qwen2VLImageProcessorPil"
 """The image processor of every Qwen-VL, by Pillow alone."""
 
@@ -158,8 +160,19 @@ class Codec:
 
     def _pixels(self, images: Sequence[bytes | Path]) -> dict[str, Tensor]:
         assert self.image_processor is not None
+        kept, key = self._small_pictures, tuple(images)
+        if (found := kept.get(key)) is not None:
+            return dict(found)
         made = self.image_processor([open_image(x) for x in images], return_tensors="pt")
-        return {name: made[name] for name in ("pixel_values", "image_grid_thw")}
+        pixels = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
+        if pixels["pixel_values"].numel() <= SMALL_PICTURE and len(kept) < SMALL_PICTURES:
+            kept[key] = dict(pixels)
+        return pixels
+
+    @cached_property
+    def _small_pictures(self) -> dict[tuple[bytes | Path, ...], dict[str, Tensor]]:
+        """Of a world that shows its pictures again and again; reading one takes milliseconds."""
+        return {}
 
     def _with_room(self, text: str, grids: Tensor) -> str:
         """As many image tokens as the image has merged patches."""

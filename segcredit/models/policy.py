@@ -59,10 +59,10 @@ class Policy:
         name: str,
         tokenizer: PreTrainedTokenizerBase,
         seed: int = 0,
-        **sizes: int,
+        **sizes: int | None,
     ) -> "Policy":
         """A small model of a real architecture with random weights."""
-        config = tiny_config(name, tokenizer, **sizes)
+        config = tiny_config(name, tokenizer, **sizes)  # type: ignore[arg-type]
         kind = model_class(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

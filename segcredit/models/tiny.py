@@ -1,6 +1,7 @@
 """Tiny configurations of real architectures, made in code: the classes of the large ones."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -21,6 +22,28 @@ INIT = 0.08
 """A larger spread than the usual 0.02: a narrow, shallow model learns from it much sooner."""
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large a tiny model is."""
+
+    hidden: int = HIDDEN
+    layers: int = LAYERS
+    heads: int = HEADS
+    kv_heads: int | None = None
+    """Heads of keys and values; None: half as many."""
+    vision_layers: int = 1
+
+    @property
+    def width(self) -> int:
+        """Of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def spread(self) -> float:
+        """Of the initial weights: sums over a wider layer are no larger."""
+        return INIT * min(1.0, (HIDDEN / self.hidden) ** 0.5)
+
+
 def _ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),
@@ -30,15 +53,15 @@ def _ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     }
 
 
-def _text(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+def _text(sizes: Sizes) -> dict[str, Any]:
     return {
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": max(1, heads // 2),
+        "hidden_size": sizes.hidden,
+        "intermediate_size": 3 * sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads or max(1, sizes.heads // 2),
         "max_position_embeddings": 4096,
-        "initializer_range": INIT,
+        "initializer_range": sizes.spread,
         "tie_word_embeddings": False,
     }
 
@@ -69,35 +92,35 @@ def _mrope(width: int, kind: type[PreTrainedConfig]) -> dict[str, Any]:
 def _text_model(
     kind: type[PreTrainedConfig],
     tokenizer: PreTrainedTokenizerBase,
-    hidden: int,
-    layers: int,
-    heads: int,
+    sizes: Sizes,
 ) -> PreTrainedConfig:
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return kind(**_text(hidden, layers, heads), **_ids(tokenizer), rope_parameters=rope)
+    return kind(**_text(sizes), **_ids(tokenizer), rope_parameters=rope)
 
 
 def _vision_model(
     kind: type[PreTrainedConfig],
     own: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
-    hidden: int,
-    layers: int,
-    heads: int,
+    sizes: Sizes,
 ) -> PreTrainedConfig:
     """``own``: what only this architecture's vision tower has."""
-    text = _text(hidden, layers, heads)
+    text = _text(sizes)
     tied = text.pop("tie_word_embeddings")
-    width = hidden // heads
-    text |= _ids(tokenizer) | {"rope_parameters": _mrope(width, kind), "head_dim": width}
-    vision = {
-        "depth": 1,
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_heads": heads,
-        "out_hidden_size": hidden,
-        "initializer_range": INIT,
+    text |= _ids(tokenizer) | {
+        "rope_parameters": _mrope(sizes.width, kind),
+        "head_dim": sizes.width,
     }
+    vision: dict[str, Any] = {
+        "depth": sizes.vision_layers,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": 2 * sizes.hidden,
+        "num_heads": sizes.heads,
+        "out_hidden_size": sizes.hidden,
+        "initializer_range": sizes.spread,
+    }
+    if kind is Qwen2_5_VLConfig:  # no windows: pictures are small
+        vision["fullatt_block_indexes"] = list(range(sizes.vision_layers))
     return kind(
         text_config=text,
         vision_config=vision | own,
@@ -110,7 +133,7 @@ TINY: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen2": partial(_text_model, Qwen2Config),
     "llama": partial(_text_model, LlamaConfig),
     # 14-pixel patches, merged two by two: 28 pixels per image token
-    "qwen2_5_vl": partial(_vision_model, Qwen2_5_VLConfig, {"fullatt_block_indexes": [0]}),
+    "qwen2_5_vl": partial(_vision_model, Qwen2_5_VLConfig, {}),
     # 16-pixel patches, merged two by two: 32 pixels per image token
     "qwen3_vl": partial(
         _vision_model,
@@ -126,6 +149,8 @@ def tiny_config(
     hidden: int = HIDDEN,
     layers: int = LAYERS,
     heads: int = HEADS,
+    kv_heads: int | None = None,
+    vision_layers: int = 1,
 ) -> PreTrainedConfig:
     """The configuration of that name."""
     if name not in TINY:
@@ -138,4 +163,8 @@ def tiny_config(
             f"it among time, height and width); got hidden={hidden}, heads={heads}. "
             f"Try hidden={8 * heads * max(1, round(hidden / (8 * heads)))}."
         )
-    return TINY[name](tokenizer, hidden, layers, heads)
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        raise ValueError(
+            f"kv_heads must divide heads ({heads}): each is shared by equally many; got {kv_heads}."
+        )
+    return TINY[name](tokenizer, Sizes(hidden, layers, heads, kv_heads, vision_layers))

@@ -18,9 +18,7 @@ def config_of(recipe: Recipe) -> "PreTrainedConfig":
         assert settings.tiny is not None
         assert recipe.data.world is not None
         tokenizer = make_world(recipe.data.world, **recipe.data.settings).tokenizer()
-        return tiny_config(
-            settings.tiny, tokenizer, settings.hidden, settings.layers, settings.heads
-        )
+        return tiny_config(settings.tiny, tokenizer, **settings.sizes)
     from segcredit.models import ModelError
     from segcredit.models.kinds import load_config
 

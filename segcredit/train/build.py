@@ -179,9 +179,8 @@ def _policy(plan: Plan) -> Policy:
         return load_policy(plan.recipe, settings.path)
     assert settings.tiny is not None
     assert plan.world is not None
-    sizes = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
     seed = derive(plan.recipe.seed, "weights") % 2**31
-    policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **sizes)
+    policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **settings.sizes)
     return replace(policy, codec=plan.codec)
 
 
@@ -211,9 +210,8 @@ def _config(recipe: Recipe, world: World | None) -> tuple[str | None, PreTrained
             raise RecipeError(f"model.path: {error}") from None
     assert settings.tiny is not None
     assert world is not None
-    sizes = (settings.hidden, settings.layers, settings.heads)
     try:
-        return None, tiny_config(settings.tiny, world.tokenizer(), *sizes)
+        return None, tiny_config(settings.tiny, world.tokenizer(), **settings.sizes)
     except ValueError as error:
         raise RecipeError(f"model: {error}") from None
 

@@ -18,7 +18,7 @@ from segcredit.config.read import shipped_recipes
 from segcredit.core.losses import k3
 from segcredit.partition import Newline, ProbabilityAccumulate, StepMarkers, Token, TopEntropy
 
-ALL = [name for name in shipped_recipes() if "/" in name]
+ALL = [name for name in shipped_recipes() if "/" in name and not name.startswith("mini/")]
 VISION = {
     "qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct",
     "qwen2.5-vl-7b": "Qwen/Qwen2.5-VL-7B-Instruct",

@@ -20,8 +20,9 @@ from segcredit.partition import PARTITIONS, make_partition, settings_of
 from segcredit.runlog import read_run
 from segcredit.template import fill_template
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
-COMMANDS = re.findall(r"^segcredit train (.*?)(?:  +#.*)?$", TEXT, re.MULTILINE)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT, LABORATORY = ((DOCS / name).read_text() for name in ("recipes.md", "laboratory.md"))
+COMMANDS = re.findall(r"^segcredit train (.*?)(?:  +#.*)?$", TEXT + LABORATORY, re.MULTILINE)
 SMALL = (
     "model.path=model",
     "threads=1",

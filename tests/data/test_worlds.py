@@ -25,6 +25,16 @@ SMALL = {
         "modulus": 7,
         "operations": "+",
     },
+    "ledger": {"booked": (1, 1), "foreign": (0, 0), "kinds": 4, "regions": 4, "most": 3},
+    "tile_tour": {
+        "size": 2,
+        "visited": (1, 1),
+        "colours": 2,
+        "shapes": 1,
+        "codes": 1,
+        "most": 1,
+        "pictures": 100,
+    },
 }
 """So few prompts that both splits would draw the same ones by chance."""
 VARIED = [
@@ -37,6 +47,12 @@ VARIED = [
     ("derived_variables", TINY),
     ("derived_variables", {"derived": 40, "needed": (20, 28), "shuffled": True}),
     ("derived_variables", {"wrong": 0.5, "skipped": 0.5, "lazy": 0.5, "superfluous": 1.0}),
+    ("ledger", {}),
+    ("ledger", {"booked": (15, 20), "foreign": (0, 9), "kinds": 26, "regions": 26, "rules": 5}),
+    ("ledger", {"wrong": 0.5, "stray": 0.5, "skipped": 0.5, "traps": 1.0, "openers": 1}),
+    ("tile_tour", {}),
+    ("tile_tour", {"size": 5, "visited": (20, 25), "colours": 6, "shapes": 6, "cell": 32}),
+    ("tile_tour", {"misread": 0.5, "traps": 1.0, "trap_right": 0.0, "most": 9, "modulus": 97}),
 ]
 
 
@@ -45,7 +61,7 @@ def content(prompt: Prompt) -> tuple[str, tuple[object, ...]]:
 
 
 def fingerprint() -> str:
-    """Of many prompts and demonstrations of both worlds."""
+    """Of many prompts and demonstrations of all worlds."""
     digest = hashlib.sha256()
     for name in WORLDS:
         world = make_world(name, seed=7)
@@ -82,6 +98,18 @@ def test_what_was_made_once_is_made_for_ever() -> None:
     )
     assert chains.demonstration(3).response == (
         "c = a * d = 2 * 6 > c 5 ;\nb = d + c = 6 + 5 > b 4 ;\n\\boxed{4}"
+    )
+    ledger = make_world("ledger", booked=(1, 1), foreign=(1, 1)).demonstration(2)
+    assert ledger.prompt.messages[0]["content"] == "1 f H 2 ann ; 2 l J 3 cleo ; total cleo ?"
+    assert ledger.response == (
+        "next 1 : f H 2 ann , pass ;\n"
+        "then 2 : l J 3 cleo , keep , sure : 3 counts 3 ; 0 + 3 = 3 ;\n\\boxed{3}"
+    )
+    tour = make_world("tile_tour", visited=(2, 2)).demonstration(2)
+    assert tour.prompt.messages[0]["content"] == "<image>h 3 F ; c 2 N ; total ?"
+    assert tour.response == (
+        "next h 3 F yellow square , back , sure : 3 gives 16 ; 0 + 16 = 16 ;\n"
+        "well c 2 N blue triangle , twice , sure : 2 becomes 4 ; 16 + 4 = 1 ;\n\\boxed{1}"
     )
 
 
@@ -209,7 +237,7 @@ def test_lists_serve_as_tuples() -> None:
     [
         ("shapegrid", {}, "unknown world 'shapegrid'. Did you mean 'shape_grid'?"),
         ("Derived-Variables", {}, "Did you mean 'derived_variables'?"),
-        ("moon", {}, "The worlds are: shape_grid, derived_variables."),
+        ("moon", {}, "The worlds are: shape_grid, derived_variables, ledger, tile_tour."),
         (None, {}, "unknown world None"),
         ("shape_grid", {"color": 3}, "shape_grid has no setting 'color'. Did you mean 'colours'?"),
         ("shape_grid", {"phases": ()}, "has no setting 'phases'"),
@@ -250,6 +278,20 @@ def test_lists_serve_as_tuples() -> None:
         ("derived_variables", {"wrong": -0.1}, "wrong must be a share between 0 and 1; got -0.1"),
         ("derived_variables", {"lazy": True}, "got True"),
         ("derived_variables", {"shuffled": 1}, "true or false"),
+        ("ledgr", {}, "Did you mean 'ledger'?"),
+        ("ledger", {"owner": 2}, "ledger has no setting 'owner'"),
+        ("ledger", {"rules": 6}, "rules must be a whole number, between 2 and 5; got 6"),
+        ("ledger", {"modulus": 9}, "'twice' and 'back' make the same of 3"),
+        ("ledger", {"modulus": 8}, "Choose a prime modulus above most (5)."),
+        ("ledger", {"booked": (0, 2)}, "booked must satisfy 1 ≤ fewest ≤ most ≤ 40; got (0, 2)"),
+        ("ledger", {"booked": 3}, "booked must be a pair of whole numbers"),
+        ("ledger", {"foreign": (3, 2)}, "foreign must satisfy 0 ≤"),
+        ("ledger", {"candour": 2}, "candour must be a share between 0 and 1; got 2"),
+        ("ledger", {"traps": -1}, "traps must be a share"),
+        ("tile_tour", {"visited": (1, 17)}, "at most once, and there are 16; got visited=(1, 17)"),
+        ("tile_tour", {"size": 6}, "between 2 and 5; got 6. Each tile has a letter of its own."),
+        ("tile_tour", {"colours": 1, "shapes": 1}, "nothing to see"),
+        ("tile_tour", {"misread": 5}, "For 4 % pass 0.04."),
     ],
 )
 def test_settings_that_cannot_be(name: str, settings: dict[str, object], says: str) -> None:

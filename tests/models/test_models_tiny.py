@@ -42,6 +42,24 @@ def test_sizes(name: str) -> None:
         assert section is None or (sum(section) == hidden // heads // 2 and min(section) > 0)
 
 
+def test_heads_of_keys_and_depth_of_vision() -> None:
+    tokenizer = world("qwen2_5_vl").tokenizer()
+    made = Policy.tiny(
+        "qwen2_5_vl", tokenizer, hidden=64, heads=4, layers=1, kv_heads=1, vision_layers=3
+    )
+    assert made.model.config.get_text_config().num_key_value_heads == 1
+    assert len(made.model.model.visual.blocks) == 3
+    assert tiny_config("llama", tokenizer, 64, 1, 4).num_key_value_heads == 2
+    with pytest.raises(ValueError, match=r"kv_heads must divide heads \(4\).*got 3"):
+        tiny_config("qwen2", tokenizer, 64, 1, 4, kv_heads=3)
+
+
+def test_a_wider_model_starts_from_smaller_weights() -> None:
+    tokenizer = world("llama").tokenizer()
+    spreads = [tiny_config("llama", tokenizer, x, 1, 4).initializer_range for x in (32, 96, 384)]
+    assert spreads == [0.08, 0.08, 0.04]
+
+
 def test_names_that_do_not_exist_and_sizes_that_do_not_fit() -> None:
     tokenizer = world("qwen2").tokenizer()
     with pytest.raises(ValueError, match=r"no tiny model 'Qwen2.5-VL'. Did you mean 'qwen2_5_vl'"):

@@ -7,10 +7,14 @@ from inspect import signature
 from segcredit.data.worlds.base import Demonstration, Split, World
 from segcredit.data.worlds.chains import DerivedVariables
 from segcredit.data.worlds.grid import ShapeGrid
+from segcredit.data.worlds.ledger import Ledger
+from segcredit.data.worlds.tiles import TileTour
 
 WORLDS: dict[str, Callable[..., World]] = {
     ShapeGrid.name: ShapeGrid,
     DerivedVariables.name: DerivedVariables,
+    Ledger.name: Ledger,
+    TileTour.name: TileTour,
 }
 
 
@@ -36,8 +40,10 @@ __all__ = [
     "WORLDS",
     "Demonstration",
     "DerivedVariables",
+    "Ledger",
     "ShapeGrid",
     "Split",
+    "TileTour",
     "World",
     "make_world",
 ]

@@ -113,6 +113,19 @@ def check_whole(name: str, x: int, least: int, most: int | None = None, why: str
         raise ValueError(f"{name} must be a whole number, {expected}; got {x!r}.{_sentence(why)}")
 
 
+def check_pair(name: str, pair: tuple[int, int], least: int) -> None:
+    """Raise ValueError unless these are two whole numbers, the second no smaller."""
+    whole = isinstance(pair, tuple) and len(pair) == 2
+    if not whole or any(isinstance(x, bool) or not isinstance(x, int) for x in pair):
+        raise ValueError(
+            f"{name} must be a pair of whole numbers, fewest and most; got {pair!r}. "
+            f"For exactly 3 pass (3, 3)."
+        )
+    fewest, most = pair
+    if not least <= fewest <= most <= 40:
+        raise ValueError(f"{name} must satisfy {least} ≤ fewest ≤ most ≤ 40; got {pair}.")
+
+
 def check_share(name: str, x: float) -> None:
     """Raise ValueError unless 0 ≤ x ≤ 1."""
     if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x <= 1:
