@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from small import SMOKE, plan, pretend, study
 
+from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
 from segcredit.study import Options, Plan, Store
+from segcredit.study.execute import RunState, States, _wanted_starts
 from segcredit.study.recipes import arm_recipe, warm_start_of
 from segcredit.study.store import Planned
 
@@ -129,6 +131,31 @@ def test_a_run_begins_from_the_start_in_its_store(tmp_path: Path) -> None:
     assert recipe.model.path == str(place)
     assert recipe.model.tiny is None
     assert recipe.optimizer.lr == 1e-3
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_is_called_the_same_in_every_process(name: str) -> None:
+    """Its repr is part of the address: no object's place in memory may stand in it."""
+    assert " at 0x" not in repr(ALGORITHMS[name]())
+
+
+def test_a_warm_start_is_run_only_if_a_missing_run_needs_its_model(tmp_path: Path) -> None:
+    made = plan(tmp_path, Options(tune=False))
+    run = made.run("sapo", 0, 1e-3)
+    assert run.start is not None
+    folder = pretend(made.store, run.start, [0.1])
+    states = States({x.digest: RunState(x, "done") for x in (run.start, run)})
+    assert _wanted_starts(states, made.store) == set()
+    assert made.store.finished(run.start), "nobody asks for its model"
+    states.runs[run.digest].status = "waiting"
+    assert _wanted_starts(states, made.store) == {run.start.digest}
+    assert states.runs[run.start.digest].status == "waiting"
+    assert not made.store.finished(run.start)
+    (folder / "finished.json").write_text('{"cleared": true}')
+    made.store.model(run.start).mkdir(parents=True)
+    states.runs[run.start.digest].status = "done"
+    assert _wanted_starts(states, made.store) == {run.start.digest}
+    assert states.runs[run.start.digest].status == "done", "its model is there"
 
 
 # ── Learning rates ───────────────────────────────────────────────────────────────────────────────
