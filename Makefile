@@ -32,7 +32,8 @@ imports: $(STAMP)  ## which package may import which
 	$(BIN)/lint-imports
 
 unit: $(STAMP)  ## the tests
-	$(BIN)/python -m pytest
+	@# two at a time, each on one thread
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 VERL := .venv-verl
 VERL_STAMP := $(VERL)/installed

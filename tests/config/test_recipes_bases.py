@@ -250,7 +250,9 @@ def test_an_unknown_name_lists_what_may_have_been_meant() -> None:
     of_math = [name for name in shipped_recipes() if name.startswith("math/")]
     assert str(error.value).count("math/") == len(of_math) > 8
     assert "geo3k" not in str(error.value)
-    with pytest.raises(RecipeError, match=r"one of demo, geo3k/… \(\d+\), gsm8k/… \(\d+\), math/… "):
+    with pytest.raises(
+        RecipeError, match=r"one of demo, geo3k/… \(\d+\), gsm8k/… \(\d+\), math/… "
+    ):
         recipe_path("nothing-of-the-kind")
 
 
