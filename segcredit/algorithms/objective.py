@@ -31,6 +31,8 @@ from segcredit.core.reduce import (
     response_shares,
     token_shares,
 )
+from segcredit.core.segments import Segments, ValueAt
+from segcredit.partition import tokens
 from segcredit.types import Batch, Outputs, Rollouts, named_repr
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
@@ -233,14 +235,23 @@ class BoundaryMSE:
     reduce: Reduction = field(default_factory=ResponseMean)
     half: bool = False
     clip: float | None = None
+    everywhere: bool = False
+    """At every token, with its segment's target, which looks past the segment's end for any of
+    them: then V means something between boundaries too."""
 
     def __post_init__(self) -> None:
         if self.clip is not None:
             require_positive("clip", self.clip, "verl uses 0.5; None does not clip.")
 
+    def _read(self, credit: Credit) -> tuple[Segments, ValueAt]:
+        """Units at which V is read."""
+        if self.everywhere:
+            return tokens(credit.segments.token_mask), "start"
+        return credit.segments, credit.value_at
+
     def shares(self, credit: Credit, micro_batch: Int[Tensor, " B"] | None) -> Float[Tensor, "B M"]:
         """One share per boundary."""
-        return self.reduce(credit.segments.mask, micro_batch, credit.advantage.dtype)
+        return self.reduce(self._read(credit)[0].mask, micro_batch, credit.advantage.dtype)
 
     def __call__(
         self,
@@ -251,12 +262,13 @@ class BoundaryMSE:
     ) -> Float[Tensor, ""]:
         if credit.value_target is None:
             raise ValueError("a critic's loss needs value targets; this credit has none. Use GAE.")
+        segments, value_at = self._read(credit)
         return boundary_value_loss(
             value,
             value_old,
             credit.value_target,
-            credit.segments,
-            credit.value_at,
+            segments,
+            value_at,
             self.clip,
             self.half,
             shares=shares,

@@ -43,13 +43,15 @@ def sapo(
     clamp: float | None = None,
     dual_clip: float | None = None,
     token_mean: bool = False,
+    value_everywhere: bool = False,
 ) -> PolicyGradient:
     """Segment-Aligned Policy Optimization (arXiv 2605.01327, Algorithm 1), as the paper states it.
 
     Defaults: §5.1 (k = 30) and Table 7 (λ, γ, KL). The paper's ε is symmetric and never given;
-    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3). The last five
+    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3). The next five
     are what the authors' code does otherwise, to be tried one at a time: where V is read, whitened
-    and limited advantages, the dual clip, a mean over tokens instead of each response's own.
+    and limited advantages, the dual clip, a mean over tokens instead of each response's own. The
+    last is ours: the critic learns at every token, not at boundaries alone.
     """
     segments = _units(fraction, partition)  # §4.2, Eq. 11
     adjust: tuple[Adjustment, ...] = (Whiten(),) if whiten else ()
@@ -58,7 +60,7 @@ def sapo(
         ratio=GeometricMean(over=segments),  # Eq. 8
         surrogate=Clipped(*clip, dual=dual_clip),  # Eq. 9
         reduce=TokenMean() if token_mean else ResponseMean(),  # the 1/T of Eq. 9
-        critic=BoundaryMSE(),  # Eq. 10
+        critic=BoundaryMSE(everywhere=value_everywhere),  # Eq. 10
         kl=RewardKL(kl) if kl else None,  # Table 7
         adjust=adjust if clamp is None else (*adjust, Clamp(clamp)),
     )

@@ -9,6 +9,14 @@ from segcredit.partition.entropy import (
     float_nudge,
     top_entropy,
 )
+from segcredit.partition.informed import (
+    EntropyPeaks,
+    SmoothEntropy,
+    ValueJumps,
+    entropy_peaks,
+    smooth_entropy,
+    value_jumps,
+)
 from segcredit.partition.probability import (
     ProbabilityAccumulate,
     ProbabilityCutpoints,
@@ -27,15 +35,19 @@ from segcredit.partition.units import (
 
 __all__ = [
     "PARTITIONS",
+    "EntropyPeaks",
     "FixedLength",
     "Newline",
     "Partition",
     "ProbabilityAccumulate",
     "ProbabilityCutpoints",
     "Response",
+    "SmoothEntropy",
     "StepMarkers",
     "Token",
     "TopEntropy",
+    "ValueJumps",
+    "entropy_peaks",
     "exact_ceil",
     "fixed_length",
     "float_ceil",
@@ -47,7 +59,9 @@ __all__ = [
     "probability_cutpoints",
     "response",
     "settings_of",
+    "smooth_entropy",
     "step_markers",
     "tokens",
     "top_entropy",
+    "value_jumps",
 ]

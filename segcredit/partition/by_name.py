@@ -7,6 +7,7 @@ from typing import Any
 
 from segcredit.partition.base import Partition
 from segcredit.partition.entropy import TopEntropy
+from segcredit.partition.informed import EntropyPeaks, SmoothEntropy, ValueJumps
 from segcredit.partition.probability import ProbabilityAccumulate, ProbabilityCutpoints
 from segcredit.partition.text import Newline, StepMarkers
 from segcredit.partition.units import FixedLength, Response, Token
@@ -20,6 +21,9 @@ PARTITIONS: dict[str, type[Partition]] = {
     "fixed": FixedLength,
     "token": Token,
     "response": Response,
+    "peaks": EntropyPeaks,
+    "smooth": SmoothEntropy,
+    "value": ValueJumps,
 }
 EXAMPLES = {"size": 16}
 """Of settings without a default, for the message."""

@@ -58,18 +58,29 @@ def top_entropy(
     Ties go to the earlier token. Only ranks matter, so any monotone transform of H gives the same
     segments. There are n or n + 1 of them (n ≥ 1); for a single one use ``response(mask)``.
     """
-    _check_fraction(fraction)
+    check_fraction(fraction)
     require_mask("mask", mask)
     require_shape("entropy", entropy, "mask", mask)
-    table = _count_table(count, fraction, mask.shape[1], mask.device)
     if has_kernels(entropy) and mask.shape[1] <= LONGEST:
+        table = _count_table(count, fraction, mask.shape[1], mask.device)
         return _by_kernel(entropy, mask, table)
+    picked = most(entropy, mask, fraction, count)
+    return Segments.from_trusted_ends(picked, mask, finite(mask, entropy=entropy))
+
+
+def most(
+    key: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    fraction: float,
+    count: CountRule = exact_ceil,
+) -> Bool[Tensor, "B T"]:
+    """True at the ⌈T · fraction⌉ tokens with the largest key; ties go to the earlier token."""
+    table = _count_table(count, fraction, mask.shape[1], mask.device)
     num_picked = table[mask.sum(dim=1, keepdim=True)]
-    key = keep(mask, entropy, -torch.inf) + 0.0  # + 0.0: −0.0 and 0.0 are one tie
+    key = keep(mask, key, -torch.inf) + 0.0  # + 0.0: −0.0 and 0.0 are one tie
     order = key.argsort(dim=1, descending=True, stable=True)
     rank = positions(mask.shape[1], mask.device)
-    picked = torch.zeros_like(mask).scatter_(1, order, rank < num_picked)
-    return Segments.from_trusted_ends(picked, mask, finite(mask, entropy=entropy))
+    return torch.zeros_like(mask).scatter_(1, order, rank < num_picked)
 
 
 def _by_kernel(entropy: Tensor, mask: Tensor, table: Tensor) -> Segments:
@@ -95,7 +106,8 @@ def _count_table(count: CountRule, fraction: float, width: int, device: torch.de
     return count(torch.arange(width + 1), fraction).clamp(min=1).to(device)
 
 
-def _check_fraction(fraction: float) -> None:
+def check_fraction(fraction: float) -> None:
+    """Refuse what is no share of a response."""
     if not 0.0 < fraction <= 1.0:
         hint = f" For top-{fraction:g}% pass {fraction / 100:.2f}." if 1 < fraction <= 100 else ""
         raise ValueError(f"fraction must be in (0, 1]; got {fraction}.{hint}")
@@ -109,7 +121,7 @@ class TopEntropy(Partition):
     count: CountRule = exact_ceil
 
     def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+        check_fraction(self.fraction)
 
     def __repr__(self) -> str:
         return named_repr(self)

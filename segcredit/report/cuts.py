@@ -14,6 +14,8 @@ PARTITIONS: tuple[tuple[str, Partition], ...] = (
     ("after the most uncertain 10 % of tokens", make_partition("entropy", fraction=0.1)),
     ("after the most uncertain 30 % (SAPO)", make_partition("entropy", fraction=0.3)),
     ("after the most uncertain 50 %", make_partition("entropy", fraction=0.5)),
+    ("after peaks among the most uncertain 30 %", make_partition("peaks")),
+    ("after the most uncertain stretches of 5 tokens", make_partition("smooth")),
     ("before every 5th token below p = 0.9 (SPO)", make_partition("probability")),
     ("after every 5th token below p = 0.9", make_partition("accumulate")),
     ("lines", make_partition("newline")),

@@ -60,7 +60,8 @@ def segment(
         ),
     ] = None,
     fraction: Annotated[
-        float, _option("Cutting", "entropy: share of the tokens to cut after.", metavar="SHARE")
+        float,
+        _option("Cutting", "entropy, peaks, smooth, value: share to cut after.", metavar="SHARE"),
     ] = _DEFAULT.fraction,
     threshold: Annotated[
         float,
@@ -72,6 +73,9 @@ def segment(
     size: Annotated[
         int, _option("Cutting", "fixed: tokens per segment.", metavar="N")
     ] = _DEFAULT.size,
+    window: Annotated[
+        int, _option("Cutting", "smooth: tokens whose entropy is averaged.", metavar="N")
+    ] = _DEFAULT.window,
     gamma: Annotated[
         float, _option("Credit", "γ of the advantages, per segment.", metavar="γ")
     ] = _DEFAULT.gamma,
@@ -106,7 +110,7 @@ def segment(
         check_names(strategies)
         _check_count("--limit", limit, 0, "0 shows all rows")
         _check_count("--width", width, NARROWEST, "leave it out to use the terminal's")
-        settings = Settings(fraction, threshold, every, size, gamma, lam, value_at)
+        settings = Settings(fraction, threshold, every, size, window, gamma, lam, value_at)
 
         from segcredit.viewer.output import to_json, to_terminal  # torch takes its seconds here
 

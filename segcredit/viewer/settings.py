@@ -19,6 +19,7 @@ class Settings:
     threshold: float = 0.9
     every: int = 5
     size: int = 16
+    window: int = 5
     gamma: float = 1.0
     lam: float = 0.99
     value_at: ValueAt = ValueAt.START

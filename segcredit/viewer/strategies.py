@@ -26,6 +26,9 @@ STRATEGIES = {
     "fixed": Strategy("every so many tokens"),
     "token": Strategy("after each token (PPO)"),
     "response": Strategy("nowhere (GRPO, GSPO)"),
+    "peaks": Strategy("after peaks of uncertainty", ("entropy",)),
+    "smooth": Strategy("after the most uncertain stretches", ("entropy",)),
+    "value": Strategy("where the critic changes its mind", ("value",)),
 }
 
 

@@ -229,3 +229,20 @@ def test_settings_reach_the_parts() -> None:
     assert method.credit.lam == 0.9
     assert method.kl is None
     assert "logp_ref" not in method.needs
+
+
+def test_a_critic_that_learns_everywhere_is_read_at_every_token() -> None:
+    """Against the definition: mean over responses of each one's mean over tokens."""
+    rollouts, outputs = golden_rollouts()
+    assert outputs.value is not None
+    outputs = Outputs(outputs.logp.detach(), outputs.value.detach())
+    everywhere, plain = algorithms.sapo(value_everywhere=True), algorithms.sapo()
+    batch = everywhere.minibatch(everywhere.prepare(rollouts))
+    assert batch.credit is not None
+    assert batch.credit.value_target is not None
+    error = (outputs.value - batch.credit.value_target).square() * rollouts.mask
+    by_hand = (error.sum(dim=1) / rollouts.mask.sum(dim=1)).mean()
+    assert float(everywhere.loss(outputs, batch).value) == pytest.approx(float(by_hand))
+    other = plain.minibatch(plain.prepare(rollouts))
+    assert torch.equal(other.credit.advantage, batch.credit.advantage)
+    assert float(plain.loss(outputs, other).value) != pytest.approx(float(by_hand))

@@ -14,13 +14,15 @@ from segcredit.partition import (
     Partition,
     ProbabilityCutpoints,
     TopEntropy,
+    ValueJumps,
     partition_of,
     settings_of,
 )
 from segcredit.report.cuts import PARTITIONS as SHOWN
 
 NAMES = (
-    "The partitions are: entropy, probability, accumulate, newline, step, fixed, token, response."
+    "The partitions are: entropy, probability, accumulate, newline, step, fixed, token, response, "
+    "peaks, smooth, value."
 )
 
 
@@ -32,7 +34,8 @@ def test_every_partition_has_a_name() -> None:
 
 
 def test_the_report_shows_them_all() -> None:
-    assert {type(x) for _, x in SHOWN} == set(PARTITIONS.values())
+    """But for the critic's, who is not asked there."""
+    assert {type(x) for _, x in SHOWN} == set(PARTITIONS.values()) - {ValueJumps}
 
 
 @pytest.mark.parametrize(

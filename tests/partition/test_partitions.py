@@ -1,5 +1,7 @@
 """Every partition against its oracle, holes and garbage included."""
 
+import itertools
+
 import oracles as o
 import pytest
 import torch
@@ -51,6 +53,65 @@ def test_counts_are_exact_where_floating_point_is_not() -> None:
         assert torch.equal(exact_ceil(lengths, percent / 100), want), percent
     assert int((float_ceil(lengths[:2048], 0.55) != exact_ceil(lengths[:2048], 0.55)).sum()) == 54
     assert torch.equal(float_nudge(lengths[:2048], 0.55), exact_ceil(lengths[:2048], 0.55))
+
+
+@given(cases(longest=15), fractions)
+def test_peaks_of_entropy(case: Case, fraction: float) -> None:
+    segments = partition.entropy_peaks(case.place.put(case.entropy), case.place.mask, fraction)
+    exact = "1/3" if fraction == 1 / 3 else fraction
+    for row, found in zip(case.entropy, ends_of(segments, case.place.mask), strict=True):
+        chosen = sorted(range(len(row)), key=lambda t: (-row[t], t))
+        chosen = chosen[: o.exact_count(len(row), exact)]
+        around = [-1e9, *row, -1e9]
+        peaks = {t for t in chosen if around[t] < row[t] >= around[t + 2]}
+        assert found == sorted({*peaks, len(row) - 1})
+
+
+@given(cases(longest=15), fractions, st.integers(1, 6))
+def test_smoothed_entropy(case: Case, fraction: float, window: int) -> None:
+    H, mask = case.place.put(case.entropy), case.place.mask
+    segments = partition.smooth_entropy(H, mask, fraction, window)
+    exact = "1/3" if fraction == 1 / 3 else fraction
+    for row, found in zip(case.entropy, ends_of(segments, mask), strict=True):
+        mean = [sum(x := row[max(0, t - window + 1) : t + 1]) / len(x) for t in range(len(row))]
+        n = o.exact_count(len(row), exact)
+        lowest = sorted(mean, reverse=True)[n - 1]  # rounding may swap what is nearly equal
+        assert len(set(found) - {len(row) - 1}) in (n - 1, n)
+        assert all(mean[t] > lowest - 1e-9 for t in found[:-1])
+
+
+def test_a_window_of_one_is_the_entropy_itself() -> None:
+    case = torch.rand(4, 30, dtype=torch.float64)
+    mask = torch.ones(4, 30, dtype=torch.bool)
+    plain = partition.top_entropy(case, mask, 0.3)
+    assert torch.equal(partition.smooth_entropy(case, mask, 0.3, 1).index, plain.index)
+
+
+@given(cases(longest=15), fractions)
+def test_jumps_of_the_value(case: Case, fraction: float) -> None:
+    segments = partition.value_jumps(case.place.put(case.value), case.place.mask, fraction)
+    exact = "1/3" if fraction == 1 / 3 else fraction
+    for row, found in zip(case.value, ends_of(segments, case.place.mask), strict=True):
+        jumps = [abs(after - before) for before, after in itertools.pairwise(row)] + [0.0]
+        assert found == o.top_entropy_ends(jumps, exact)
+
+
+def test_neighbours_are_cut_once() -> None:
+    entropy = torch.tensor([[0.1, 0.9, 0.8, 0.7, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1]])
+    mask = torch.ones(1, 10, dtype=torch.bool)
+    assert partition.top_entropy(entropy, mask, 0.4).end[0].tolist() == [1, 2, 3, 5, 9]
+    assert partition.entropy_peaks(entropy, mask, 0.4).end[0, :3].tolist() == [1, 5, 9]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(bad: float) -> None:
+    x = torch.tensor([[0.1, bad, 0.3]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    for cut in (partition.entropy_peaks, partition.value_jumps):
+        with pytest.raises(ValueError, match="finite"):
+            cut(x, mask, 0.3)
+    with pytest.raises(ValueError, match="finite"):
+        partition.smooth_entropy(x, mask, 0.3, 2)
 
 
 @given(cases(longest=12), st.sampled_from([0.2, 0.5, 0.9]), st.integers(1, 4))

@@ -59,9 +59,14 @@ class SegmentSettings(BaseModel):
         spec = {"name": given} if isinstance(given, str) else given
         spec = {"name": "entropy", **spec} if isinstance(spec, Mapping) else spec
         try:
-            partition_of(spec)
+            needs = partition_of(spec).needs
         except ValueError as error:
             raise ValueError(f"segment.partition: {error}") from None
+        if "value" in needs:
+            raise ValueError(
+                "segment.partition: on verl the critic is asked after responses are cut, so they "
+                "cannot be cut by its values. Take entropy, peaks or smooth"
+            )
         return spec
 
     def cut(self) -> Partition | None:
