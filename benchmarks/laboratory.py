@@ -365,7 +365,10 @@ def main() -> None:
     asked, more = parser.parse_known_args()
     overrides = [*asked.settings, *more]
     world = load_recipe(asked.recipe).data.world
-    recipe = load_recipe(asked.recipe, [*(SMALL[str(world)] if asked.small else []), *overrides])
+    if asked.small and world not in SMALL:
+        parser.error(f"--small knows {', '.join(SMALL)}; {asked.recipe} is about {world}")
+    small = SMALL[str(world)] if asked.small else []
+    recipe = load_recipe(asked.recipe, ["evaluation.greedy=true", *small, *overrides])
     state = build(make_plan(recipe))
     if not isinstance(state.world, Bookings):
         parser.error(f"{recipe.data.world} cannot tell where an error is")
