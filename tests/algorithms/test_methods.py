@@ -240,7 +240,7 @@ def test_a_critic_that_learns_everywhere_is_read_at_every_token() -> None:
     batch = everywhere.minibatch(everywhere.prepare(rollouts))
     assert batch.credit is not None
     assert batch.credit.value_target is not None
-    error = (outputs.value - batch.credit.value_target).square() * rollouts.mask
+    error = (outputs.value - batch.credit.value_target).square().where(rollouts.mask, 0.0)
     by_hand = (error.sum(dim=1) / rollouts.mask.sum(dim=1)).mean()
     assert float(everywhere.loss(outputs, batch).value) == pytest.approx(float(by_hand))
     other = plain.minibatch(plain.prepare(rollouts))
