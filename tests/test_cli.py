@@ -153,7 +153,15 @@ def test_all_shows_what_the_row_has_numbers_for():
     of_plain = [cut["strategy"] for cut in shown if cut["id"] == "line 1"]
     of_full = [cut["strategy"] for cut in shown if cut["id"] == "line 2"]
     assert of_plain == ["newline", "step", "fixed", "token", "response"]
-    assert of_full == ["entropy", "probability", "accumulate", *of_plain]
+    assert of_full == [
+        "entropy",
+        "probability",
+        "accumulate",
+        *of_plain,
+        "peaks",
+        "smooth",
+        "value",
+    ]
 
 
 def test_the_default_is_entropy_where_there_are_entropies():
