@@ -140,7 +140,11 @@ def saying_how_to_go_on(place: Path) -> Iterator[None]:
 
 
 def evaluate_state(state: State) -> Evaluation | None:
-    """The policy on held-out prompts: always the same ones, drawn with the step's own seed."""
+    """The policy on held-out prompts: always the same ones, drawn with the step's own seed.
+
+    Steps of optimisation count, not those before: runs that differ in how they began, with a
+    critic's pretraining or without, throw the same dice.
+    """
     settings = state.recipe.evaluation
     if state.test is None:
         return None
@@ -154,8 +158,14 @@ def evaluate_state(state: State) -> Evaluation | None:
         Sampling(state.recipe.rollout.max_tokens, settings.temperature, settings.top_p),
         settings.samples,
         settings.greedy,
-        derive(state.seed, "evaluate", state.step) % 2**31,
+        derive(state.seed, "evaluate", _optimized(state)) % 2**31,
     )
+
+
+def _optimized(state: State) -> int:
+    """Steps of optimisation so far."""
+    done = state.recipe.stages[: state.stage]
+    return state.step - sum(x.steps for x in done if not isinstance(x, Optimize))
 
 
 class Interrupted:
