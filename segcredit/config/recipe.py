@@ -178,7 +178,7 @@ class RolloutSettings(Settings):
     """Responses drawn at once."""
     engine: Literal["hf", "vllm"] = "hf"
     """hf: transformers, everywhere. vllm: several times faster on a GPU, in the same process."""
-    graphs: bool | Literal["auto"] = "auto"
+    graphs: bool | Literal["auto"] = False
     """hf's steps by CUDA graphs: for small models, whose kernels take longer to launch than to run.
     auto: on a GPU, for models below 1 B parameters. Keys and values keep their memory then."""
     vllm: VllmSettings = VllmSettings()
