@@ -15,6 +15,11 @@ def is_offline(algorithm: Algorithm) -> bool:
     return bool(getattr(algorithm, "offline", False))
 
 
+def rescored(algorithm: Algorithm) -> bool:
+    """Whether log π_old or H of what was drawn is read, and so computed again if need be."""
+    return "entropy" in algorithm.needs or not is_offline(algorithm)
+
+
 def restarts(algorithm: Algorithm) -> bool:
     """Whether each step begins again at the weights of the first, with a new optimizer (RestEM)."""
     return bool(getattr(algorithm, "restarts", False))

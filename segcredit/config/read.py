@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of settings; got {type(found).__name__}.")
+        raise RecipeError(f"{path}: expected a mapping of settings; got {type(found).__name__}.")
     if given := found.get(GIVEN_IN_PYTHON):
         raise RecipeError(_only_in_python(path, given))
     return found

@@ -9,7 +9,7 @@ LONGEST_PROMPT = 8192
 """Where nobody says how long prompts may be."""
 
 COMPARED = 1 / 8
-"""Of the prompts, where vLLM's log π is compared with the trainer's and not used."""
+"""Of the prompts, where vLLM's log π is at most compared with the trainer's."""
 
 
 def make_engine(
@@ -17,10 +17,12 @@ def make_engine(
     settings: RolloutSettings,
     longest_prompt: int | None,
     continues: bool = False,
+    reads_drawn: bool = False,
 ) -> HFEngine | VllmEngine:
     """vLLM is started for prompts and responses up to the lengths that are set.
 
-    ``continues``: whether begun responses are continued, each several times.
+    ``continues``: whether begun responses are continued, each several times. ``reads_drawn``:
+    whether log π as drawn is used; otherwise vLLM need not tell it of every response.
     """
     if settings.engine == "hf":
         return HFEngine(
@@ -39,7 +41,7 @@ def make_engine(
         memory=settings.vllm.memory,
         eager=settings.vllm.eager,
         shared=settings.samples > 1 or continues,
-        compared=COMPARED if settings.recomputes and settings.mismatch_cap is None else 1.0,
+        compared=1.0 if reads_drawn else COMPARED,
     )
     engine.start()
     return engine

@@ -4,7 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from segcredit.algorithms.asks import continues, grows_trees, is_offline, wants_first_weights
+from segcredit.algorithms.asks import (
+    continues,
+    grows_trees,
+    is_offline,
+    rescored,
+    wants_first_weights,
+)
 from segcredit.config import Optimize, Recipe
 from segcredit.plan.adapter import Adapter, adapter_of
 from segcredit.plan.gpus import Gpu
@@ -202,7 +208,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         critic="value" in needs,
         reference=wants_first_weights(algorithm),
         tracked="baseline" in needs,
-        rescored=recipe.rollout.recomputes and ("entropy" in needs or not is_offline(algorithm)),
+        rescored=recipe.rollout.recomputes and rescored(algorithm),
         half=half,
         packed=wanted and shape.full_attention,
         eager=attention == "eager",

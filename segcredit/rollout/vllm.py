@@ -53,7 +53,7 @@ class VllmEngine:
     an eighth of its time, and at many rows the host is what sampling waits for."""
     compared: float = 1.0
     """Share of the prompts whose responses keep log π as drawn; the others' is NaN. Handing it
-    out takes a quarter of the host's time."""
+    out takes the host's time for every token."""
     _llm: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from segcredit.algorithms.asks import continues, grows_trees, is_offline
+from segcredit.algorithms.asks import continues, grows_trees, is_offline, rescored
 from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
@@ -116,6 +116,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         recipe.rollout,
         recipe.data.max_prompt_tokens,
         continues(plan.algorithm) or grows_trees(plan.algorithm),
+        _reads_drawn(plan),
     )
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
@@ -134,6 +135,13 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         parallel=parallel,
         whole=whole,
     )
+
+
+def _reads_drawn(plan: Plan) -> bool:
+    """Whether log π of responses is used, or recorded, as the engine drew them."""
+    settings = plan.recipe.rollout
+    again = settings.recomputes and rescored(plan.algorithm)
+    return not again or settings.mismatch_cap is not None
 
 
 def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
@@ -393,6 +401,4 @@ def _check(plan: Plan) -> None:
         if recipe.rollout.samples != 1:
             problems.append("this method takes one response per prompt: set rollout.samples to 1")
     if problems:
-        raise RecipeError(
-            "\n".join(["the recipe does not fit its data", *(f"  {x}" for x in problems)])
-        )
+        raise RecipeError("\n".join(["the recipe cannot run", *(f"  {x}" for x in problems)]))

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from segcredit.algorithms.asks import is_offline
+from segcredit.algorithms.asks import rescored
 from segcredit.core.device import sent
 from segcredit.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
@@ -92,8 +92,7 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
     sampled_at = state.recipe.rollout.temperature
     cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     policy, critic, reference = state.policy, state.critic, state.reference
-    # where nobody reads π_old, only a partition may still want H
-    if state.recipe.rollout.recomputes and ("entropy" in needs or not is_offline(state.algorithm)):
+    if state.recipe.rollout.recomputes and rescored(state.algorithm):
         logp, entropy = _in_parts(
             state, rollouts, cut, lambda part: policy.score(part, sampled_at, with_entropy=True)
         )

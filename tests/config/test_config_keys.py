@@ -184,8 +184,8 @@ def test_what_came_is_quoted_briefly_and_safely() -> None:
     ("text", "expected"),
     [
         ("model: [", "not YAML: "),
-        ("- a\n- b", "a recipe is a mapping of settings; got list."),
-        ("", "a recipe is a mapping of settings; got NoneType."),
+        ("- a\n- b", "expected a mapping of settings; got list."),
+        ("", "expected a mapping of settings; got NoneType."),
         ("[" * 5000, "not YAML: "),
         ("when: 2001-99-99", "not YAML: month must be in 1..12"),
         ("seed: 1\nname: a\nseed: 2", "not YAML: 'seed' stands twice, line 1"),

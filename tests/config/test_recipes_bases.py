@@ -220,7 +220,7 @@ def test_a_base_that_is_no_recipe_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.yaml", base="list")
     listed = tmp_path / "list.yaml"
     listed.write_text("- a\n")
-    assert error_of(path) == f"{listed}: a recipe is a mapping of settings; got list."
+    assert error_of(path) == f"{listed}: expected a mapping of settings; got list."
     listed.write_text("a: [\n")
     assert error_of(path).startswith(f"{listed}: not YAML: ")
     listed.write_text("given_in_python: {reward: mine}\n")

@@ -30,6 +30,11 @@ def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="vineppo does not run on verl") as error:
         translate(recipe, tmp_path)
     assert "512 prompts do not split into 3" in str(error.value)
+    for setting in ("value_at=end", "whiten=true", "clamp=5", "value_everywhere=true"):
+        with pytest.raises(ValueError, match=r"cannot be said to verl: remove it"):
+            translate(load_recipe(RECIPE, [f"algorithm.{setting}"]), tmp_path)
+    with pytest.raises(ValueError, match=r"algorithm\.partition: .* cannot be cut by its values"):
+        translate(load_recipe(RECIPE, ["algorithm.partition=value"]), tmp_path)
     with pytest.raises(ValueError, match="128 responses does not split over 7 GPUs"):
         translate(load_recipe(RECIPE), tmp_path, Machines(nodes=1, gpus=7))
 

@@ -68,7 +68,7 @@ def engine(kind: str, name: str) -> RolloutEngine:
     if kind == "hf":
         return HFEngine(owner.model, owner.end_tokens, owner.banned)
     if ON_GPU and STARTED - {name}:  # a vLLM that can sleep is alone in its process
-        pytest.skip(f'vLLM runs for {STARTED.pop()} here; type: pytest -k "vllm and {name}"')
+        pytest.skip(f'vLLM runs for {min(STARTED)} here; type: pytest -k "vllm and {name}"')
     STARTED.add(name)
     return VllmEngine(
         owner.model,

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from batches import golden_rollouts
-from tiny_runs import changed
+from tiny_runs import RECIPE, changed
 
 from segcredit.algorithms import make_algorithm
 from segcredit.config import RecipeError, parse_recipe
+from segcredit.train.build import _reads_drawn, make_plan
 from segcredit.train.mismatch import corrected, describe_mismatch
 from segcredit.types import Batch, Outputs, Rollouts
 
@@ -45,6 +46,27 @@ def test_only_what_the_sampler_told_is_compared() -> None:
     share = float(mask[:, ::2].sum() / mask.sum())
     found = describe_mismatch(rollouts.replace(logp_sampler=some))
     assert found["agreement/sampler_difference"] == pytest.approx(share * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rollout", "reads"),
+    [
+        ("sapo", {}, False),  # recomputed
+        ("sapo", {"mismatch_cap": 2.0}, True),
+        ("restem", {"samples": 2}, True),  # never recomputed, but recorded
+    ],
+)
+def test_who_reads_log_probabilities_as_vllm_drew_them(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, rollout: dict[str, object], reads: bool
+) -> None:
+    monkeypatch.setattr("segcredit.train.build.vllm_problem", lambda: None)
+    given = changed(
+        algorithm=algorithm,
+        stages=[RECIPE["stages"][0], {"kind": "optimize", "steps": 1}],
+        reward="exact",
+    )
+    given["rollout"] |= {"engine": "vllm"} | rollout
+    assert _reads_drawn(make_plan(parse_recipe(given))) is reads
 
 
 def test_another_model_is_noticed() -> None:

@@ -19,6 +19,10 @@ from segcredit.partition import Partition, partition_of
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
 """Those of ours whose credit comes from a critic; verl has the group methods itself."""
+NO_VALUES = (
+    "on verl the critic is asked after responses are cut, so they cannot be cut by its values. "
+    "Take entropy, peaks or smooth"
+)
 NO_CLIP = 1e6
 """verl has no way to say "do not clip"; a bound as wide as this says it."""
 
@@ -59,14 +63,11 @@ class SegmentSettings(BaseModel):
         spec = {"name": given} if isinstance(given, str) else given
         spec = {"name": "entropy", **spec} if isinstance(spec, Mapping) else spec
         try:
-            needs = partition_of(spec).needs
+            cut = partition_of(spec)
         except ValueError as error:
             raise ValueError(f"segment.partition: {error}") from None
-        if "value" in needs:
-            raise ValueError(
-                "segment.partition: on verl the critic is asked after responses are cut, so they "
-                "cannot be cut by its values. Take entropy, peaks or smooth"
-            )
+        if "value" in cut.needs:
+            raise ValueError(f"segment.partition: {NO_VALUES}")
         return spec
 
     def cut(self) -> Partition | None:
@@ -132,6 +133,11 @@ class VerlKeys:
             cliprange_value=float(critic.cliprange_value),
             critic_loss_agg_mode=str(critic.loss_agg_mode),
         )
+
+
+def asks_the_critic(made: PolicyGradient) -> bool:
+    """Whether responses are cut by the critic's values."""
+    return "value" in made.credit.over.needs | made.ratio.over.needs
 
 
 def method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from segcredit.algorithms import make_algorithm
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
 from segcredit.algorithms.objective import BoundaryMSE, Clipped, LossKL, ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
@@ -13,7 +14,12 @@ from segcredit.config import Optimize, PretrainCritic, Recipe
 from segcredit.integrations.verl import reward as reward_module
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
 from segcredit.integrations.verl.rows import is_verls
-from segcredit.integrations.verl.settings import METHODS, NO_CLIP
+from segcredit.integrations.verl.settings import (
+    METHODS,
+    NO_CLIP,
+    NO_VALUES,
+    asks_the_critic,
+)
 from segcredit.partition import PARTITIONS, Partition, Token, settings_of
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{x}" for x in ("actor", "rollout", "ref"))
@@ -115,9 +121,33 @@ def _problems(recipe: Recipe, machines: Machines) -> list[str]:
             f"{name} does not run on verl through this plugin; those that do: "
             f"{', '.join((*METHODS, 'grpo', 'rloo'))}"
         )
+    elif name in METHODS:
+        found += _untold(name, recipe.make_algorithm())
     if recipe.optimizer.schedule == "linear":
         found.append("verl has no linear schedule: set optimizer.schedule to constant or cosine")
     return found
+
+
+def _untold(name: str, made: object) -> list[str]:
+    """Settings of the method for which neither verl nor the plugin has a word."""
+    usual = make_algorithm(name)
+    assert isinstance(made, PolicyGradient)
+    assert isinstance(usual, PolicyGradient)
+    assert made.critic is not None
+    assert usual.critic is not None
+    assert isinstance(made.credit, GAE)
+    assert isinstance(usual.credit, GAE)
+    parts = {
+        "value_at": made.credit.value_at == usual.credit.value_at,
+        "whiten and algorithm.clamp": made.adjust == usual.adjust,
+        "value_everywhere": made.critic.everywhere == usual.critic.everywhere,
+    }
+    found = [
+        f"algorithm.{key} cannot be said to verl: remove it, or use segcredit train"
+        for key, same in parts.items()
+        if not same
+    ]
+    return found + ([f"algorithm.partition: {NO_VALUES}"] if asks_the_critic(made) else [])
 
 
 def _notes(recipe: Recipe) -> list[str]:
