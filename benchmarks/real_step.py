@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -23,7 +22,7 @@ from peak import Peak
 from real_shapes import config_for, policy_for, save_small_files, tokenizer_for
 
 import segcredit.train.build
-from segcredit.config import parse_recipe
+from segcredit.config import Recipe, parse_recipe
 from segcredit.data import load_prompts
 from segcredit.data.worlds import make_world
 from segcredit.train.build import build, make_plan
@@ -34,7 +33,7 @@ PEAK = 990e12
 PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
 
 
-def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
+def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Recipe:
     """As a user would write it."""
     on_gpu = torch.cuda.is_available()
     return parse_recipe(
@@ -69,6 +68,12 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Any:
             "evaluation": {"every": 0},
         }
     )
+
+
+def with_prompts(recipe: Recipe, prompts: int) -> Recipe:
+    """The same with as many prompts a step."""
+    rollout = recipe.rollout.model_copy(update={"prompts": prompts})
+    return recipe.model_copy(update={"rollout": rollout})
 
 
 def operations(
@@ -168,6 +173,7 @@ def main() -> None:
     parser.add_argument("--minibatches", type=int, default=4)
     parser.add_argument("--micro", type=int, default=32_768, help="tokens of a micro-batch")
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
+    parser.add_argument("--warm", type=int, help="prompts of the first step; all of them")
     parser.add_argument(
         "--offload",
         nargs="?",
@@ -213,6 +219,9 @@ def main() -> None:
         for number in range(given.steps):
             if number == min(1, given.steps - 1):
                 peak.__enter__()
+            state.recipe = plan.recipe
+            if not number and given.warm and given.steps > 1:
+                state.recipe = with_prompts(plan.recipe, given.warm)
             begin = time.perf_counter()
             last = given.profile and len(found) == given.steps - 1
             with torch.profiler.profile() if last else nullcontext() as seen:

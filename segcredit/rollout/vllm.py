@@ -67,6 +67,12 @@ class VllmEngine:
     def start(self) -> None:
         """Begin now; otherwise the first sampling does."""
         if self._llm is None:
+            if self._device.type == "cpu" and self.model.config.tie_word_embeddings:
+                # its head is packed once, when it starts, and new weights do not reach it
+                raise ValueError(
+                    "on a CPU vLLM cannot be handed a head that is tied to the embeddings. "
+                    "Set rollout.engine=hf."
+                )
             with _own_chance(self._device):
                 self._llm = _start(self)
             self._sleep()
