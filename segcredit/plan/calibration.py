@@ -4,6 +4,10 @@ ANNOTATE_SHARE = 0.345
 """Of the GPU's peak that forward passes reach."""
 UPDATE_SHARE = 0.385
 """The same for forward and backward passes, recomputed ones included."""
+WIDTH = 2048
+"""Hidden size of the model with which both were measured."""
+MATRIX_SHARE = 0.7
+"""The share that matrix products alone reach (assumed); it says how much wider layers gain."""
 COMPILED_ANNOTATE = 1.28
 COMPILED_UPDATE = 1.35
 """How much faster model.compile makes them."""
@@ -14,6 +18,8 @@ ADAPTER_PASSES = 8
 the linear layers of a 7B model alone."""
 CACHE_SHARE = 0.26
 """Of the memory's bandwidth at which sampling reads its cache."""
+VLLM_TOKEN = 1.2e-5
+"""Seconds of the host for each token that vLLM writes."""
 
 FIXED = 0.07 * 2**30
 """Bytes held besides models: libraries' workspaces, masks, buffers."""

@@ -12,15 +12,18 @@ from segcredit.plan.calibration import (
     LAUNCH,
     LINK_SHARE,
     UPDATE_SHARE,
+    VLLM_TOKEN,
 )
 from segcredit.plan.job import Job
+from segcredit.plan.timing import share_at
 
 
 def assumptions(job: Job) -> list[str]:
     """Each in one line."""
     lengths = job.lengths
-    annotate = ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1)
-    update = UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1)
+    wide = job.shape.hidden
+    annotate = share_at(wide, ANNOTATE_SHARE) * (COMPILED_ANNOTATE if job.compile else 1)
+    update = share_at(wide, UPDATE_SHARE) * (COMPILED_UPDATE if job.compile else 1)
     peak = job.gpu.bfloat16 if job.half else job.gpu.float32
     kind = "bfloat16" if job.half else "float32"
     here = "" if job.gpu.name == "H200" and job.half else ", carried over from bfloat16 on an H200"
@@ -32,7 +35,9 @@ def assumptions(job: Job) -> list[str]:
         f"them at rollout.max_tokens={job.max_tokens}",
         f"forward passes reach {annotate:.1%}, updates {update:.1%} of {peak:,g} TFLOP/s in "
         f"{kind}{here}",
-        f"sampling: {LAUNCH * 1e3:g} ms per layer and token on the host, the cache read at "
+        f"sampling by vLLM: {VLLM_TOKEN * 1e6:g} µs of the host for every token"
+        if job.vllm
+        else f"sampling: {LAUNCH * 1e3:g} ms per layer and token on the host, the cache read at "
         f"{CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s; not measured since keys are no longer "
         f"copied",
         f"a GPU must have the peak, {FRAGMENTED:.0%} for fragments, and {CONTEXT / 2**30:.1f} GiB "

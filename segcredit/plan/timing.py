@@ -11,8 +11,11 @@ from segcredit.plan.calibration import (
     COMPILED_UPDATE,
     LAUNCH,
     LINK_SHARE,
+    MATRIX_SHARE,
     STREAM_SHARE,
     UPDATE_SHARE,
+    VLLM_TOKEN,
+    WIDTH,
 )
 from segcredit.plan.job import Job
 
@@ -20,10 +23,6 @@ STEP_BYTES = 46
 """Per parameter: the norm, its limit, AdamW, and rounding into the weights."""
 ADD_BYTES = 12
 """Per parameter and micro-batch: a gradient is made, and added up in float32."""
-
-
-VLLM_TOKEN = 3.1e-5
-"""Host's time per token that vLLM writes in the trainer's process, when it has hundreds of rows."""
 
 
 def seconds(job: Job) -> dict[str, float]:
@@ -36,9 +35,19 @@ def seconds(job: Job) -> dict[str, float]:
     return found
 
 
+def share_at(hidden: int, share: float) -> float:
+    """Of the GPU's peak that layers reach, from the share where they are WIDTH wide.
+
+    Matrix products grow with the square of the width, everything else with the width.
+    """
+    rest = (1 / share - 1 / MATRIX_SHARE) * WIDTH / hidden
+    return 1 / (1 / MATRIX_SHARE + rest)
+
+
 def _speed(job: Job, share: float) -> float:
     """Operations per second."""
-    return share * (job.gpu.bfloat16 if job.half else job.gpu.float32) * 1e12
+    peak = job.gpu.bfloat16 if job.half else job.gpu.float32
+    return share_at(job.shape.hidden, share) * peak * 1e12
 
 
 def _launches(job: Job, passes: float) -> float:
@@ -55,9 +64,10 @@ def _sample(job: Job) -> float:
 
 
 def _prefill(job: Job) -> float:
-    """Each distinct prompt once, padded to the longest."""
+    """Each distinct prompt once, padded to the longest, but by vLLM."""
     shape, lengths = job.shape, job.lengths
-    each = operations.text_forward(job, lengths.longest) + operations.tower_forward(job)
+    length = lengths.prompt if job.vllm else lengths.longest
+    each = operations.text_forward(job, length) + operations.tower_forward(job)
     total = job.prompts_at_once * each + job.rows_at_once * 2 * shape.embedding
     return max(total / _speed(job, ANNOTATE_SHARE), _launches(job, 1))
 
@@ -86,16 +96,18 @@ def _decode(job: Job) -> float:
 def _decode_by_vllm(job: Job) -> float:
     """Rows that have ended make room for others, and only what is written is read.
 
-    Its graphs need no launches, but one thread of the host plans every token, meanwhile.
+    Weights are read while products are made. Its graphs need no launches, but one thread of the
+    host, in the trainer's process, deals with every token before the next can be drawn.
     """
     shape, size = job.shape, job.bytes
     written = job.rows_at_once * job.lengths.response
     columns = written * (job.lengths.prompt + job.lengths.response / 2)
     cache = columns * shape.layers * 2 * size * shape.key_width
     own = shape.parameters - (shape.tower.parameters if shape.tower else 0)
-    reading = (job.lengths.response * size * own + cache) / (STREAM_SHARE * job.gpu.bandwidth * 1e9)
-    work = written * 2 * (shape.layer_weights + shape.embedding)
-    return max(written * VLLM_TOKEN, reading + work / _speed(job, ANNOTATE_SHARE))
+    bandwidth = STREAM_SHARE * job.gpu.bandwidth * 1e9
+    work = written * 2 * (shape.layer_weights + shape.embedding) / _speed(job, ANNOTATE_SHARE)
+    reading = job.lengths.response * size * own / bandwidth
+    return max(work, reading) + cache / bandwidth + written * VLLM_TOKEN
 
 
 def _annotate(job: Job) -> float:

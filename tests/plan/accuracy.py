@@ -72,7 +72,7 @@ def comparisons() -> Iterator[Compared]:
     """Every measurement beside its prediction."""
     file = json.loads((HERE / "measured.json").read_text(encoding="utf-8"))
     for run in file["runs"]:
-        found = predicted(run, file["model"])
+        found = predicted(run, run.get("model", file["model"]))
         for what, (low, high) in run["measured"].items():
             yield Compared(run["name"], what, low, high, value(found, what))
 
