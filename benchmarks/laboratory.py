@@ -44,6 +44,7 @@ COMMON = [
     "rollout.prompts=256",
     "rollout.max_tokens=128",
     "evaluation.prompts=256",
+    "model.dtype=float32",
     "model.hidden=96",
     "model.layers=2",
     "model.heads=4",

@@ -54,6 +54,7 @@ def make_state(given: argparse.Namespace, graphs: bool) -> State:
             "hidden": given.hidden,
             "layers": given.layers,
             "heads": given.heads,
+            "dtype": given.dtype,
         },
         {"world": "derived_variables"},
         given.algorithm,
@@ -171,9 +172,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a minute on a CPU")
     parser.add_argument("--model", default="qwen2")
-    parser.add_argument("--hidden", type=int, default=320)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=5)
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--dtype", default="float32", help="or bfloat16")
     parser.add_argument("--algorithm", default="sapo")
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--samples", type=int, default=1)
@@ -194,7 +196,8 @@ def main() -> None:
     parameters = sum(x.numel() for x in states[True].policy.model.parameters())
     print(f"{device}, torch {torch.__version__}, transformers {transformers.__version__}")
     print(
-        f"{given.model}, {parameters / 1e6:.1f} M parameters and a critic, {given.algorithm}: "
+        f"{given.model}, {parameters / 1e6:.1f} M parameters in {given.dtype} and a critic, "
+        f"{given.algorithm}: "
         f"{given.rows} responses of {given.tokens} tokens, {given.minibatches} gradient steps, "
         f"micro-batches of {given.micro} tokens"
     )

@@ -128,36 +128,37 @@ def packed_inputs(
 ) -> Packed:
     """Every prompt with its response, one behind the other."""
     device = tokens.device
-    tokens, mask = tokens.cpu(), mask.cpu()  # else every row would wait for the device
+    tokens, mask = tokens.cpu(), mask.cpu()  # sizes depend on them: the host would wait each time
     inside = mask.flip(1).cummax(dim=1).values.flip(1)
-    written = inside.sum(dim=1).tolist()
-    ids, positions, before = [], [], []
-    first = 0
-    for row, prompt in enumerate(prompts):
-        count = len(prompt.tokens)
-        length = count + written[row] - 1  # nothing is said after the last token
-        later = int(prompt.positions.max()) + 1 + torch.arange(written[row] - 1)
-        planes = torch.cat([prompt.positions, later.expand(len(prompt.positions), -1)], dim=1)
-        if len(planes) > 1:
-            planes = torch.cat([torch.arange(length)[None], planes])
-        ids += [prompt.tokens.cpu(), tokens[row, : written[row] - 1]]
-        positions.append(planes)
-        before.append(mask[row].nonzero().flatten() + (first + count - 1))
-        first += length
+    count = torch.tensor([len(x.tokens) for x in prompts])
+    asked = pad_sequence([x.tokens.cpu() for x in prompts], batch_first=True)
+    planes = pad_sequence([x.positions.T for x in prompts], batch_first=True).permute(2, 0, 1)
+    following = planes.amax(dim=(0, 2)) + 1
+    step = torch.arange(tokens.shape[1])
+    later = (following[:, None] + step[:-1]).expand(len(planes), -1, -1)
+    planes = torch.cat([planes, later], dim=2)
+    # nothing is said after a response's last token
+    here = torch.cat([torch.arange(asked.shape[1]) < count[:, None], inside[:, 1:]], dim=1)
+    if len(planes) > 1:
+        planes = torch.cat([here.cumsum(dim=1)[None] - 1, planes])
+    length = here.sum(dim=1)
+    before = (length.cumsum(0) - length + count - 1)[:, None] + step
     return Packed(
-        tokens=sent(torch.cat(ids)[None], device),
-        positions=sent(torch.cat(positions, dim=1)[:, None], device),
+        tokens=sent(torch.cat([asked, tokens[:, :-1]], dim=1)[here][None], device),
+        positions=sent(planes[:, here][:, None], device),
         vision=_pictures(prompts, device),
-        before=sent(torch.cat(before), device),
+        before=sent(before[mask], device),
     )
 
 
 def _pictures(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
-    names = {name for x in prompts for name in x.vision}
-    return {
-        name: sent(torch.cat([x.vision[name] for x in prompts if name in x.vision]), device)
-        for name in sorted(names)
-    }
+    found = {}
+    for name in sorted({name for x in prompts for name in x.vision}):
+        parts = [x.vision[name] for x in prompts if name in x.vision]
+        if len({x.device for x in parts}) > 1:  # some are kept on the device
+            parts = [sent(x, device) for x in parts]
+        found[name] = sent(torch.cat(parts), device)
+    return found
 
 
 def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -> list[Encoded]:

@@ -19,6 +19,7 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import is_torchvision_available
 
+from segcredit.core.device import sent
 from segcredit.images import open_image
 from segcredit.template import fill_template
 from segcredit.types import Prompt
@@ -129,8 +130,10 @@ class Codec:
                 parts.append({"type": "text", "text": text})
         return {"role": message["role"], "content": parts}
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, dict[str, Tensor]]:
-        """Token ids, and what the vision tower reads."""
+    def encode(
+        self, prompt: Prompt, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Token ids, and what the vision tower reads; small pictures are kept on the device."""
         text = self.render(prompt)
         vision: dict[str, Tensor] = {}
         if self.image_processor is not None:
@@ -143,7 +146,7 @@ class Codec:
                     f"image, and never {self.image_token} itself."
                 )
             if prompt.images:
-                vision = self._pixels(prompt.images)
+                vision = self._pixels(prompt.images, device)
                 text = self._with_room(text, vision["image_grid_thw"])
         special = self.template is not None  # a chat template writes its own
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -158,7 +161,9 @@ class Codec:
             )
         return torch.tensor(ids, dtype=torch.long), vision
 
-    def _pixels(self, images: Sequence[bytes | Path]) -> dict[str, Tensor]:
+    def _pixels(
+        self, images: Sequence[bytes | Path], device: torch.device | str
+    ) -> dict[str, Tensor]:
         assert self.image_processor is not None
         kept, key = self._small_pictures, tuple(images)
         if (found := kept.get(key)) is not None:
@@ -166,6 +171,7 @@ class Codec:
         made = self.image_processor([open_image(x) for x in images], return_tensors="pt")
         pixels = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
         if pixels["pixel_values"].numel() <= SMALL_PICTURE and len(kept) < SMALL_PICTURES:
+            pixels["pixel_values"] = sent(pixels["pixel_values"], device)
             kept[key] = dict(pixels)
         return pixels
 

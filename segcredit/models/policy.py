@@ -26,6 +26,9 @@ from segcredit.models.tiny import tiny_config
 from segcredit.models.weights import trained_weights
 from segcredit.types import Encoded, Prompt, Rollouts
 
+KNOWN_POSITIONS = 1024
+"""Of so many prompts' shapes the positions are kept: at most some ten megabytes."""
+
 
 @dataclass(frozen=True, eq=False)
 class Policy:
@@ -150,7 +153,7 @@ class Policy:
 
     def encode(self, prompt: Prompt) -> Encoded:
         """The prompt with its rotary positions."""
-        tokens, vision = self.codec.encode(prompt)
+        tokens, vision = self.codec.encode(prompt, self.device)
         return Encoded(prompt, tokens, self._positions(tokens, vision), vision)
 
     def _positions(self, tokens: Tensor, vision: dict[str, Tensor]) -> Tensor:
@@ -159,15 +162,26 @@ class Policy:
             return torch.arange(len(tokens))[None]
         if not vision:
             return torch.arange(len(tokens)).expand(3, -1)
+        image = tokens == self.model.config.image_token_id
+        grid = vision["image_grid_thw"]
+        # they depend on where the pictures stand and on their sizes, and on no word
+        key = (image.numpy().tobytes(), grid.numpy().tobytes())
+        known = self._known_positions
+        if (found := known.get(key)) is not None:
+            return found
         trunk: Any = self.model.model
-        image = (tokens == self.model.config.image_token_id).long()
         # the keyword has no mention in older signatures' positional order, hence all by name
         positions, _ = trunk.get_rope_index(
-            input_ids=tokens[None],
-            mm_token_type_ids=image[None],
-            image_grid_thw=vision["image_grid_thw"],
+            input_ids=tokens[None], mm_token_type_ids=image[None].long(), image_grid_thw=grid
         )
+        if len(known) < KNOWN_POSITIONS:
+            known[key] = positions[:, 0]
         return positions[:, 0]
+
+    @cached_property
+    def _known_positions(self) -> dict[tuple[bytes, bytes], Tensor]:
+        """Of prompts that differ in their words alone."""
+        return {}
 
     def score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False

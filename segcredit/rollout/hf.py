@@ -36,7 +36,7 @@ class HFEngine:
     """Tokens that are never drawn."""
     rows: int = 256
     """Responses drawn at once; more wait for their turn."""
-    graphs: bool | Literal["auto"] = False
+    graphs: bool | Literal["auto"] = "auto"
     """By CUDA graphs, which spare the launching of kernels; auto: small models on a GPU."""
     _fixed: FixedSampler | None = field(default=None, init=False, repr=False)
     _fits: bool = field(default=True, init=False, repr=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-FRESH_AFTER = 120.0
+FRESH_AFTER = 900.0
 """Seconds of training after which a process is replaced: short runs share its start, long ones
 leave nothing behind for the next."""
 PATIENCE = 60.0

@@ -189,6 +189,8 @@ def _policy(plan: Plan) -> Policy:
     assert plan.world is not None
     seed = derive(plan.recipe.seed, "weights") % 2**31
     policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **settings.sizes)
+    for x in policy.model.parameters():  # not its buffers: rotary frequencies stay exact
+        x.data = x.data.to(getattr(torch, settings.dtype))
     return replace(policy, codec=plan.codec)
 
 

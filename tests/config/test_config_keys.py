@@ -128,7 +128,7 @@ def test_arithmetic_that_does_not_add_up() -> None:
         changed(
             update__minibatches=9,
             algorithm="grpo",
-            model={"tiny": "qwen2", "dtype": "bfloat16"},
+            model={"tiny": "qwen2"},
             data={"train": ["rows.jsonl"]},
         )
     )
@@ -138,7 +138,6 @@ def test_arithmetic_that_does_not_add_up() -> None:
         "grpo compares the responses to one prompt, so rollout.samples must be at least 2; got 1",
         "stages pretrain a critic, but grpo has none: remove pretrain_critic",
         "model.tiny takes its vocabulary from a world: set data.world, or model.path",
-        "model.dtype: a tiny model is made in float32; got bfloat16",
     ]
     assert the_error_of(stages=[{"kind": "optimize", "steps": 1}]).startswith(
         "a tiny model starts from random weights: begin with a warm_start"

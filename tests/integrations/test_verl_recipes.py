@@ -39,6 +39,17 @@ def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
         translate(load_recipe(RECIPE), tmp_path, Machines(nodes=1, gpus=7))
 
 
+def test_vllms_settings_are_said_where_the_recipe_has_some(tmp_path: Path) -> None:
+    keys = [f"actor_rollout_ref.rollout.{x}" for x in ("gpu_memory_utilization", "enforce_eager")]
+    said = ["rollout.engine=vllm", "rollout.vllm.memory=0.3", "rollout.vllm.eager=true"]
+    settings = translate(load_recipe(RECIPE, said), tmp_path).settings
+    assert [settings[key] for key in keys] == [0.3, True]
+    settings = translate(load_recipe(RECIPE, said), tmp_path, Machines(rollout="sglang")).settings
+    assert not {*keys} & settings.keys()
+    settings = translate(load_recipe(RECIPE, ["rollout.engine=hf"]), tmp_path).settings
+    assert not {*keys} & settings.keys()
+
+
 def test_print_shows_a_command_that_a_shell_reads_back(tmp_path: Path) -> None:
     done = subprocess.run(
         [

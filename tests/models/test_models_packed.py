@@ -140,6 +140,32 @@ def test_places_before_each_token() -> None:
     assert (packed.positions[0, 0] == 0).nonzero().flatten().tolist() == [0, first + 2]
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_packed_row_by_row(name: str) -> None:
+    """Against one row after another, with holes in the mask and a response of one token."""
+    prompts = encoded(name)
+    chance = torch.Generator().manual_seed(3)
+    tokens = torch.randint(20, 40, (len(prompts), 7), generator=chance)
+    mask = torch.rand(tokens.shape, generator=chance) < 0.6
+    mask[:, 0] = True
+    mask[0, 1:] = False
+    ids, planes, before, first = [], [], [], 0
+    for prompt, row, own in zip(prompts, tokens, mask, strict=True):
+        written = int(own.nonzero().max()) + 1
+        count = len(prompt.tokens)
+        later = int(prompt.positions.max()) + 1 + torch.arange(written - 1)
+        known = torch.cat([prompt.positions, later.expand(len(prompt.positions), -1)], dim=1)
+        plain = torch.arange(count + written - 1)[None]
+        planes.append(torch.cat([plain, known]) if len(known) > 1 else known)
+        ids += [prompt.tokens, row[: written - 1]]
+        before += [first + count - 1 + t for t in range(written) if own[t]]
+        first += count + written - 1
+    packed = packed_inputs(prompts, tokens, mask)
+    assert packed.tokens[0].tolist() == torch.cat(ids).tolist()
+    assert torch.equal(packed.positions[:, 0], torch.cat(planes, dim=1))
+    assert packed.before.tolist() == before
+
+
 def lengths_of(parts: list[torch.Tensor], length: list[int]) -> list[int]:
     return sorted(sum(length[i] for i in part.tolist()) for part in parts)
 

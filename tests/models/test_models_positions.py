@@ -120,3 +120,19 @@ def test_what_an_earlier_generation_left_behind_changes_nothing(name: str) -> No
         assert torch.equal(after.logp_old, before.logp_old)
         assert torch.equal(owner.score(before, 1.0)[0], scores)
         assert torch.equal(owner.encode(prompts[1].prompt).positions, prompts[1].positions)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_positions_are_remembered_by_shape(name: str) -> None:
+    """Other words, the same positions; a picture of as many patches but another form: others."""
+    side = 28 if name == "qwen2_5_vl" else 32
+    tall, wide = picture(side, 3 * side), picture(3 * side, side)
+    asked = [ask("red <image>?", tall), ask("blue <image>?", tall), ask("red <image>?", wide)]
+    fresh = [fresh_policy(name).encode(x).positions for x in asked]
+    owner = fresh_policy(name)
+    for x, expected in zip([*asked, *asked], [*fresh, *fresh], strict=True):
+        assert torch.equal(owner.encode(x).positions, expected)
+    assert torch.equal(fresh[0], fresh[1])
+    assert fresh[0].shape == fresh[2].shape
+    assert not torch.equal(fresh[0], fresh[2])
+    assert len(owner._known_positions) == 2

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forked_cli import Call, Server, run, start
+from safetensors.torch import load_file
 from tiny_runs import TITLE, assert_same_run, count_lines, metrics, write_recipe
 
 SPO = {
@@ -126,6 +128,20 @@ def test_the_values_of_prompts_survive_too(tmp_path: Path) -> None:
     folder = make(tmp_path / "killed")
     write_recipe(folder, **SPO)
     for number in (3, 5, 7, 9):
+        kill(folder, after_lines(number), random.uniform(0.0, 0.03))
+    finish(folder)
+    assert_same_run(folder / "run", undisturbed_run)
+
+
+def test_half_precision_survives_too(tmp_path: Path) -> None:
+    half = {"model__dtype": "bfloat16", "rollout__old_logp": "recompute"}
+    undisturbed_run = undisturbed(make(tmp_path / "whole"), **half)
+    (last,) = sorted((undisturbed_run / "checkpoints").glob("step-*"))[-1:]
+    kept = load_file(last / "policy" / "model.safetensors")
+    assert {x.dtype for x in kept.values()} == {torch.bfloat16}
+    folder = make(tmp_path / "killed")
+    write_recipe(folder, **half)
+    for number in (2, 5, 9):
         kill(folder, after_lines(number), random.uniform(0.0, 0.03))
     finish(folder)
     assert_same_run(folder / "run", undisturbed_run)

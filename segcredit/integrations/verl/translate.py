@@ -68,6 +68,7 @@ def translate(recipe: Recipe, folder: Path, machines: Machines | None = None) ->
         _optimizers(recipe),
         _stages(recipe, folder),
         _machines(machines),
+        _sampler(recipe, machines),
     )
     settings: Settings = {}
     for part in parts:
@@ -364,6 +365,16 @@ def _machines(machines: Machines) -> Settings:
         "trainer.n_gpus_per_node": machines.gpus,
         f"{ROLLOUT}.name": machines.rollout,
         f"{ROLLOUT}.tensor_model_parallel_size": machines.tensor_parallel,
+    }
+
+
+def _sampler(recipe: Recipe, machines: Machines) -> Settings:
+    """vLLM's share of a GPU and its graphs, where the recipe speaks of vLLM, too."""
+    if not recipe.rollout.engine == machines.rollout == "vllm":
+        return {}
+    return {
+        f"{ROLLOUT}.gpu_memory_utilization": recipe.rollout.vllm.memory,
+        f"{ROLLOUT}.enforce_eager": recipe.rollout.vllm.eager,
     }
 
 
