@@ -178,7 +178,7 @@ class RolloutSettings(Settings):
     """Responses drawn at once."""
     engine: Literal["hf", "vllm"] = "hf"
     """hf: transformers, everywhere. vllm: several times faster on a GPU, in the same process."""
-    graphs: bool | Literal["auto"] = "auto"
+    graphs: Literal[True, False, "auto"] = "auto"
     """hf's steps by CUDA graphs: for small models, whose kernels take longer to launch than to run.
     auto: on a GPU, for models below 1 B parameters. Keys and values keep their memory then."""
     vllm: VllmSettings = VllmSettings()
@@ -229,7 +229,7 @@ class MemorySettings(Settings):
     recompute_activations: bool = False
     """Keep one state per layer and compute the rest again in the backward pass: a third more
     arithmetic, a fraction of the memory."""
-    offload_optimizer: bool | Literal["stream"] = False
+    offload_optimizer: Literal[True, False, "stream"] = False
     """Moments and float32 originals rest in main memory while they are not needed. stream: they
     come back a part at a time within each gradient step, so that the passes have the room; takes
     seconds per gradient step for a model of some billions."""
