@@ -48,7 +48,9 @@ def _settings(study: Study, arm: Arm, scale: Scale) -> dict[str, Any]:
         method = on_equal_terms(found.get("algorithm"), arm.algorithm)
         found = merge_settings(found, {"algorithm": method})
     if arm.samples is not None or arm.share < 1:
-        found = merge_settings(found, {"rollout": _rollouts(found.get("rollout") or {}, arm)})
+        least = int((found.get("update") or {}).get("minibatches", 4))
+        drawn = _rollouts(found.get("rollout") or {}, arm, least)
+        found = merge_settings(found, {"rollout": drawn})
     return merge_settings(found, arm.recipe)
 
 
@@ -62,8 +64,8 @@ def on_equal_terms(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
     return {**{key: base[key] for key in EQUAL if key in base and key in known}, **made}
 
 
-def _rollouts(base: dict[str, Any], arm: Arm) -> dict[str, int]:
-    """Responses per prompt, and of how many prompts."""
+def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
+    """Responses per prompt, and of how many prompts: ``least`` responses a step at least."""
     prompts, samples = int(base.get("prompts", 128)), int(base.get("samples", 1))
     drawn = samples if arm.samples is None else arm.samples
     rows = prompts * samples
@@ -73,7 +75,7 @@ def _rollouts(base: dict[str, Any], arm: Arm) -> dict[str, int]:
             f"set rollout.prompts to a multiple of {drawn}."
         )
     asked = prompts if arm.same_prompts else rows // drawn
-    return {"samples": drawn, "prompts": max(1, round(arm.share * asked))}
+    return {"samples": drawn, "prompts": max(-(-least // drawn), round(arm.share * asked))}
 
 
 def _stages(found: dict[str, Any], arm: Arm) -> Any:

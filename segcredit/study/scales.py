@@ -42,7 +42,7 @@ SCALES = {
             {"vision": "mini/vision", "text": "mini/text"},
             seeds=(0, 1, 2),
             rates=(0.3, 1.0, 3.0),
-            tuning_seeds=(1000, 1001),
+            tuning_seeds=(1000,),
         ),
         Scale(
             "paper",
