@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--minibatches", type=int, default=4)
     parser.add_argument("--micro", type=int, default=32_768, help="tokens of a micro-batch")
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
-    parser.add_argument("--warm", type=int, help="prompts of the first step; all of them")
+    parser.add_argument("--warm", type=int, help="prompts of the first step, if fewer")
     parser.add_argument(
         "--offload",
         nargs="?",

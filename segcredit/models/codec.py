@@ -19,7 +19,6 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import is_torchvision_available
 
-from segcredit.core.device import sent
 from segcredit.images import open_image
 from segcredit.template import fill_template
 from segcredit.types import Prompt
@@ -29,7 +28,8 @@ MARK = "<image>"
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Tokens that only a prompt may hold: a policy that writes one could not be scored afterwards."""
 SMALL_PICTURE, SMALL_PICTURES = 100_000, 2048
-"""Pictures of at most so many numbers, and so many of them, are read once: 0.8 GB at the most."""
+"""Pictures of at most so many numbers, and so many of them, are read once and stay on the device:
+0.8 GB at the most."""
 WITHOUT_TORCHVISION = "Qwen2VLImageProcessorPil"
 """The image processor of every Qwen-VL, by Pillow alone."""
 
@@ -167,11 +167,13 @@ class Codec:
         assert self.image_processor is not None
         kept, key = self._small_pictures, tuple(images)
         if (found := kept.get(key)) is not None:
+            if found["pixel_values"].device.type != torch.device(device).type:
+                kept[key] = found = {**found, "pixel_values": found["pixel_values"].to(device)}
             return dict(found)
         made = self.image_processor([open_image(x) for x in images], return_tensors="pt")
         pixels = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
         if pixels["pixel_values"].numel() <= SMALL_PICTURE and len(kept) < SMALL_PICTURES:
-            pixels["pixel_values"] = sent(pixels["pixel_values"], device)
+            pixels["pixel_values"] = pixels["pixel_values"].to(device)
             kept[key] = dict(pixels)
         return pixels
 

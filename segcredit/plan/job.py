@@ -16,6 +16,7 @@ from segcredit.plan.adapter import Adapter, adapter_of
 from segcredit.plan.gpus import Gpu
 from segcredit.plan.lengths import Lengths
 from segcredit.plan.shape import Shape
+from segcredit.rollout.fixed import SMALL_MODEL
 from segcredit.types import Algorithm
 
 BLOCK = 256
@@ -229,11 +230,13 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         epochs=recipe.update.epochs,
         tokens_per_micro=recipe.update.tokens_per_micro,
         steps=sum(stage.steps for stage in recipe.stages if isinstance(stage, Optimize)),
-        uncounted=tuple(_uncounted(recipe, algorithm)),
+        uncounted=tuple(_uncounted(recipe, algorithm, shape)),
     )
 
 
-def _uncounted(recipe: Recipe, algorithm: Algorithm) -> Iterator[str]:
+def _uncounted(recipe: Recipe, algorithm: Algorithm, shape: Shape) -> Iterator[str]:
+    if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
+        yield "CUDA graphs: sampling is faster, and its keys and values keep their memory"
     if continues(algorithm):
         limit = recipe.rollout.prefixes
         most = "" if limit is None else f", at most {limit:,} beginnings a step"

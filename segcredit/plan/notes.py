@@ -22,8 +22,8 @@ def assumptions(job: Job) -> list[str]:
     """Each in one line."""
     lengths = job.lengths
     wide = job.shape.hidden
-    annotate = share_at(wide, ANNOTATE_SHARE) * (COMPILED_ANNOTATE if job.compile else 1)
-    update = share_at(wide, UPDATE_SHARE) * (COMPILED_UPDATE if job.compile else 1)
+    annotate = share_at(wide, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1))
+    update = share_at(wide, UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1))
     peak = job.gpu.bfloat16 if job.half else job.gpu.float32
     kind = "bfloat16" if job.half else "float32"
     here = "" if job.gpu.name == "H200" and job.half else ", carried over from bfloat16 on an H200"

@@ -115,7 +115,7 @@ def _annotate(job: Job) -> float:
     passes = job.rescored + job.reference
     total = passes * operations.annotate_policy(job)
     total += operations.annotate_critic(job) if job.critic else 0.0
-    speed = _speed(job, ANNOTATE_SHARE) * (COMPILED_ANNOTATE if job.compile else 1.0)
+    speed = _speed(job, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1.0))
     micros = job.micro_count(job.responses, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     total = total * turns / micros + job.tracked * operations.annotate_policy(job)
@@ -142,7 +142,7 @@ def _update(job: Job, total: float, trained: int) -> float:
     micros = job.micro_count(job.per_minibatch, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     steps = job.epochs * job.minibatches
-    speed = _speed(job, UPDATE_SHARE) * (COMPILED_UPDATE if job.compile else 1.0)
+    speed = _speed(job, UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1.0))
     passes = 4 if job.recompute else 3
     adding = (passes - 1) * _beside(job, job.epochs * job.responses * job.mean_row)
     busy = (total / speed + adding) * turns / micros

@@ -146,7 +146,8 @@ class FixedSampler:
         addresses = _addresses(model)
         needed = size_of(asked, width)
         if self.room is not None and not self.room.size.holds(needed):
-            needed, self.room = needed.joined(self.room.size), None
+            joined, self.room = needed.joined(self.room.size), None
+            needed = joined if _affordable(asked.cache, joined, self.device) else needed
         if self.room is None or addresses != self._addresses:
             self.graphs = Graphs(self.device)
             self._addresses = addresses
@@ -202,8 +203,15 @@ def suits(model: Any, asked: Prefilled, width: int, wanted: bool | str) -> bool:
     device = asked.logits.device
     if device.type != "cuda" or sum(x.numel() for x in model.parameters()) >= SMALL_MODEL:
         return False
+    return _affordable(asked.cache, size_of(asked, width), device)
+
+
+def _affordable(cache: DynamicCache, size: Size, device: torch.device) -> bool:
+    """Whether such a room takes at most its share of the device's memory."""
+    if device.type != "cuda":
+        return True
     memory = torch.cuda.get_device_properties(device).total_memory
-    return room_bytes(asked.cache, size_of(asked, width)) <= SHARE * memory
+    return room_bytes(cache, size) <= SHARE * memory
 
 
 def _addresses(model: torch.nn.Module) -> Hashable:

@@ -147,6 +147,13 @@ class HFEngine:
             return self._fixed.draw(
                 self.model, asked, budget, uniform, sampling, self.end_tokens, self.banned
             )
+        except torch.OutOfMemoryError:
+            warnings.warn(
+                "sampling goes on without CUDA graphs: there is no memory for the keys and values "
+                "that they keep. Set rollout.graphs=false to read this no more, or a smaller "
+                "rollout.rows.",
+                stacklevel=2,
+            )
         except Exception as error:  # whatever the model's code does that a graph cannot hold
             why = " ".join(str(error).split())[:300]
             warnings.warn(

@@ -67,7 +67,7 @@ class VllmEngine:
     def start(self) -> None:
         """Begin now; otherwise the first sampling does."""
         if self._llm is None:
-            if self._device.type == "cpu" and self.model.config.tie_word_embeddings:
+            if self._device.type == "cpu" and _has_tied_head(self.model):
                 # its head is packed once, when it starts, and new weights do not reach it
                 raise ValueError(
                     "on a CPU vLLM cannot be handed a head that is tied to the embeddings. "
@@ -193,7 +193,8 @@ class VllmEngine:
             "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
         }
         places = runs_of(x.tokens == self.model.config.image_token_id)
-        split = pictures["pixel_values"].split(patches.tolist())
+        # named by where they lie, which is the same for all who show the same picture
+        split = x.vision["pixel_values"].split(patches.tolist())
         return mm_input(
             tokens,
             MultiModalKwargsItems.from_hf_inputs(pictures, parts),
@@ -243,6 +244,11 @@ class VllmEngine:
     def _sleep(self) -> None:
         if self._device.type == "cuda":
             self._llm.sleep(level=2)
+
+
+def _has_tied_head(model: Any) -> bool:
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and head.weight is embeddings.weight
 
 
 def _start(engine: VllmEngine) -> Any:

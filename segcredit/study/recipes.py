@@ -121,7 +121,7 @@ def warm_start_of(recipe: Recipe) -> Recipe | None:
     whole, default = recipe.as_dict(), Recipe.model_fields
     optimizer = {k: whole["optimizer"][k] for k in ("kind", "beta1", "eps", "weight_decay")}
     optimizer["max_grad_norm"] = whole["optimizer"]["max_grad_norm"]
-    drawing = ("max_tokens", "temperature", "rows", "engine", "vllm")
+    drawing = ("max_tokens", "temperature", "rows", "engine", "graphs", "vllm")
     found = {
         **{key: whole[key] for key in ("seed", "threads", "model", "data", "reward", "memory")},
         "name": "warm",

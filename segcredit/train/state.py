@@ -11,6 +11,7 @@ from segcredit.config import Recipe
 from segcredit.data.worlds import World
 from segcredit.models import Critic, Policy
 from segcredit.models.weights import copy_weights
+from segcredit.rollout import HFEngine
 from segcredit.train.optimizer import Optimizer
 from segcredit.train.parallel import Parallel
 from segcredit.train.source import PromptSource
@@ -64,6 +65,8 @@ class State:
     def halve_micro_batches(self) -> None:
         """For the rest of the run; gradients stay what they are."""
         self.micro_batches_halved += 1
+        if isinstance(self.engine, HFEngine):
+            self.engine.close()  # keys and values that graphs keep; they come back as they can
         warnings.warn(
             f"out of memory in the update: going on with micro-batches of {self.tokens_per_micro} "
             f"tokens, which changes nothing but time. To begin so: "

@@ -4,20 +4,20 @@ import threading
 
 import pytest
 import torch
-from tiny_policies import ask, picture, policy
+from tiny_policies import ask, fresh_policy, picture, policy
 
 from segcredit.inputs import encode_all
 from segcredit.types import Encoded, Prompt
 
 
 def test_many_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = policy("qwen2_5_vl")
+    owner = fresh_policy("qwen2_5_vl")  # nothing is remembered yet
     asked = [
         ask(f"<image>list {'red ' * (n % 7)}?", picture(28 * (1 + n % 4), 56, seed=n))
         for n in range(40)
     ]
     asked.insert(7, ask("list ?"))
-    alone = [owner.encode(x) for x in asked]
+    alone = [fresh_policy("qwen2_5_vl").encode(x) for x in asked]
     used = set()
 
     def encode(prompt: Prompt) -> Encoded:
