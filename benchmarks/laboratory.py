@@ -52,7 +52,6 @@ COMMON = [
     "data.settings.most=3",
     "data.settings.openers=3",
     "data.settings.verbs=2",
-    "data.settings.traps=0.25",
     "data.settings.plain_right=0.95",
     "optimizer.critic_lr=5.0e-4",
 ]

@@ -95,9 +95,9 @@ class Bookings(World):
     """The largest amount."""
     modulus: int = 19
     """Totals start again at 0 here."""
-    traps: float = 0.15
+    traps: float = 0.12
     """Share of the contexts in which demonstrations are mostly wrong."""
-    trap_right: float = 0.4
+    trap_right: float = 0.15
     """Share of right rules in the demonstrations, there."""
     plain_right: float = 0.975
     """Share of right rules in the demonstrations, elsewhere."""
