@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--size", default="3b", help="real: 0.5b, 3b or 7b")
     parser.add_argument("--prompts", type=int, help="real: of a step; 512, or 8")
     parser.add_argument("--tokens", type=int, help="real: of a response; 1024, or 16")
-    parser.add_argument("--micro", type=int, default=16_384, help="real: verl's tokens at once")
+    parser.add_argument("--micro", type=int, default=8192, help="real: verl's tokens at once")
     parser.add_argument("--native-micro", type=int, default=32_768, help="real: the native's")
     parser.add_argument(
         "--keep", choices=["actor", "critic", "both"], help="real: optimizers that stay on the GPU"
