@@ -96,6 +96,13 @@ def open_page(browser: Any) -> Iterator[Opener]:
     assert [x for x in wrong if not any(y in x for y in forgiven)] == []
 
 
+def show(page: Any, view: str) -> None:
+    """Click on a view and wait until it is drawn: the page hears of its new address later."""
+    page.click(f'nav a[data-view="{view}"]')
+    page.locator(f'nav a[data-view="{view}"][aria-current="page"]').wait_for()
+    page.locator('#main[aria-busy="false"]').wait_for(state="attached")
+
+
 def written(*runs: Path, to: Path | None = None, **limits: Any) -> Path:
     path = to or runs[0].with_suffix(".html")
     figure = Figure(
@@ -160,7 +167,7 @@ def test_every_view_at_every_width(open_page: Opener, page_file: Path) -> None:
     for width in (1400, 390):
         page = open_page(page_file, width=width)
         for view in VIEWS:
-            page.click(f'nav a[data-view="{view}"]')
+            show(page, view)
             page.locator(f"#view-{view} .card").first.wait_for()
             visible = page.locator("main > section:visible")
             assert visible.evaluate_all("all => all.map(x => x.id)") == [f"view-{view}"]
@@ -215,7 +222,7 @@ def test_seeds_are_drawn_as_one_line(open_page: Opener, tmp_path: Path) -> None:
     assert drawn == swatches.evaluate_all(colour.format("backgroundColor"))
     assert len(set(drawn)) == 4
     assert page.evaluate("document.activeElement.id") == "grouped"
-    page.click('nav a[data-view="trajectories"]')
+    show(page, "trajectories")
     steps = page.locator("#choose-file option").all_inner_texts()
     assert steps[0] == "seed-0 · step 1"
     assert len(steps) == 12
@@ -244,7 +251,7 @@ def test_numbers_that_are_none(open_page: Opener, tmp_path: Path) -> None:
         assert page.locator(f'.numbers [data-number="{key}"]').inner_text() == said
     page.select_option("#choose-sort", "reward")
     assert page.locator(".item").count() == 6
-    page.click('nav a[data-view="overview"]')
+    show(page, "overview")
     assert page.locator('.chart[data-title="Training reward"]').is_visible()
 
 
@@ -252,7 +259,7 @@ def test_a_run_without_responses(open_page: Opener, tmp_path: Path) -> None:
     page = open_page(written(make_run(tmp_path / "a", steps=())), "trajectories")
     assert "recorded no responses" in page.locator("#view-trajectories").inner_text()
     page.keyboard.press("j")
-    page.click('nav a[data-view="partitions"]')
+    show(page, "partitions")
     assert "recorded no responses" in page.locator("#view-partitions").inner_text()
     long = make_run(tmp_path / "long", tokens=300, responses=2)
     page = open_page(written(long, megabytes=0.01), "trajectories")
@@ -268,7 +275,7 @@ def test_columns_of_other_versions(open_page: Opener, tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_bytes(b"".join(ODD_METRICS))
     page = open_page(written(run))
     page.locator(".run").wait_for()
-    page.click('nav a[data-view="trajectories"]')
+    show(page, "trajectories")
     for number in range(len(ODD_ROWS)):
         assert page.locator(".steps .quiet").inner_text() == f"{number + 1} of {len(ODD_ROWS)}"
         for key in ("1", "2", "3", "4", "5", "c", "ArrowRight", "Shift+ArrowRight", "ArrowLeft"):
@@ -277,7 +284,7 @@ def test_columns_of_other_versions(open_page: Opener, tmp_path: Path) -> None:
     for sort in ("reward", "length", "credit"):
         page.select_option("#choose-sort", sort)
         assert page.locator(".item").count() == len(ODD_ROWS)
-    page.click('nav a[data-view="partitions"]')
+    show(page, "partitions")
     for _ in ODD_ROWS:
         page.keyboard.press("j")
     page.select_option("#cut-file", label="held-out, step 1")
@@ -459,7 +466,7 @@ def test_keys(open_page: Opener, page_file: Path, run: Path) -> None:
     assert page.locator("dialog").is_visible()
     press("Escape")
     assert not page.locator("dialog").is_visible()
-    page.click('nav a[data-view="partitions"]')
+    show(page, "partitions")
     before = page.locator("#cut-row").input_value()
     press("j")
     assert page.locator("#cut-row").input_value() != before
@@ -544,7 +551,7 @@ def test_the_address_restores_the_view(open_page: Opener, page_file: Path) -> No
     again = open_page(page.url)  # as somebody else opens it
     again.locator(".response").first.wait_for()
     assert again.locator(".response .tokens").all_inner_texts() == before[-1]
-    page.click('nav a[data-view="partitions"]')
+    show(page, "partitions")
     page.select_option("#cut-row", "3")
     page.reload()
     page.locator("#cut-row").wait_for()
@@ -565,7 +572,7 @@ def test_addresses_that_lead_nowhere(open_page: Opener, page_file: Path) -> None
         page.goto(f"{page_file.as_uri()}#{address}")
         page.reload()
         page.locator("section:visible .card").first.wait_for()
-        page.click('nav a[data-view="trajectories"]')
+        show(page, "trajectories")
         page.keyboard.press("j")
 
 
@@ -692,7 +699,7 @@ def test_paper(open_page: Opener, page_file: Path) -> None:
 def test_everything_has_a_name(open_page: Opener, page_file: Path) -> None:
     page = open_page(page_file)
     for view in VIEWS:
-        page.click(f'nav a[data-view="{view}"]')
+        show(page, view)
         nameless = page.evaluate(
             """() => [...document.querySelectorAll("input, select, button, img, a, svg")]
                 .filter(x => !x.closest("[hidden]"))
@@ -753,7 +760,7 @@ def test_nothing_of_a_run_runs(open_page: Opener, hostile: Path, width: int) -> 
     assert "⟨202E⟩" in page.locator(".run h2").first.inner_text()
     assert "</script><script>window.pwned=2</script>" in page.locator("pre").first.inner_text()
 
-    page.click('nav a[data-view="trajectories"]')
+    show(page, "trajectories")
     page.select_option("#choose-file", "0-rollouts-2")
     for row in range(6):
         page.locator(".item").nth(row).click()
@@ -783,7 +790,7 @@ def test_nothing_of_a_run_runs(open_page: Opener, hostile: Path, width: int) -> 
     if SCREENSHOTS:
         shoot(page, f"hostile-{width}")
 
-    page.click('nav a[data-view="partitions"]')
+    show(page, "partitions")
     page.locator(".cut").first.wait_for()
     nothing_happened("partitions")
 
@@ -805,7 +812,7 @@ def test_a_large_run(open_page: Opener, tmp_path: Path) -> None:
     )
     assert paints["first-contentful-paint"] < 2000
     begun = time.monotonic()
-    page.click('nav a[data-view="trajectories"]')
+    show(page, "trajectories")
     page.locator(".response .token").nth(400).wait_for(state="attached")
     assert time.monotonic() - begun < 3
     said = page.locator("aside .quiet").inner_text()
@@ -855,7 +862,7 @@ def test_the_page_follows_a_run(served: tuple[Path, Server], open_page: Opener) 
     page.locator('.chart svg[aria-label*="ends at 0.75"]').wait_for()
     assert page.locator("details[open]").count() == 1, "what was opened stays open"
 
-    page.click('nav a[data-view="trajectories"]')
+    show(page, "trajectories")
     assert page.locator("#choose-file").input_value() == "0-rollouts-2"
     page.locator("aside .quiet", has_text="6 of 6 responses").wait_for()
     assert page.locator(".prompt img").evaluate("x => x.naturalWidth") == 24
@@ -873,11 +880,11 @@ def test_the_page_follows_a_run(served: tuple[Path, Server], open_page: Opener) 
     page.locator("#live", has_text="holds no run").wait_for()
     page.keyboard.press("[")
     page.locator(".detail", has_text="holds no run").wait_for()
-    page.click('nav a[data-view="overview"]')
+    show(page, "overview")
     assert page.locator(".chart").count() > 3, "the last that was known"
     run.with_name("moved").rename(run)
     page.locator("#live", has_text="following").wait_for()
-    page.click('nav a[data-view="partitions"]')
+    show(page, "partitions")
     page.locator(".cut").first.wait_for()
 
 
