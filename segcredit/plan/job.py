@@ -209,7 +209,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         critic="value" in needs,
         reference=wants_first_weights(algorithm),
         tracked="baseline" in needs,
-        rescored=recipe.rollout.recomputes and rescored(algorithm),
+        rescored=recipe.recomputes and rescored(algorithm),
         half=half,
         packed=wanted and shape.full_attention,
         eager=attention == "eager",

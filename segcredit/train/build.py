@@ -139,9 +139,8 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
 
 def _reads_drawn(plan: Plan) -> bool:
     """Whether log π of responses is used, or recorded, as the engine drew them."""
-    settings = plan.recipe.rollout
-    again = settings.recomputes and rescored(plan.algorithm)
-    return not again or settings.mismatch_cap is not None
+    again = plan.recipe.recomputes and rescored(plan.algorithm)
+    return not again or plan.recipe.rollout.mismatch_cap is not None
 
 
 def _with_lora(policy: Policy, recipe: Recipe) -> Policy:

@@ -92,7 +92,7 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
     sampled_at = state.recipe.rollout.temperature
     cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     policy, critic, reference = state.policy, state.critic, state.reference
-    if state.recipe.rollout.recomputes and rescored(state.algorithm):
+    if state.recipe.recomputes and rescored(state.algorithm):
         logp, entropy = _in_parts(
             state, rollouts, cut, lambda part: policy.score(part, sampled_at, with_entropy=True)
         )

@@ -316,3 +316,20 @@ def test_without_peft_one_is_told_what_to_type(monkeypatch: pytest.MonkeyPatch) 
         "model.lora: LoRA needs the package peft, which is not installed. "
         "Type: pip install 'segcredit[lora]'"
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine", "asked", "again"),
+    [
+        ("float32", "hf", "auto", False),
+        ("bfloat16", "hf", "auto", True),
+        ("float32", "vllm", "auto", True),
+        ("float32", "hf", "recompute", True),
+        ("bfloat16", "hf", "sampler", False),
+    ],
+)
+def test_old_log_probabilities_are_computed_again_where_two_computations_round_differently(
+    dtype: str, engine: str, asked: str, again: bool
+) -> None:
+    changes = {"model__dtype": dtype, "rollout__engine": engine, "rollout__old_logp": asked}
+    assert parse_recipe(changed(**changes)).recomputes is again

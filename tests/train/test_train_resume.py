@@ -134,7 +134,7 @@ def test_the_values_of_prompts_survive_too(tmp_path: Path) -> None:
 
 
 def test_half_precision_survives_too(tmp_path: Path) -> None:
-    half = {"model__dtype": "bfloat16", "rollout__old_logp": "recompute"}
+    half = {"model__dtype": "bfloat16"}
     undisturbed_run = undisturbed(make(tmp_path / "whole"), **half)
     (last,) = sorted((undisturbed_run / "checkpoints").glob("step-*"))[-1:]
     kept = load_file(last / "policy" / "model.safetensors")
