@@ -1,0 +1,128 @@
+"""How many small runs should share one GPU? Steps per second of 1, 4 and 8 processes.
+
+    python benchmarks/side_by_side.py                          # 512 responses of 300 tokens, SAPO
+    python benchmarks/side_by_side.py --copies 1 8 12 --mps    # also under NVIDIA's MPS
+    python benchmarks/side_by_side.py --small                  # a minute on a CPU
+
+Each process trains the model of small_step.py by itself. All begin to count together, once every
+one has made its first steps, and count for the same seconds. ``--mps`` starts NVIDIA's service
+that lets kernels of several processes run at once, and measures again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from small_step import make_state, one_step
+
+
+def child(given: argparse.Namespace) -> None:
+    """One of them: make ready, wait for the others, count."""
+    here = Path(given.meet)
+    state = make_state(given, graphs=True)
+    for _ in range(given.warmup):
+        one_step(state)
+    (here / f"ready-{given.number}").touch()
+    while len(list(here.glob("ready-*"))) < given.copies[0]:
+        time.sleep(0.01)
+    seconds: list[dict[str, float]] = []
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < given.seconds:
+        seconds.append(one_step(state))
+    took = time.perf_counter() - begun
+    phases = {
+        name: sum(x[name] for x in seconds) / len(seconds)
+        for name in ("sample", "annotate", "update", "process")
+    }
+    (here / f"found-{given.number}").write_text(json.dumps({"rate": len(seconds) / took, **phases}))
+
+
+def measure(given: argparse.Namespace, copies: int, arguments: list[str]) -> dict[str, float]:
+    """So many at once: steps per second together, and mean seconds of the phases."""
+    with tempfile.TemporaryDirectory() as meet:
+        own = [sys.executable, __file__, *arguments, "--meet", meet, "--copies", str(copies)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        running = [
+            subprocess.Popen([*own, "--number", str(n)], env=environment) for n in range(copies)
+        ]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            raise SystemExit(f"one of {copies} processes failed; its message stands above")
+        found: list[dict[str, Any]] = [json.loads(x.read_text()) for x in Path(meet).glob("found*")]
+    mean = {key: sum(x[key] for x in found) / copies for key in found[0]}
+    return {**mean, "rate": sum(x["rate"] for x in found)}
+
+
+def print_row(*cells: object) -> None:
+    widths = (12, 14, 10, 12, 12, 12, 12)
+    print("".join(str(x).rjust(w) for x, w in zip(cells, widths, strict=True)), flush=True)
+
+
+def table(given: argparse.Namespace, name: str, alone: float | None, arguments: list[str]) -> float:
+    """Rows of one way to share; returns the rate to which all are compared."""
+    for copies in given.copies:
+        found = measure(given, copies, arguments)
+        alone = alone or found["rate"]
+        print_row(
+            f"{copies} {name}",
+            f"{found['rate']:.2f}",
+            f"{found['rate'] / alone:.2f}",
+            *(f"{1e3 * found[key]:.0f}" for key in ("sample", "annotate", "update", "process")),
+        )
+    assert alone is not None
+    return alone
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--copies", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--mps", action="store_true", help="measure with NVIDIA's MPS, too")
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--small", action="store_true", help="a minute on a CPU")
+    parser.add_argument("--model", default="qwen2")
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--dtype", default="bfloat16", help="or float32")
+    parser.add_argument("--algorithm", default="sapo")
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--minibatches", type=int, default=4)
+    parser.add_argument("--micro", type=int, default=65536)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
+    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.small:
+        given.hidden, given.layers, given.heads = 64, 2, 4
+        given.rows, given.tokens, given.warmup, given.micro = 16, 24, 1, 1024
+        given.dtype, given.seconds = "float32", 3.0
+        given.copies = given.copies if given.meet else [1, 2]
+    if given.meet:
+        child(given)
+        return
+    arguments = [x for x in sys.argv[1:] if x != "--mps"]
+    print(f"{given.rows} responses of {given.tokens} tokens, {given.algorithm}, {given.dtype}")
+    print_row("processes", "steps/s", "gain", "sample, ms", "annotate", "update", "CPU, ms")
+    alone = table(given, "plain", None, arguments)
+    service = shutil.which("nvidia-cuda-mps-control")
+    if given.mps and service is None:
+        print("MPS: nvidia-cuda-mps-control is not installed")
+    elif given.mps and service is not None:
+        subprocess.run([service, "-d"], check=True)
+        try:
+            table(given, "MPS", alone, arguments)
+        finally:
+            subprocess.run([service], input="quit\n", text=True, check=True)
+
+
+if __name__ == "__main__":
+    main()
