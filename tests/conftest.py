@@ -1,6 +1,8 @@
 """Shape checks for the whole package, one thread, and no GPU tests without a GPU."""
 
 import importlib.util
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,9 @@ if importlib.util.find_spec("beartype"):
     install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")
 
 torch.set_num_threads(1)
+if threading.current_thread() is threading.main_thread():
+    # a shell has what it starts in the background ignore Ctrl-C, and all children would, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if importlib.util.find_spec("hypothesis"):  # the GPU tests need none
     from hypothesis import settings
 
