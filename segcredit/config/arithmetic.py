@@ -30,6 +30,13 @@ def check_arithmetic(recipe: "Recipe") -> None:
         "value" not in algorithm.needs
     ):
         problems.append(f"stages pretrain a critic, but {name} has none: remove pretrain_critic")
+    if recipe.model.critic is not None and "value" not in algorithm.needs:
+        problems.append(f"model.critic is given, but {name} has no critic: remove it")
+    if recipe.model.critic is not None and recipe.model.lora is not None:
+        problems.append(
+            "model.critic is a whole critic, and with model.lora it is an adapter: remove one of "
+            "the two"
+        )
     if recipe.rollout.engine == "vllm" and not recipe.recomputes:
         problems.append(
             "rollout.old_logp is sampler, but vLLM gives no entropies: remove it, or set recompute"

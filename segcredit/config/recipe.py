@@ -78,6 +78,9 @@ class ModelSettings(Settings):
     """Layers by torch.compile in scoring and update: faster on a GPU after a minute or two."""
     freeze_vision: bool = False
     """Leave the vision tower as it is."""
+    critic: str | None = None
+    """Where the critic begins: a folder that a run saved one to, RUN/checkpoints/step-…/critic.
+    None: at the policy's own weights, with V = 0."""
     lora: LoraSettings | None = None
     """Train matrices of low rank instead of the weights: {} takes the settings' defaults."""
     device: str = "auto"

@@ -8,12 +8,15 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from segcredit.models.files import check_weight_files
 from segcredit.models.forward import response_outputs, spread
 from segcredit.models.lora import CRITIC, Lora
+from segcredit.models.place import CONFIG, ModelError
 from segcredit.models.policy import Policy
 from segcredit.models.weights import trained_weights
+from segcredit.printable import named
 from segcredit.types import Rollouts
 
 HEAD_FILE = "value_head.safetensors"
@@ -106,6 +109,27 @@ class Critic(nn.Module):
         with self.active():
             hidden = response_outputs(self.trunk, rollouts, head=False)
         return spread(self.head(hidden.float()).squeeze(-1), rollouts)
+
+
+def check_saved(folder: Path, config: PreTrainedConfig) -> None:
+    """Refuse a folder that is no saved critic, whole and for the policy's tokens."""
+    files = [CONFIG, HEAD_FILE]
+    lacking = [name for name in files if not (folder / name).is_file()]
+    if lacking:
+        raise ModelError(
+            f"expected a folder that a critic was saved to, with {' and '.join(files)}; "
+            f"{named(folder)} has no {lacking[0]}. Runs keep theirs in "
+            f"RUN/checkpoints/step-…/critic."
+        )
+    check_weight_files(folder)
+    own = AutoConfig.from_pretrained(folder)
+    for what in ("model_type", "vocab_size"):
+        theirs, ours = (getattr(x.get_text_config(), what, None) for x in (config, own))
+        if theirs != ours:
+            raise ModelError(
+                f"{named(folder)} is a critic for another policy: its {what} is {ours}, the "
+                f"policy's {theirs}."
+            )
 
 
 def verify_equal(original: nn.Module, copied: nn.Module) -> None:

@@ -13,6 +13,7 @@ from segcredit.study.pool import Order, Pool
 from segcredit.study.store import Planned, Store
 
 Status = Literal["waiting", "running", "elsewhere", "done", "failed", "stopped"]
+START_FAILED = "its start failed: "
 MOMENT = 0.25
 """Seconds between two looks at the clock, for who draws."""
 
@@ -114,7 +115,7 @@ def _take_in(states: States, plans: Sequence[Plan], store: Store) -> None:
     for plan in plans:
         for planned in [*plan.planned(failed), *plan.early(failed)]:
             if planned.digest not in states.runs:
-                state = RunState(planned, total=planned.recipe(None).total_steps)
+                state = RunState(planned, total=planned.steps)
                 if store.finished(planned):
                     state.status, state.already = "done", True
                 states.runs[planned.digest] = state
@@ -130,14 +131,15 @@ def _begin(states: States, pool: Pool, store: Store, watch: Watch) -> None:
             continue
         before = None if planned.start is None else states.runs[planned.start.digest]
         if before is not None and before.status == "failed":
-            state.status, state.message = "failed", f"its warm start failed: {before.message}"
+            reason = before.message.removeprefix(START_FAILED)
+            state.status, state.message = "failed", START_FAILED + reason
             watch.changed(states, state, "failed")
         elif before is None or before.status == "done":
             order = Order(
                 planned.digest,
                 store.recipe(planned).as_dict(),
                 store.folder(planned),
-                keep_policy=planned.kind != "tune",
+                planned.keeps,
             )
             state.status = "running"
             watch.changed(states, state, "begun")
@@ -145,15 +147,25 @@ def _begin(states: States, pool: Pool, store: Store, watch: Watch) -> None:
 
 
 def _wanted_starts(states: States, store: Store) -> set[str]:
-    """Warm starts from which a run is still to begin; one whose model is gone is run again."""
-    waiting = [x.planned.start for x in states.runs.values() if x.status == "waiting"]
-    wanted = {start.digest: start for start in waiting if start is not None}
-    for digest, start in wanted.items():
-        state = states.runs[digest]
-        if state.status == "done" and not store.model(start).is_dir():
+    """Beginnings that a run still waits for; one whose models are gone is run again."""
+    runs = states.runs
+    wanted: set[str] = set()
+    asking = [
+        x.planned for x in runs.values() if x.status == "waiting" and x.planned.kind != "warm"
+    ]
+    asking += [runs[digest].planned for digest in states.early if runs[digest].status == "waiting"]
+    while asking:
+        start = asking.pop().start
+        if start is None or start.digest in wanted:
+            continue
+        wanted.add(start.digest)
+        state = runs[start.digest]
+        if state.status == "done" and not store.has_models(start):
             store.reopen(start)
             state.status = "waiting"
-    return {*wanted} | states.early
+        if state.status == "waiting":
+            asking.append(start)
+    return wanted | states.early
 
 
 def _hear(states: States, pool: Pool, plans: Sequence[Plan], store: Store, watch: Watch) -> None:

@@ -1,7 +1,7 @@
 """What a study reads off a run: its held-out curve, and what it cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from segcredit.runlog import Run, read_run
 
 ACCURACY = "sampled"
 """Held-out accuracy of sampled responses: what is measured."""
+LAST = 5
+"""Batches at the end of the critic's pretraining that say how good it has become."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,11 @@ class Measured:
     final: float
     """At its end."""
     tokens: float
-    """Sampled in training, the critic's pretraining and continuations included."""
+    """Sampled in optimisation, continuations included."""
+    pretraining_tokens: float
+    """Sampled to pretrain the critic."""
     seconds: float
-    """Of training, without the warm start and without evaluations."""
+    """Of optimisation, without evaluations."""
     clip_fraction: float
     """Mean over the steps of optimisation, as are the following."""
     explained_variance: float
@@ -36,7 +40,7 @@ class Measured:
     entropy: float
     response_length: float
     explained_before: float
-    """The critic's explained variance in the last batch of its pretraining."""
+    """The critic's explained variance in the last batches of its pretraining."""
 
 
 def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
@@ -68,29 +72,42 @@ def measure(run: Run) -> Measured:
         accuracy=tuple(accuracy),
         area=area_under(steps, accuracy),
         final=accuracy[-1],
-        tokens=sum(_tokens(row, run.config) for row in trained),
-        seconds=sum(x for row in trained for key, x in row.items() if key.startswith("time/")),
+        tokens=_tokens(optimised, run.config),
+        pretraining_tokens=_tokens(before, run.config),
+        seconds=sum(x for row in optimised for key, x in row.items() if key.startswith("time/")),
         clip_fraction=_mean(optimised, "clip_fraction"),
         explained_variance=_mean(optimised, "explained_variance"),
         segment_length=_mean(optimised, "segment_length"),
         entropy=_mean(optimised, "entropy"),
         response_length=_mean(optimised, "response_length"),
-        explained_before=_mean(before[-1:], "explained_variance"),
+        explained_before=_mean(before[-LAST:], "explained_variance"),
     )
 
 
 @lru_cache(maxsize=4096)
-def read_measured(folder: Path) -> Measured:
-    """The same of a finished run's folder, which does not change any more."""
-    return measure(read_run(folder))
+def read_measured(folder: Path, critic: Path | None = None) -> Measured:
+    """The same of a finished run's folder, which does not change any more.
+
+    ``critic`` is the run in which its critic was pretrained, if that was another one.
+    """
+    found = measure(read_run(folder))
+    if critic is None:
+        return found
+    run = read_run(critic)
+    before = [row for row in run.metrics if row.get("stage") == "pretrain_critic"]
+    return replace(
+        found,
+        pretraining_tokens=_tokens(before, run.config),
+        explained_before=_mean(before[-LAST:], "explained_variance"),
+    )
 
 
-def _tokens(row: dict[str, Any], config: dict[str, Any]) -> float:
-    """Of one step: of its responses, and of continuations from the middle of them."""
+def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
+    """Of some steps: of their responses, and of continuations from the middle of them."""
     rollout = config.get("rollout") or {}
-    rows = rollout.get("prompts", 0) * rollout.get("samples", 0)
-    more = row.get("continuations/tokens", 0.0)
-    return float(row.get("response_length", 0.0)) * rows + float(more)
+    drawn = rollout.get("prompts", 0) * rollout.get("samples", 0)
+    length = sum(float(row.get("response_length", 0.0)) for row in rows)
+    return length * drawn + sum(float(row.get("continuations/tokens", 0.0)) for row in rows)
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from segcredit.config import Recipe, RecipeError
 from segcredit.study.definition import Study
 from segcredit.study.measure import read_measured
-from segcredit.study.recipes import arm_recipe, seeded, shortened, warm_start_of
+from segcredit.study.recipes import arm_recipe, pretraining_of, seeded, shortened, warm_start_of
 from segcredit.study.scales import Scale
 from segcredit.study.store import Kind, Planned, Store
 
-WARM = "start"
-"""What warm starts are called: they belong to no arm."""
+WARM, CRITIC = "start", "critic"
+"""What beginnings are called: they belong to no arm."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Plan:
                 if tuned is not None or guess:
                     rate = tuned.rate if tuned else self._recipes[arm].optimizer.lr
                     found.append(self.run(arm, seed, rate))
-        starts = [run.start for run in found if run.start is not None]
+        starts = [start for run in found for start in run.starts]
         return list({run.digest: run for run in [*starts, *found]}.values())
 
     def early(self, failed: Collection[str] = ()) -> list[Planned]:
-        """Warm starts for which nobody need wait until learning rates are tuned."""
+        """Beginnings for which nobody need wait until learning rates are tuned."""
         unknown = [arm for arm in self.arms if self.rate(arm, failed) is None]
         guessed = [
             self.run(arm, seed, self._recipes[arm].optimizer.lr)
             for seed in self.seeds
             for arm in unknown
         ]
-        found = [run.start for run in guessed if run.start is not None]
+        found = [start for run in guessed for start in run.starts]
         return list({start.digest: start for start in found}.values())
 
     def run(self, arm: str, seed: int, rate: float) -> Planned:
@@ -142,7 +142,8 @@ class Plan:
             recipe = seeded(self._recipes[arm], seed, rate)
             if kind == "tune":
                 recipe = shortened(recipe, self.scale.tuning_share)
-            warm = warm_start_of(recipe)
-            start = None if warm is None else Planned(WARM, "warm", warm)
+            start: Planned | None = None
+            for name, made in ((WARM, warm_start_of(recipe)), (CRITIC, pretraining_of(recipe))):
+                start = start if made is None else Planned(name, "warm", made, start)
             self._known[key] = Planned(arm, kind, recipe, start)
         return self._known[key]

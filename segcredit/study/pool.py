@@ -30,7 +30,8 @@ class Order:
     name: str
     recipe: dict[str, Any]
     folder: Path
-    keep_policy: bool
+    keep: tuple[str, ...]
+    """Parts of its last checkpoint."""
 
 
 @dataclass(eq=False)
@@ -51,7 +52,7 @@ class Worker:
         told = {
             "recipe": order.recipe,
             "folder": str(order.folder),
-            "keep_policy": order.keep_policy,
+            "keep": order.keep,
             "threads": threads,
         }
         self.process.stdin.write(json.dumps(told) + "\n")

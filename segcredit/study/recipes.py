@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from segcredit.algorithms import ALGORITHMS
@@ -24,6 +25,8 @@ from segcredit.study.scales import Scale
 EQUAL = ("kl", "clip", "gamma")
 """Settings of the base's method that hold for every arm whose method knows them."""
 PAPER = "paper"
+POLICY, CRITIC = "policy", "critic"
+"""Parts of a checkpoint."""
 
 
 def arm_recipe(study: Study, name: str, scale: Scale, overrides: Sequence[str] = ()) -> Recipe:
@@ -116,32 +119,63 @@ def warm_start_of(recipe: Recipe) -> Recipe | None:
     all arms of a seed, whatever their method, have the same warm start.
     """
     stages = _imitation(recipe)
-    if not stages:
+    return _beginning(recipe, "warm", stages) if stages else None
+
+
+def pretraining_of(recipe: Recipe) -> Recipe | None:
+    """The warm start and the critic's pretraining behind it; None if the recipe has not both.
+
+    The critic learns the return at every token, so that it is the same for all arms of a seed,
+    wherever they cut and whatever they do with it.
+    """
+    stages, pretraining = _imitation(recipe), _pretraining(recipe)
+    if not stages or not pretraining:
         return None
+    gamma = getattr(getattr(recipe.make_algorithm(), "credit", None), "gamma", 1.0)
+    method = {"name": "sapo", "partition": "token", "gamma": gamma}
+    return _beginning(recipe, "critic", [*stages, *pretraining], method)
+
+
+def _beginning(
+    recipe: Recipe,
+    name: str,
+    stages: Sequence[WarmStart | PretrainCritic],
+    method: dict[str, Any] | None = None,
+) -> Recipe:
+    """A run of these stages alone, with the settings they read; ``method`` if it has a critic."""
+    drawing = ["max_tokens", "temperature", "rows", "engine", "graphs", "vllm"]
+    stepping = ["kind", "beta1", "eps", "weight_decay", "max_grad_norm"]
+    updating = ["tokens_per_micro"]
+    if method is not None:
+        drawing += ["prompts", "samples"]
+        stepping += ["beta2", "critic_lr"]
+        updating += ["minibatches"]
     whole, default = recipe.as_dict(), Recipe.model_fields
-    optimizer = {k: whole["optimizer"][k] for k in ("kind", "beta1", "eps", "weight_decay")}
-    optimizer["max_grad_norm"] = whole["optimizer"]["max_grad_norm"]
-    drawing = ("max_tokens", "temperature", "rows", "engine", "graphs", "vllm")
     found = {
         **{key: whole[key] for key in ("seed", "threads", "model", "data", "reward", "memory")},
-        "name": "warm",
-        "algorithm": default["algorithm"].default,
+        "name": name,
+        "algorithm": default["algorithm"].default if method is None else method,
         "stages": [stage.model_dump(mode="json") for stage in stages],
         "rollout": {key: whole["rollout"][key] for key in drawing},
-        "update": {"tokens_per_micro": whole["update"]["tokens_per_micro"]},
-        "optimizer": optimizer,
+        "update": {key: whole["update"][key] for key in updating},
+        "optimizer": {key: whole["optimizer"][key] for key in stepping},
         "evaluation": {**whole["evaluation"], "every": 0, "watch": 0},
         "save": {"every": whole["save"]["every"], "keep": 1, "rollouts_every": 0},
     }
-    return parse_recipe(found, f"warm start of {recipe.name}")
+    return parse_recipe(found, f"{name} of {recipe.name}")
 
 
-def after_warm_start(recipe: Recipe, path: str) -> Recipe:
-    """The rest of the recipe, from the model in that folder."""
-    rest = recipe.stages[len(_imitation(recipe)) :]
-    model = recipe.model.model_copy(update={"path": path, "tiny": None})
-    changed = recipe.model_copy(update={"stages": rest, "model": model})
-    return parse_recipe(changed.as_dict(), recipe.name)
+def after(recipe: Recipe, start: Recipe, place: str) -> Recipe:
+    """The rest of the recipe, from the models that ``start`` left in the checkpoint ``place``."""
+    folder = Path(place)
+    model = {"path": str(folder / POLICY), "tiny": None}
+    if pretrains(start):
+        model["critic"] = str(folder / CRITIC)
+    changes = {
+        "stages": recipe.stages[len(start.stages) :],
+        "model": recipe.model.model_copy(update=model),
+    }
+    return parse_recipe(recipe.model_copy(update=changes).as_dict(), recipe.name)
 
 
 def _imitation(recipe: Recipe) -> list[WarmStart]:
@@ -149,6 +183,16 @@ def _imitation(recipe: Recipe) -> list[WarmStart]:
     found: list[WarmStart] = []
     for stage in recipe.stages:
         if not isinstance(stage, WarmStart):
+            break
+        found.append(stage)
+    return found
+
+
+def _pretraining(recipe: Recipe) -> list[PretrainCritic]:
+    """The stages behind those, until the first that does not train the critic alone."""
+    found: list[PretrainCritic] = []
+    for stage in recipe.stages[len(_imitation(recipe)) :]:
+        if not isinstance(stage, PretrainCritic):
             break
         found.append(stage)
     return found

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,10 @@ from segcredit.runlog.atomic import write_json_atomically
 from segcredit.runlog.folder import RunFolder, by_step, step_name
 from segcredit.runlog.lock import Lock
 from segcredit.runlog.manifest import seal
-from segcredit.study.recipes import after_warm_start
+from segcredit.study.recipes import CRITIC, POLICY, after, pretrains
 
 FINISHED = "finished.json"
 """In a run's folder: it went through all its stages, and what nobody needs any more is deleted."""
-POLICY = "policy"
 LETTERS = 10
 """Of a digest, in a folder's name."""
 
@@ -31,9 +31,9 @@ class Planned:
     arm: str
     kind: Kind
     whole: Recipe
-    """With the stages of the warm start, if it has one that is a run of its own."""
+    """With the stages of its start, if that is a run of its own."""
     start: "Planned | None" = None
-    """The run whose last model it begins from."""
+    """The run whose last models it begins from: a warm start, or that with a pretrained critic."""
 
     @property
     def seed(self) -> int:
@@ -45,7 +45,7 @@ class Planned:
 
         The method counts as it was made, so that a setting may be left out or set to its default.
         """
-        recipe = self.recipe("start" if self.start else None)
+        recipe = self.recipe("start")
         said = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
         said.pop("name")
         told = json.dumps([said, self.start.digest if self.start else None], sort_keys=True)
@@ -57,9 +57,26 @@ class Planned:
         what = self.arm if self.kind == "run" else f"{self.kind}-{self.arm}"
         return f"{what}-s{self.seed}-{self.digest}"
 
-    def recipe(self, start: str | None) -> Recipe:
-        """What is run, from the model in the folder ``start``."""
-        return self.whole if start is None else after_warm_start(self.whole, start)
+    @property
+    def starts(self) -> "list[Planned]":
+        """Everything that must be there before, first things first."""
+        return [] if self.start is None else [*self.start.starts, self.start]
+
+    @property
+    def steps(self) -> int:
+        """Of its own."""
+        return self.recipe("start").total_steps
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Which parts of its last checkpoint are needed once it is done."""
+        if self.kind == "tune":
+            return ()
+        return (POLICY, CRITIC) if self.kind == "warm" and pretrains(self.whole) else (POLICY,)
+
+    def recipe(self, start: str) -> Recipe:
+        """What is run, from the models in the checkpoint ``start`` if it begins from any."""
+        return self.whole if self.start is None else after(self.whole, self.start.whole, start)
 
 
 class Store:
@@ -83,12 +100,15 @@ class Store:
     def recipe(self, planned: Planned) -> Recipe:
         """Ready to run, its start found in this store."""
         start = planned.start
-        return planned.recipe(None if start is None else str(self.model(start)))
+        return planned.recipe("" if start is None else str(self.last(start)))
 
-    def model(self, planned: Planned) -> Path:
-        """Where a finished run's policy lies."""
-        last = step_name(planned.recipe(None).total_steps)
-        return RunFolder(self.folder(planned)).checkpoints / last / POLICY
+    def last(self, planned: Planned) -> Path:
+        """A finished run's last checkpoint."""
+        return RunFolder(self.folder(planned)).checkpoints / step_name(planned.steps)
+
+    def has_models(self, planned: Planned) -> bool:
+        """Whether what others begin from is there."""
+        return all((self.last(planned) / name).is_dir() for name in planned.keeps)
 
 
 def folder_of(own: Path) -> Path:
@@ -124,8 +144,8 @@ def is_finished(folder: Path) -> bool:
     return record is not None and record.get("cleared") is True
 
 
-def finish(folder: Path, keep_policy: bool) -> None:
-    """Note that a run is through, and delete what only going on with it would need.
+def finish(folder: Path, keep: Collection[str]) -> None:
+    """Note that a run is through, and delete all of its checkpoints but these parts of the last.
 
     Optimizers, critic and reference are most of a run's size. Killed in between, it is called
     again and goes on.
@@ -133,13 +153,13 @@ def finish(folder: Path, keep_policy: bool) -> None:
     if record_of(folder) is None:
         write_json_atomically(folder / FINISHED, {"cleared": False})
     steps = [path for _, path in by_step(RunFolder(folder).checkpoints)]
-    last = steps[-1] if keep_policy and steps else None
+    last = steps[-1] if keep and steps else None
     for path in RunFolder(folder).checkpoints.iterdir():
         if path != last:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     if last is not None:
         for path in last.iterdir():
-            if path.name != POLICY:
+            if path.name not in keep:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         seal(last)
     write_json_atomically(folder / FINISHED, {"cleared": True})

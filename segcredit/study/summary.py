@@ -11,6 +11,7 @@ from segcredit.analysis.compare import t_interval
 from segcredit.study.definition import Study
 from segcredit.study.measure import Measured, read_measured
 from segcredit.study.plan import Plan, Tuned
+from segcredit.study.recipes import pretrains
 from segcredit.study.store import Planned
 
 EQUAL = 0.05
@@ -102,6 +103,14 @@ class Summary:
         return [arm for arm in self.done if not abs(self.budget(arm) - 1) <= EQUAL]
 
 
+def _critic(plan: Plan, run: Planned) -> Path | None:
+    """The run in which its critic was pretrained, if that is another one whose record is there."""
+    start = run.start
+    if start is None or not pretrains(start.whole) or not plan.store.finished(start):
+        return None
+    return plan.store.folder(start)
+
+
 def summarise(plan: Plan, failed: Mapping[str, str] | None = None) -> Summary:
     """What the store holds of a study; ``failed``: digests of runs, and why."""
     failed = failed or {}
@@ -121,7 +130,7 @@ def summarise(plan: Plan, failed: Mapping[str, str] | None = None) -> Summary:
                 arm,
                 plan.study.label(arm),
                 tuned,
-                {seed: read_measured(folder) for seed, folder in folders.items()},
+                {seed: read_measured(x, _critic(plan, found[seed])) for seed, x in folders.items()},
                 folders,
                 tuple(seed for seed in plan.seeds if seed not in found),
             )

@@ -49,6 +49,7 @@ def cost_table(summary: Summary) -> Table:
                 arm.label,
                 number_text(arm.of(lambda run: run.tokens).mean / 1e6, ".3g"),
                 number_text(summary.budget(arm), ".2f"),
+                number_text(arm.of(lambda run: run.pretraining_tokens).mean / 1e6, ".3g"),
                 number_text(arm.of(lambda run: run.seconds).mean / 60, ".2g"),
                 number_text(100 * arm.of(lambda run: run.clip_fraction).mean, ".2g"),
                 number_text(arm.of(lambda run: run.explained_before).mean, ".2f"),
@@ -59,8 +60,13 @@ def cost_table(summary: Summary) -> Table:
             )
         )
     columns = (
-        *("", "sampled tokens (M)", "× reference", "minutes", "clipped (%)"),
-        *("explained variance, pretrained", "explained variance", "tokens per segment"),
+        *("", "sampled tokens (M)", "× reference", "to pretrain (M)", "minutes"),
+        *(
+            "clipped (%)",
+            "explained variance, pretrained",
+            "explained variance",
+            "tokens per segment",
+        ),
         *("entropy", "length"),
     )
     return Table(columns, tuple(rows))
@@ -141,6 +147,7 @@ def arms_csv(summary: Summary) -> str:
             row |= _columns(f"{name}_difference", against)
         row |= {"sampled_tokens": arm.of(lambda run: run.tokens).mean}
         row |= {"tokens_of_reference": summary.budget(arm)}
+        row |= {"pretraining_tokens": arm.of(lambda run: run.pretraining_tokens).mean}
         for name in _RECORDED:
             row[name] = arm.of(attrgetter(name)).mean
         for column, numbers in (
@@ -169,6 +176,7 @@ def runs_csv(summary: Summary) -> str:
                 "area": run.area,
                 "final": run.final,
                 "sampled_tokens": run.tokens,
+                "pretraining_tokens": run.pretraining_tokens,
                 **{name: getattr(run, name) for name in _RECORDED},
                 "run": arm.folders[seed].name,
             }

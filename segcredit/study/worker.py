@@ -93,7 +93,7 @@ def _bring_to_its_end(order: dict[str, Any], channel: Channel) -> None:
             channel.tell("stopped")
             return
     if not is_finished(folder):
-        finish(folder, bool(order["keep_policy"]))
+        finish(folder, order["keep"])
     channel.tell("done")
 
 

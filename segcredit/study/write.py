@@ -105,9 +105,9 @@ def _tuning_text(summary: Summary) -> list[str]:
 def _budget(summary: Summary) -> str:
     unequal = summary.unequal()
     text = (
-        "Sampled tokens are those of training, the critic's pretraining and continuations "
-        "included; minutes are of training alone, as long as the machine took with whatever else "
-        "ran on it."
+        "Sampled tokens are those of optimisation, continuations included; what was drawn to "
+        "pretrain the critic, once per seed for all arms that begin from it, stands beside them. "
+        "Minutes are of optimisation, as long as the machine took with whatever else ran on it."
     )
     if not unequal:
         return f"{text} Budgets are equal within 5 %."

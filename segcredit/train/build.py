@@ -18,6 +18,7 @@ from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.evaluate.engine import make_engine
 from segcredit.models import Codec, ModelError, Policy
+from segcredit.models.critic import check_saved
 from segcredit.models.files import check_weight_files
 from segcredit.models.kinds import load_config
 from segcredit.models.loading import bare_model, load_codec
@@ -82,6 +83,7 @@ def make_plan(
         place, config = found
         codec = tried(lambda: _codec(recipe, world, place, config))
         tried(lambda: _check_lora(recipe, config))
+        tried(lambda: _check_critic(recipe, config))
     sources = tried(
         lambda: (
             _generated(recipe, world)
@@ -236,6 +238,16 @@ def _check_lora(recipe: Recipe, config: PreTrainedConfig) -> None:
         choose_layers(linear_layers(model), settings.targets, not recipe.model.freeze_vision)
     except ValueError as error:
         raise RecipeError(str(error)) from None
+
+
+def _check_critic(recipe: Recipe, config: PreTrainedConfig) -> None:
+    """Whether the critic to begin with is there, and reads the policy's tokens."""
+    if recipe.model.critic is None:
+        return
+    try:
+        check_saved(Path(recipe.model.critic).expanduser(), config)
+    except ModelError as error:
+        raise RecipeError(f"model.critic: {error}") from None
 
 
 def _codec(

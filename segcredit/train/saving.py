@@ -16,13 +16,13 @@ from segcredit.models.packed import set_attention
 from segcredit.runlog import MetricsWriter, RunFolder, delete_after
 from segcredit.runlog.folder import step_name
 from segcredit.train import checkpoint
-from segcredit.train.build import load_policy, own_memory
+from segcredit.train.build import load_policy
 from segcredit.train.moments import load_moments, save_part
 from segcredit.train.policy_optimizer import set_policy_optimizer
 from segcredit.train.sharded_optimizer import ShardedOptimizer
 from segcredit.train.sharding import whole_critic, whole_policy
 from segcredit.train.source import Listed
-from segcredit.train.stages import add_critic, add_reference
+from segcredit.train.stages import add_critic, add_reference, saved_critic
 from segcredit.train.state import State, freeze
 from segcredit.train.together import Together
 from segcredit.train.tracker import Tracker
@@ -149,16 +149,11 @@ def _settings(state: State) -> OptimizerSettings:
 def restore(state: State, folder: RunFolder, place: Path) -> int:
     """Put the state where the checkpoint was; where the metrics ended then."""
     found: dict[str, Any] = checkpoint.load_state(place)
-    model = state.recipe.model
     _check_same_kind(state, place, found)
     if state.policy.lora is not None:
         _read_adapters(state, state.policy.lora, place / ADAPTERS)
     elif (place / CRITIC).exists():
-        critic = Critic.from_saved(place / CRITIC, getattr(torch, model.dtype))
-        own_memory(critic)
-        critic.to(state.policy.device)
-        set_attention(critic.trunk, model.attention)
-        add_critic(state, critic)
+        add_critic(state, saved_critic(state, place / CRITIC))
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])

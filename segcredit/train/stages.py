@@ -1,5 +1,7 @@
 """The kinds of stage a run is made of: what each prepares, and what one step of it does."""
 
+from pathlib import Path
+
 import torch
 
 from segcredit.algorithms.asks import restarts, wants_first_weights
@@ -7,6 +9,8 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
+from segcredit.models.packed import set_attention
+from segcredit.train.build import own_memory
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
 from segcredit.train.describe import describe, describe_rewards
@@ -39,7 +43,7 @@ def enter(state: State, stage: AnyStage) -> None:
         set_policy_optimizer(state, stage.lr, quicker)
         return
     if "value" in state.algorithm.needs and state.critic is None:
-        add_critic(state, Critic.from_policy(_whole_policy(state)))
+        add_critic(state, _first_critic(state))
     if isinstance(stage, PretrainCritic):
         assert state.critic_optimizer is not None
         state.critic_optimizer.lr = stage.lr or optimizer.critic_lr
@@ -51,6 +55,23 @@ def enter(state: State, stage: AnyStage) -> None:
         add_reference(state, _whole_policy(state).reference(copied=restarts(state.algorithm)))
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
+
+
+def _first_critic(state: State) -> Critic:
+    """As the recipe wants it: with the policy's own weights, or as a run has saved one."""
+    if state.recipe.model.critic is None:
+        return Critic.from_policy(_whole_policy(state))
+    return saved_critic(state, Path(state.recipe.model.critic).expanduser())
+
+
+def saved_critic(state: State, place: Path) -> Critic:
+    """What lies there, on the policy's device."""
+    settings = state.recipe.model
+    critic = Critic.from_saved(place, getattr(torch, settings.dtype))
+    own_memory(critic)
+    critic.to(state.policy.device)
+    set_attention(critic.trunk, settings.attention)
+    return critic
 
 
 def add_critic(state: State, critic: Critic) -> None:

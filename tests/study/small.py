@@ -35,7 +35,7 @@ def pretend(store: Store, planned: Planned, accuracy: Sequence[float], **metrics
     """A finished run with that held-out curve, one step between two evaluations."""
     folder = store.path / planned.name
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(planned.recipe(None).as_dict()))
+    (folder / "config.yaml").write_text(yaml.safe_dump(planned.recipe("start").as_dict()))
     lines: list[dict[str, Any]] = []
     for step, share in enumerate(accuracy):
         if step:

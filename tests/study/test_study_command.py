@@ -84,7 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_runs_what_is_needed_and_writes_it_down(whole: Path) -> None:
-    assert runs_of(whole) == ["ppo-s0", "sapo-s0", "warm-start-s0"]
+    assert runs_of(whole) == ["ppo-s0", "sapo-s0", "warm-critic-s0", "warm-start-s0"]
     for place in (whole / "studies" / "runs").glob("*-s0-*"):
         assert json.loads((place / "finished.json").read_bytes()) == {"cleared": True}
     lines = results(whole)["curves.csv"].decode().splitlines()
@@ -118,8 +118,8 @@ def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(whole: 
     assert call.wait() == 1
     assert "nowhere.py" in call.complained
     assert "broken-s0" in call.complained
-    assert runs_of(whole) == ["ppo-s0", "rloo-s0", "sapo-s0", "warm-start-s0"]
-    assert "its warm start failed" in call.complained, "its reward is the warm start's as well"
+    assert runs_of(whole) == ["ppo-s0", "rloo-s0", "sapo-s0", "warm-critic-s0", "warm-start-s0"]
+    assert "its start failed" in call.complained, "its reward is the warm start's as well"
     page = (whole / "studies" / "other-smoke" / "study.md").read_text()
     assert "**Incomplete: 1 of 3 runs" in page
     rows = (whole / "studies" / "other-smoke" / "runs.csv").read_text()
@@ -131,7 +131,7 @@ def test_light_copies_of_runs_suffice(whole: Path, tmp_path: Path) -> None:
     """Records of finished runs without models and warm starts, as one brings them home."""
     write(tmp_path)
     for place in (whole / "studies" / "runs").glob("*-s0-*"):
-        if not place.name.startswith("warm"):
+        if not place.name.startswith("warm-start"):
             copied = tmp_path / "studies" / "runs" / place.name
             copied.mkdir(parents=True)
             for name in ("config.yaml", "metrics.jsonl", "finished.json"):
@@ -147,14 +147,14 @@ def test_list_and_dry_run_train_nothing(whole: Path, monkeypatch: pytest.MonkeyP
     listed = segcredit("mine.yaml", "--list", "--seeds", "0,1")
     assert listed.exit_code == 0
     assert "sapo, ppo" in listed.stdout
-    assert "6" in listed.stdout
-    assert "3" in listed.stdout
+    assert "8" in listed.stdout
+    assert "4" in listed.stdout
     shown = segcredit("mine.yaml", "--dry-run", "--only", "ppo", "--set", "rollout.max_tokens=9")
     assert shown.exit_code == 0
-    assert shown.stdout.count("(to run)") == 3
-    assert shown.stdout.count("# segcredit train ") == 3
+    assert shown.stdout.count("(to run)") == 4
+    assert shown.stdout.count("# segcredit train ") == 4
     recipes = [x for x in yaml.safe_load_all(shown.stdout) if x is not None]
-    assert [x["rollout"]["max_tokens"] for x in recipes] == [9, 9, 9]
+    assert [x["rollout"]["max_tokens"] for x in recipes] == [9, 9, 9, 9]
     waiting = segcredit("table1", "--dry-run", "-o", "nowhere")
     assert "runs of sapo, ppo, vc_ppo, grpo follow" in waiting.stdout
     assert not (whole / "nowhere").exists()
@@ -218,7 +218,7 @@ def killed_at(folder: Path, arm: str, lines: int) -> Call:
 def test_killed_again_and_again_it_ends_with_the_same_table(whole: Path, tmp_path: Path) -> None:
     write(tmp_path)
     before = workers()
-    for arm, lines in (("warm-start", 3), ("sapo", 4), ("ppo", 7)):
+    for arm, lines in (("warm-start", 3), ("warm-critic", 1), ("sapo", 3), ("ppo", 6)):
         killed_at(tmp_path, arm, lines)
         until = time.monotonic() + 20
         while workers() - before:  # they notice that nobody is there, and go

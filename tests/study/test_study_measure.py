@@ -8,7 +8,7 @@ import pytest
 from small import plan, pretend
 
 from segcredit.runlog import read_run
-from segcredit.study.measure import area_under, measure
+from segcredit.study.measure import area_under, measure, read_measured
 
 
 def test_the_area_is_the_mean_over_the_curve() -> None:
@@ -35,7 +35,8 @@ def test_a_run_in_numbers(tmp_path: Path) -> None:
     assert found.accuracy == (0.1, 0.3, 0.7)
     assert found.area == pytest.approx(0.35)
     assert found.final == 0.7
-    assert found.tokens == 3 * 16 * 10 + 2 * 30, "pretraining, responses, continuations"
+    assert found.tokens == 2 * 16 * 10 + 2 * 30, "responses, continuations"
+    assert found.pretraining_tokens == 16 * 10
     assert found.seconds == 4.0
     assert (found.clip_fraction, found.explained_variance) == (0.25, 0.5)
     assert math.isnan(found.entropy), "it was not recorded"
@@ -55,3 +56,19 @@ def test_without_held_out_prompts_there_is_nothing_to_measure(tmp_path: Path) ->
     folder = pretend(made.store, made.run("ppo", 0, 1e-3), [])
     with pytest.raises(ValueError, match=r"no held-out accuracy.*data\.test"):
         measure(read_run(folder))
+
+
+def test_what_a_shared_critic_cost_counts_for_whoever_uses_it(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    run = made.run("ppo", 0, 1e-3)
+    assert run.start is not None
+    folder = pretend(made.store, run, [0.1, 0.3])
+    critic = pretend(made.store, run.start, [0.1])
+    told = {"step": 1, "stage": "pretrain_critic", "response_length": 5.0, "time/update": 2.0}
+    lines = [{**told, "explained_variance": x} for x in (-1.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    (critic / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    alone, found = read_measured(folder), read_measured(folder, critic)
+    assert found.pretraining_tokens == 6 * 16 * 5
+    assert (found.tokens, found.seconds) == (alone.tokens, alone.seconds)
+    assert found.explained_before == pytest.approx(0.3), "of the last five batches"
+    assert (found.area, found.accuracy) == (alone.area, alone.accuracy)

@@ -14,8 +14,7 @@ from segcredit.study.store import Planned
 
 
 def kinds(planned: Planned) -> list[str]:
-    start = "start" if planned.start else None
-    return [stage.kind for stage in planned.recipe(start).stages]
+    return [stage.kind for stage in planned.recipe("start").stages]
 
 
 def test_arms_share_what_the_base_says_of_kl_clip_and_gamma() -> None:
@@ -58,11 +57,33 @@ def test_stages_are_the_methods(tmp_path: Path) -> None:
     arms = {"sapo": {}, "cold": {"cold": True}, "grpo": {"algorithm": "grpo", "samples": 2}}
     made = plan(tmp_path, arms=arms)
     runs = {arm: made.run(arm, 0, 1e-3) for arm in made.arms}
-    assert kinds(runs["sapo"]) == ["pretrain_critic", "optimize"]
-    assert kinds(runs["cold"]) == kinds(runs["grpo"]) == ["optimize"]
-    start = runs["sapo"].start
+    assert [kinds(run) for run in runs.values()] == [["optimize"]] * 3
+    critic, start = runs["sapo"].start, runs["cold"].start
+    assert critic is not None
     assert start is not None
+    assert kinds(critic) == ["pretrain_critic"]
     assert kinds(start) == ["warm_start"]
+    assert [x.digest for x in runs["sapo"].starts] == [start.digest, critic.digest]
+    assert runs["grpo"].starts == [start]
+
+
+def test_a_critic_is_pretrained_once_for_all_methods_and_cuts(tmp_path: Path) -> None:
+    arms = {
+        "sapo": {},
+        "ppo": {"algorithm": "ppo"},
+        "newline": {"algorithm": {"name": "sapo", "partition": "newline", "lam": 0.9}},
+        "epochs": {"recipe": {"update": {"epochs": 4}}},
+        "short": {"algorithm": {"name": "sapo", "gamma": 0.9}},
+        "slower": {"recipe": {"optimizer": {"critic_lr": 1e-5}}},
+    }
+    made = plan(tmp_path, arms=arms)
+    found = {arm: made.run(arm, 0, 1e-3).start for arm in made.arms}
+    digests = {arm: x.digest for arm, x in found.items() if x is not None}
+    assert digests["sapo"] == digests["ppo"] == digests["newline"] == digests["epochs"]
+    assert len(set(digests.values())) == 3, "another return, another rate: another critic"
+    assert found["sapo"] is not None
+    recipe = found["sapo"].recipe("start")
+    assert recipe.algorithm == {"name": "sapo", "partition": "token", "gamma": 1.0}
 
 
 def test_one_warm_start_per_seed_serves_all_arms_and_studies(tmp_path: Path) -> None:
@@ -70,12 +91,12 @@ def test_one_warm_start_per_seed_serves_all_arms_and_studies(tmp_path: Path) -> 
     one = plan(tmp_path, Options(seeds=(0, 1)), arms=arms)
     other = plan(tmp_path, Options(seeds=(1,), overrides=("optimizer.lr=0.5",)), name="other")
     starts = {
-        (arm, seed): found.run(arm, seed, rate).start
+        (arm, seed): found.run(arm, seed, rate).starts[0]
         for found, rate in ((one, 1e-3), (other, 1e-4))
         for arm in found.arms
         for seed in found.seeds
     }
-    digests = {key: x.digest for key, x in starts.items() if x is not None}
+    digests = {key: x.digest for key, x in starts.items()}
     assert len(digests) == 6
     assert {x for (_, seed), x in digests.items() if seed == 1} == {digests["ppo", 1]}
     assert digests["ppo", 0] != digests["ppo", 1]
@@ -127,8 +148,9 @@ def test_a_run_begins_from_the_start_in_its_store(tmp_path: Path) -> None:
     recipe = made.store.recipe(made.run("ppo", 0, 1e-3))
     start = made.run("ppo", 0, 1e-3).start
     assert start is not None
-    place = tmp_path / "runs" / start.name / "checkpoints" / "step-000060" / "policy"
-    assert recipe.model.path == str(place)
+    place = tmp_path / "runs" / start.name / "checkpoints" / "step-000001"
+    assert recipe.model.path == str(place / "policy")
+    assert recipe.model.critic == str(place / "critic")
     assert recipe.model.tiny is None
     assert recipe.optimizer.lr == 1e-3
 
@@ -139,23 +161,26 @@ def test_a_method_is_called_the_same_in_every_process(name: str) -> None:
     assert " at 0x" not in repr(ALGORITHMS[name]())
 
 
-def test_a_warm_start_is_run_only_if_a_missing_run_needs_its_model(tmp_path: Path) -> None:
+def test_a_start_is_run_only_if_a_missing_run_needs_its_models(tmp_path: Path) -> None:
     made = plan(tmp_path, Options(tune=False))
     run = made.run("sapo", 0, 1e-3)
-    assert run.start is not None
-    folder = pretend(made.store, run.start, [0.1])
-    states = States({x.digest: RunState(x, "done") for x in (run.start, run)})
+    warm, critic = run.starts
+    for start in (warm, critic):
+        pretend(made.store, start, [0.1])
+    states = States({x.digest: RunState(x, "done") for x in (warm, critic, run)})
     assert _wanted_starts(states, made.store) == set()
-    assert made.store.finished(run.start), "nobody asks for its model"
+    assert made.store.finished(warm), "nobody asks for its model"
     states.runs[run.digest].status = "waiting"
-    assert _wanted_starts(states, made.store) == {run.start.digest}
-    assert states.runs[run.start.digest].status == "waiting"
-    assert not made.store.finished(run.start)
-    (folder / "finished.json").write_text('{"cleared": true}')
-    made.store.model(run.start).mkdir(parents=True)
-    states.runs[run.start.digest].status = "done"
-    assert _wanted_starts(states, made.store) == {run.start.digest}
-    assert states.runs[run.start.digest].status == "done", "its model is there"
+    (made.store.last(critic) / "policy").mkdir(parents=True)
+    assert _wanted_starts(states, made.store) == {warm.digest, critic.digest}
+    for start in (warm, critic):  # the critic is not there, and what it would begin from neither
+        assert states.runs[start.digest].status == "waiting"
+        assert not made.store.finished(start)
+        (made.store.folder(start) / "finished.json").write_text('{"cleared": true}')
+        states.runs[start.digest].status = "done"
+    (made.store.last(critic) / "critic").mkdir()
+    assert _wanted_starts(states, made.store) == {critic.digest}
+    assert states.runs[critic.digest].status == "done", "its models are there"
 
 
 # ── Learning rates ───────────────────────────────────────────────────────────────────────────────
@@ -206,10 +231,12 @@ def test_until_tuning_is_done_the_runs_are_not_known(tmp_path: Path) -> None:
     first, second = (runs[0] for runs in made.tuning("sapo").values())
     assert made.rate("sapo") is None
     assert {run.kind for run in made.planned()} == {"warm", "tune"}
-    assert len(made.planned(guess=True)) == 2 + 2 + 2, "two starts, two rates, two arms"
+    assert len(made.planned(guess=True)) == 4 + 2 + 2, (
+        "starts and critics of two seeds, two rates, two arms"
+    )
     pretend(made.store, first, [0.0, 0.5])
     assert made.rate("sapo") is None
-    assert [start.seed for start in made.early()] == [0], "its warm start need not wait"
+    assert [start.seed for start in made.early()] == [0, 0], "its start and critic need not wait"
     found = made.rate("sapo", failed={second.digest})
     assert found is not None
     assert (found.rate, found.failed) == (1e-3, (3e-3,))
@@ -220,7 +247,7 @@ def test_tuning_has_seeds_and_steps_of_its_own(tmp_path: Path) -> None:
     made = plan(tmp_path)
     run = made.tuning("sapo")[3e-3][0]
     assert run.seed == 1000
-    assert [stage.steps for stage in run.recipe("start").stages] == [1, 1]
+    assert [stage.steps for stage in run.recipe("start").stages] == [1]
     assert run.recipe("start").optimizer.lr == 3e-3
 
 

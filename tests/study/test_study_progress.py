@@ -30,7 +30,7 @@ def test_the_table_has_every_run_and_the_sums(tmp_path: Path) -> None:
     text = drawn(states_of(tmp_path))
     assert "7/12" in text
     assert "50.0%" in text
-    assert "1 running, 1 failed, 3 waiting, 1 done" in text
+    assert "1 running, 1 failed, 5 waiting, 1 done" in text
     assert text.index("running") < text.index("failed") < text.index("waiting")
 
 
@@ -52,9 +52,9 @@ def test_lines_tell_of_beginnings_and_ends(tmp_path: Path) -> None:
     lines.changed(states, done, "done")
     lines.changed(states, failed, "failed")
     said = out.getvalue().splitlines()
-    assert said[0] == f"[2/6] {running.planned.name}: running"
-    assert said[1] == f"[2/6] {done.planned.name}: done, step 12/12, held-out accuracy 50.0%"
-    assert said[2] == f"[2/6] {failed.planned.name}: failed: no memory left [red]"
+    assert said[0] == f"[2/8] {running.planned.name}: running"
+    assert said[1] == f"[2/8] {done.planned.name}: done, step 12/12, held-out accuracy 50.0%"
+    assert said[2] == f"[2/8] {failed.planned.name}: failed: no memory left [red]"
 
 
 def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:

@@ -37,14 +37,20 @@ WHOLE = ["step-000002/manifest.json", "step-000002/policy/model.safetensors"]
 
 def test_the_last_policy_stays_and_is_whole(run: Path) -> None:
     assert not is_finished(run)
-    finish(run, keep_policy=True)
+    finish(run, keep=("policy",))
     assert is_finished(run)
     assert left(run) == WHOLE
     assert read_run(run).last_whole_checkpoint() == run / "checkpoints" / "step-000002"
 
 
+def test_of_a_run_for_others_to_begin_from_the_critic_stays(run: Path) -> None:
+    finish(run, keep=("policy", "critic"))
+    assert {Path(x).parent.name for x in left(run)} == {"step-000002", "policy", "critic"}
+    assert read_run(run).last_whole_checkpoint() is not None
+
+
 def test_of_a_run_that_tunes_nothing_stays(run: Path) -> None:
-    finish(run, keep_policy=False)
+    finish(run, keep=())
     assert is_finished(run)
     assert left(run) == []
 
@@ -54,7 +60,7 @@ def test_killed_while_clearing_it_is_cleared_again(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step-000002" / "critic")
     assert record_of(run) is not None
     assert not is_finished(run)
-    finish(run, keep_policy=True)
+    finish(run, keep=("policy",))
     assert left(run) == WHOLE
     assert read_run(run).last_whole_checkpoint() is not None
 

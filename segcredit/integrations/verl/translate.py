@@ -157,6 +157,8 @@ def _notes(recipe: Recipe) -> list[str]:
         found.append("verl decays norms and biases too; segcredit train decays matrices alone")
     if recipe.model.freeze_vision:
         found.append("freeze_vision depends on verl's engine: check that it honours it")
+    if recipe.model.critic is not None:
+        found.append("model.critic stays behind: verl's critic begins at the policy's weights")
     if recipe.evaluation.greedy and recipe.evaluation.samples:
         found.append("verl validates greedily or by sampling, not both: sampling is chosen")
     if recipe.optimizer.eps != 1e-8:
