@@ -3,11 +3,13 @@
     python benchmarks/laboratory.py mini/text --small          # a CPU, some minutes
     python benchmarks/laboratory.py mini/text                  # one GPU, in full
     python benchmarks/laboratory.py mini/vision --optimize 100 algorithm.lam=0.95
+    python benchmarks/laboratory.py mini/text --start RUN/checkpoints/step-000060
 
 Runs the recipe's warm start, samples held-out prompts, continues them from the boundaries of steps
 many times (the oracle's V), pretrains the critic, and prints a table of properties. `--optimize N`
-goes on with N steps of the recipe's method, evaluating on the way. Settings of the recipe may
-follow, as for `segcredit train`. `--json FILE` keeps all numbers.
+goes on with N steps of the recipe's method, evaluating on the way. `--start` takes policy and
+critic from a study's checkpoint instead of training them. Settings of the recipe may follow, as for
+`segcredit train`. `--json FILE` keeps all numbers.
 
 How to read it. "ceiling" is the share of the outcome's variance that the prefix determines under
 this policy, Var(V) / Var(R), V estimated by Monte Carlo and its sampling noise subtracted: no
@@ -28,6 +30,7 @@ import torch
 
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
 from segcredit.data.worlds.bookings import Bookings
+from segcredit.study.recipes import after
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Collected, collect
 from segcredit.train.describe import explained_variance
@@ -100,9 +103,12 @@ class Laboratory:
         state = self.state
         for number, stage in enumerate(state.recipe.stages):
             state.stage, state.stage_step = number, 0
-            if isinstance(stage, PretrainCritic):
+            if not isinstance(stage, WarmStart) and "sampled" not in self.found:
                 self._after_warm_start(prefixes, continuations)
             if isinstance(stage, Optimize):
+                if state.recipe.model.critic is not None:
+                    enter(state, stage)
+                    self._critic()
                 if not steps:
                     return
                 stage = stage.model_copy(update={"steps": steps})
@@ -357,6 +363,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--small", action="store_true", help="as far as one CPU core goes")
     parser.add_argument("--optimize", type=int, default=0, metavar="N", help="steps to go on")
+    parser.add_argument("--start", type=Path, help="a checkpoint with policy and critic")
     parser.add_argument("--prompts", type=int, help="held-out responses that are looked at")
     parser.add_argument("--prefixes", type=int, help="responses that are continued")
     parser.add_argument("--continuations", type=int, help="of each of their prefixes")
@@ -369,6 +376,11 @@ def main() -> None:
         parser.error(f"--small knows {', '.join(SMALL)}; {asked.recipe} is about {world}")
     small = SMALL[str(world)] if asked.small else []
     recipe = load_recipe(asked.recipe, ["evaluation.greedy=true", *small, *overrides])
+    if asked.start is not None:
+        begun = recipe.model_copy(
+            update={"stages": [x for x in recipe.stages if not isinstance(x, Optimize)]}
+        )
+        recipe = after(recipe, begun, str(asked.start))
     state = build(make_plan(recipe))
     if not isinstance(state.world, Bookings):
         parser.error(f"{recipe.data.world} cannot tell where an error is")
