@@ -52,8 +52,13 @@ def measure(given: argparse.Namespace, copies: int, arguments: list[str]) -> dic
         running = [
             subprocess.Popen([*own, "--number", str(n)], env=environment) for n in range(copies)
         ]
-        codes = [process.wait() for process in running]
-        if any(codes):
+        while any(process.poll() is None for process in running):
+            if any(process.poll() for process in running):
+                break
+            time.sleep(0.1)
+        if any(process.poll() != 0 for process in running):
+            for process in running:  # they wait for one that is gone
+                process.kill()
             raise SystemExit(f"one of {copies} processes failed; its message stands above")
         found: list[dict[str, Any]] = [json.loads(x.read_text()) for x in Path(meet).glob("found*")]
     mean = {key: sum(x[key] for x in found) / copies for key in found[0]}
@@ -82,7 +87,7 @@ def table(given: argparse.Namespace, name: str, alone: float | None, arguments: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--copies", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--copies", type=int, nargs="+", help="1 4 8; with --small 1 2")
     parser.add_argument("--mps", action="store_true", help="measure with NVIDIA's MPS, too")
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--small", action="store_true", help="a minute on a CPU")
@@ -105,7 +110,7 @@ def main() -> None:
         given.hidden, given.layers, given.heads = 64, 2, 4
         given.rows, given.tokens, given.warmup, given.micro = 16, 24, 1, 1024
         given.dtype, given.seconds = "float32", 3.0
-        given.copies = given.copies if given.meet else [1, 2]
+    given.copies = given.copies or ([1, 2] if given.small else [1, 4, 8])
     if given.meet:
         child(given)
         return

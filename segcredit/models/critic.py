@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from segcredit.models.files import check_weight_files
+from segcredit.models.files import check_file, check_weight_files
 from segcredit.models.forward import response_outputs, spread
 from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.place import CONFIG, ModelError
 from segcredit.models.policy import Policy
 from segcredit.models.weights import trained_weights
-from segcredit.printable import named
+from segcredit.printable import named, printable
 from segcredit.types import Rollouts
 
 HEAD_FILE = "value_head.safetensors"
@@ -122,7 +122,12 @@ def check_saved(folder: Path, config: PreTrainedConfig) -> None:
             f"RUN/checkpoints/step-…/critic."
         )
     check_weight_files(folder)
-    own = AutoConfig.from_pretrained(folder)
+    check_file(folder / HEAD_FILE)
+    try:
+        own = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = printable(" ".join(str(error).split()), 120)
+        raise ModelError(f"{named(folder / CONFIG)} cannot be read: {reason}") from None
     for what in ("model_type", "vocab_size"):
         theirs, ours = (getattr(x.get_text_config(), what, None) for x in (config, own))
         if theirs != ours:

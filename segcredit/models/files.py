@@ -60,7 +60,7 @@ def check_codec_files(folder: Path, vision: bool) -> None:
 def check_weight_files(folder: Path) -> None:
     """Refuse missing, cut off or damaged files of weights, by name."""
     for file in _weight_files(folder):
-        _check_file(file)
+        check_file(file)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -89,7 +89,8 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _check_file(file: Path) -> None:
+def check_file(file: Path) -> None:
+    """Refuse a file of weights that is damaged, cut off, or none."""
     with file.open("rb") as start:
         if start.read(len(POINTER)) == POINTER:
             raise ModelError(

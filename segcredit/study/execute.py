@@ -53,7 +53,7 @@ class States:
 
     runs: dict[str, RunState] = field(default_factory=dict)
     early: set[str] = field(default_factory=set)
-    """Warm starts that runs will need which are not known yet."""
+    """Beginnings that runs will need which are not known yet."""
     stopping: bool = False
 
     @property

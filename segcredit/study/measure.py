@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from segcredit.runlog import Run, read_run
+from segcredit.study.store import is_finished
 
 ACCURACY = "sampled"
 """Held-out accuracy of sampled responses: what is measured."""
@@ -88,11 +89,14 @@ def measure(run: Run) -> Measured:
 def read_measured(folder: Path, critic: Path | None = None) -> Measured:
     """The same of a finished run's folder, which does not change any more.
 
-    ``critic`` is the run in which its critic was pretrained, if that was another one.
+    ``critic`` is the run in which its critic was pretrained, if that was another one; what it took
+    is NaN where that run's record is not there.
     """
     found = measure(read_run(folder))
     if critic is None:
         return found
+    if not is_finished(critic):
+        return replace(found, pretraining_tokens=float("nan"))
     run = read_run(critic)
     before = [row for row in run.metrics if row.get("stage") == "pretrain_critic"]
     return replace(

@@ -130,7 +130,7 @@ class Plan:
         return Tuned(best, tried, tuple(lost))
 
     def recipe(self, arm: str) -> Recipe:
-        """Of an arm, with its warm start."""
+        """Of an arm, with its beginnings."""
         return self._recipes[arm]
 
     def _tuned_by(self, arm: str) -> str:

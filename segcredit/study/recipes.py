@@ -1,4 +1,4 @@
-"""From an arm to the recipe of one run, and the warm start that many runs share."""
+"""From an arm to the recipe of one run, and the beginnings that many runs share."""
 
 import copy
 from collections.abc import Sequence
@@ -126,13 +126,14 @@ def pretraining_of(recipe: Recipe) -> Recipe | None:
     """The warm start and the critic's pretraining behind it; None if the recipe has not both.
 
     The critic learns the return at every token, so that it is the same for all arms of a seed,
-    wherever they cut and whatever they do with it.
+    wherever they cut and whatever they do with it. What cannot be shared is the arm's own: an
+    adapter, or values that are discounted by the arm's units (γ < 1).
     """
     stages, pretraining = _imitation(recipe), _pretraining(recipe)
-    if not stages or not pretraining:
-        return None
     gamma = getattr(getattr(recipe.make_algorithm(), "credit", None), "gamma", 1.0)
-    method = {"name": "sapo", "partition": "token", "gamma": gamma}
+    if not stages or not pretraining or recipe.model.lora is not None or gamma != 1.0:
+        return None
+    method = {"name": "sapo", "partition": "token"}
     return _beginning(recipe, "critic", [*stages, *pretraining], method)
 
 
@@ -148,9 +149,12 @@ def _beginning(
     updating = ["tokens_per_micro"]
     if method is not None:
         drawing += ["prompts", "samples"]
-        stepping += ["beta2", "critic_lr"]
+        stepping += ["beta2"]
         updating += ["minibatches"]
+        if any(isinstance(stage, PretrainCritic) and stage.lr is None for stage in stages):
+            stepping += ["critic_lr"]
     whole, default = recipe.as_dict(), Recipe.model_fields
+    whole["model"]["critic"] = None
     found = {
         **{key: whole[key] for key in ("seed", "threads", "model", "data", "reward", "memory")},
         "name": name,

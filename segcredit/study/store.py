@@ -95,7 +95,7 @@ class Store:
 
     def reopen(self, planned: Planned) -> None:
         """Have a run done again whose model is not there any more."""
-        (self.folder(planned) / FINISHED).unlink()
+        (self.folder(planned) / FINISHED).unlink(missing_ok=True)  # another study may have
 
     def recipe(self, planned: Planned) -> Recipe:
         """Ready to run, its start found in this store."""
@@ -147,7 +147,7 @@ def is_finished(folder: Path) -> bool:
 def finish(folder: Path, keep: Collection[str]) -> None:
     """Note that a run is through, and delete all of its checkpoints but these parts of the last.
 
-    Optimizers, critic and reference are most of a run's size. Killed in between, it is called
+    Optimizers and reference are most of a run's size. Killed in between, it is called
     again and goes on.
     """
     if record_of(folder) is None:

@@ -104,11 +104,9 @@ class Summary:
 
 
 def _critic(plan: Plan, run: Planned) -> Path | None:
-    """The run in which its critic was pretrained, if that is another one whose record is there."""
-    start = run.start
-    if start is None or not pretrains(start.whole) or not plan.store.finished(start):
-        return None
-    return plan.store.folder(start)
+    """The run in which its critic was pretrained, if that is another one."""
+    shared = run.start is not None and pretrains(run.start.whole)
+    return plan.store.folder(run.start) if shared and run.start is not None else None
 
 
 def summarise(plan: Plan, failed: Mapping[str, str] | None = None) -> Summary:

@@ -199,7 +199,7 @@ def curves_csv(summary: Summary) -> str:
 
 
 def times_csv(summary: Summary) -> str:
-    """Seconds of training, which no two machines share."""
+    """Seconds of optimisation, which no two machines share."""
     return _csv(
         [
             {"arm": arm.name, "seed": seed, "seconds": run.seconds}

@@ -110,9 +110,9 @@ def _budget(summary: Summary) -> str:
         "Minutes are of optimisation, as long as the machine took with whatever else ran on it."
     )
     if not unequal:
-        return f"{text} Budgets are equal within 5 %."
+        return f"{text} Budgets of optimisation are equal within 5 %."
     names = ", ".join(f"{arm.label} ({summary.budget(arm):.2f} ×)" for arm in unequal)
-    return f"{text} **Budgets are not equal** within 5 %: {names}."
+    return f"{text} **Budgets of optimisation are not equal** within 5 %: {names}."
 
 
 def _tex(summary: Summary) -> str:

@@ -376,6 +376,8 @@ def _check(plan: Plan) -> None:
     for name in recipe.save.trackers:
         if find_spec(name) is None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")
+    if recipe.model.critic is not None and "value" not in plan.algorithm.needs:
+        problems.append("model.critic is given, but the method has no critic: remove it")
     for number, stage in enumerate(recipe.stages):
         if isinstance(stage, PretrainCritic) and "value" not in plan.algorithm.needs:
             problems.append(f"stages.{number}: the method has no critic to pretrain")

@@ -27,8 +27,8 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
     if not kl < TOO_FAR:
         raise ValueError(
             f"the sampler draws from another model than is trained: KL = {kl:.3g} per token. "
-            f"Weights did not reach it as they should; sample by transformers instead: "
-            f"rollout.engine=hf, and tell us which model this is."
+            f"With vLLM, weights did not reach it as they should: set rollout.engine=hf. With hf, "
+            f"set rollout.graphs=false. And tell us which model this is."
         )
     return {
         "agreement/sampler_kl": kl,

@@ -21,13 +21,15 @@ from segcredit.train.ready import make_ready
 from segcredit.train.seeds import generator
 from segcredit.train.sharded_optimizer import make_optimizer
 from segcredit.train.sharding import shard_critic, shard_policy
-from segcredit.train.source import Listed
+from segcredit.train.source import Generated, Listed
 from segcredit.train.state import State
 from segcredit.train.step import Stepped, train_step
 from segcredit.train.tracker import OFFLINE_SAMPLES, Tracker
 from segcredit.train.update import update
 from segcredit.types import Prompt
 
+APART = 10**8
+"""A place in a world's endless prompts that optimisation never comes to."""
 AnyStage = WarmStart | PretrainCritic | Optimize
 
 
@@ -130,6 +132,14 @@ def next_prompts(state: State) -> list[Prompt]:
     return prompts
 
 
+def _pretraining_prompts(state: State) -> list[Prompt]:
+    """Of a world, others than any run optimises on: the critic may come from another run."""
+    if not isinstance(state.train, Generated):
+        return next_prompts(state)
+    count = state.recipe.rollout.prompts
+    return state.train.take(APART + state.stage_step * count, count)
+
+
 def _imitate(state: State, stage: WarmStart) -> dict[str, float]:
     first = state.stage_step * stage.batch
     shown = [demonstration(state, stage, first + i) for i in range(stage.batch)]
@@ -157,7 +167,7 @@ def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
         raise ValueError(f"this method has no critic to pretrain: {state.algorithm!r}")
     algorithm = state.algorithm.returns_only()
     collected = collect(
-        state, next_prompts(state), algorithm.needs, log, "pretrain critic", state.step
+        state, _pretraining_prompts(state), algorithm.needs, log, "pretrain critic", state.step
     )
     log.add(describe_rewards(collected))
     with log.time("credit"):

@@ -68,6 +68,9 @@ def test_what_a_shared_critic_cost_counts_for_whoever_uses_it(tmp_path: Path) ->
     lines = [{**told, "explained_variance": x} for x in (-1.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     (critic / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     alone, found = read_measured(folder), read_measured(folder, critic)
+    unknown = read_measured(folder, tmp_path / "nowhere")
+    assert math.isnan(unknown.pretraining_tokens)
+    assert math.isnan(unknown.explained_before)
     assert found.pretraining_tokens == 6 * 16 * 5
     assert (found.tokens, found.seconds) == (alone.tokens, alone.seconds)
     assert found.explained_before == pytest.approx(0.3), "of the last five batches"

@@ -74,16 +74,19 @@ def test_a_critic_is_pretrained_once_for_all_methods_and_cuts(tmp_path: Path) ->
         "newline": {"algorithm": {"name": "sapo", "partition": "newline", "lam": 0.9}},
         "epochs": {"recipe": {"update": {"epochs": 4}}},
         "short": {"algorithm": {"name": "sapo", "gamma": 0.9}},
-        "slower": {"recipe": {"optimizer": {"critic_lr": 1e-5}}},
+        "hotter": {"recipe": {"rollout": {"temperature": 1.5}}},
+        "lora": {"recipe": {"model": {"lora": {"rank": 2}}}},
     }
     made = plan(tmp_path, arms=arms)
     found = {arm: made.run(arm, 0, 1e-3).start for arm in made.arms}
     digests = {arm: x.digest for arm, x in found.items() if x is not None}
     assert digests["sapo"] == digests["ppo"] == digests["newline"] == digests["epochs"]
-    assert len(set(digests.values())) == 3, "another return, another rate: another critic"
+    assert digests["hotter"] not in {digests["sapo"], digests["short"]}, "it draws others"
     assert found["sapo"] is not None
-    recipe = found["sapo"].recipe("start")
-    assert recipe.algorithm == {"name": "sapo", "partition": "token", "gamma": 1.0}
+    assert found["sapo"].recipe("start").algorithm == {"name": "sapo", "partition": "token"}
+    own = [arm for arm in made.arms if "pretrain_critic" in kinds(made.run(arm, 0, 1e-3))]
+    assert own == ["short", "lora"], "discounted by its own units; an adapter"
+    assert digests["short"] == made.run("sapo", 0, 1e-3).starts[0].digest
 
 
 def test_one_warm_start_per_seed_serves_all_arms_and_studies(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from small import plan, pretend
 
 from segcredit.study import Options, Plan
+from segcredit.study.measure import read_measured
 from segcredit.study.summary import Summary, estimate, paired, summarise
 from segcredit.study.tables import (
     arms_csv,
@@ -48,6 +49,20 @@ def made(tmp_path: Path, **changes: object) -> Plan:
 @pytest.fixture
 def summary(tmp_path: Path) -> Summary:
     return summarise(made(tmp_path))
+
+
+def test_what_the_critics_own_run_took_stands_beside_the_arms_that_use_it(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    unknown = summarise(found).reference.runs[0]
+    assert math.isnan(unknown.pretraining_tokens), "its record is not there"
+    read_measured.cache_clear()
+    start = found.run("ppo", 0, 1e-3).start
+    assert start is not None
+    pretend(found.store, start, [0.1])
+    arms = {arm.name: arm for arm in summarise(found).arms}
+    for name in ("sapo", "ppo"):
+        assert arms[name].runs[0].pretraining_tokens == 16 * 10
+        assert math.isnan(arms[name].runs[1].pretraining_tokens), "another seed's"
 
 
 def test_an_interval_by_hand() -> None:
@@ -130,7 +145,7 @@ def test_the_page_says_what_is_missing_and_what_failed(tmp_path: Path) -> None:
     page = (folder / "study.md").read_text()
     assert "**Incomplete: 1 of 9 runs are not there.**" in page
     assert f"- {lost.name}: no memory left" in page
-    assert "**Budgets are not equal** within 5 %: GRPO & co (8.00 ×)" in page
+    assert "**Budgets of optimisation are not equal** within 5 %: GRPO & co (8.00 ×)" in page
     assert "The paper's numbers: a paper, Table 9." in page
     assert "Learning rates are the recipes'." in page
     for name in ("study.tex", "study.csv", "runs.csv", "curves.csv", "times.csv"):

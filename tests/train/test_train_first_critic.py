@@ -10,9 +10,13 @@ from tiny_runs import REWARD, assert_same_run, changed
 
 from segcredit.config import Optimize, RecipeError, parse_recipe
 from segcredit.models import Critic
+from segcredit.train import stages, step
 from segcredit.train.build import build, make_plan
-from segcredit.train.stages import enter
+from segcredit.train.collect import Collected, collect
+from segcredit.train.stages import enter, step_of
+from segcredit.train.state import State
 from segcredit.train.trainer import Trainer
+from segcredit.types import Prompt
 
 PRETRAINED = [
     {"kind": "warm_start", "steps": 2, "batch": 4},
@@ -59,6 +63,36 @@ def test_a_resumed_run_takes_its_own(saved: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000004")
     Trainer.from_recipe(recipe).train(tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_it_was_trained_on_prompts_of_its_own(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, set[str]] = {}
+
+    def note(state: State, prompts: list[Prompt], *others: Any, **settings: Any) -> Collected:
+        kind = state.recipe.stages[state.stage].kind
+        asked.setdefault(kind, set()).update(x.id for x in prompts)
+        return collect(state, prompts, *others, **settings)
+
+    for module in (stages, step):
+        monkeypatch.setattr(module, "collect", note)
+    shown = [{"kind": "pretrain_critic", "steps": 2}, {"kind": "optimize", "steps": 2}]
+    state = build(make_plan(parse_recipe(rest(saved, stages=shown))))
+    for number, stage in enumerate(state.recipe.stages):
+        state.stage, state.stage_step = number, 0
+        enter(state, stage)
+        for _ in range(stage.steps):
+            step_of(state, stage)
+            state.stage_step += 1
+    assert [len(x) for x in asked.values()] == [16, 16], "never the same twice"
+    assert not asked["pretrain_critic"] & asked["optimize"]
+
+
+def test_a_head_that_was_cut_off_is_told_before_a_model_loads(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "critic", tmp_path / "critic")
+    head = tmp_path / "critic" / "value_head.safetensors"
+    head.write_bytes(head.read_bytes()[:-4])
+    with pytest.raises(RecipeError, match=r"model\.critic: .*is damaged or was cut off"):
+        make_plan(parse_recipe(rest(saved, model__critic=str(tmp_path / "critic"))))
 
 
 @pytest.mark.parametrize(

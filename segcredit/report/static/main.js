@@ -30,11 +30,12 @@ const open = async () => {
   byId("main").setAttribute("aria-busy", "true");
   for (const name of VIEWS) byId(`view-${name}`).hidden = name !== view;
   for (const link of document.querySelectorAll("nav a")) link.setAttribute("aria-current", link.dataset.view === view ? "page" : "false");
-  if (view === "overview" && !drawn.has(view)) overviewView.draw(data);
-  if (view === "trajectories") await trajectoriesView.draw(data, found.settings);
-  if (view === "partitions") await partitionsView.draw(data, found.settings);
-  drawn.add(view);
-  byId("main").setAttribute("aria-busy", "false");
+  try {
+    if (view === "overview" && !drawn.has(view)) overviewView.draw(data);
+    if (view === "trajectories") await trajectoriesView.draw(data, found.settings);
+    if (view === "partitions") await partitionsView.draw(data, found.settings);
+    drawn.add(view);
+  } finally { byId("main").setAttribute("aria-busy", "false"); }
 };
 
 const setTheme = (theme) => {
