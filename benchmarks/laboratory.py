@@ -44,7 +44,6 @@ from segcredit.types import Response, Sampling
 FRACTIONS = (0.0, 0.25, 0.5, 0.75)
 COMMON = [
     "threads=1",
-    "rollout.prompts=256",
     "rollout.max_tokens=128",
     "evaluation.prompts=256",
     "model.dtype=float32",
@@ -65,10 +64,13 @@ SMALL = {
         "data.settings.foreign=[0, 1]",
         "data.settings.kinds=5",
         "data.settings.regions=4",
-        "stages.0.steps=350",
+        "stages.0.steps=200",
         "stages.0.batch=32",
         "stages.0.lr=3.0e-3",
         "stages.0.warmup_steps=30",
+        "stages.1.steps=350",
+        "stages.1.batch=32",
+        "stages.1.lr=3.0e-3",
     ],
     "tile_tour": [
         *COMMON,
@@ -80,9 +82,12 @@ SMALL = {
         "stages.0.steps=500",
         "stages.0.batch=32",
         "stages.0.lr=2.0e-3",
-        "stages.1.steps=500",
+        "stages.1.steps=200",
         "stages.1.batch=32",
         "stages.1.lr=2.0e-3",
+        "stages.2.steps=500",
+        "stages.2.batch=32",
+        "stages.2.lr=2.0e-3",
     ],
 }
 """The recipes on one CPU core: shorter chains, fewer contexts, a model of 0.3 M parameters."""

@@ -28,7 +28,7 @@ NAMES = ("mini/text", "mini/vision", "mini/text-epochs", "mini/vision-epochs")
 def test_budgets_are_equal_and_chains_fit(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name.replace("/", "-")
-    assert recipe.rollout.prompts * recipe.rollout.samples == 512
+    assert recipe.rollout.prompts * recipe.rollout.samples == 128
     assert recipe.update.minibatches == 4
     assert recipe.update.epochs == (4 if name.endswith("epochs") else 1)
     assert isinstance(recipe.stages[-2], PretrainCritic)

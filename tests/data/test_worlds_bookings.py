@@ -134,20 +134,38 @@ def test_what_the_checker_calls_right_is_right(world: Bookings) -> None:
     assert lucky <= 0.1 * wrong + 3
 
 
-def test_remarks_tell_whether_all_is_right_so_far() -> None:
+def remarks(world: Bookings, prompt: Prompt, text: str) -> list[tuple[str, bool]]:
+    """Each of a response, and whether its line is right up to there."""
+    errors, found = world.errors(prompt, text), []
+    for remark in re.finditer(r"\b(sure|hm)\b", text):
+        begun = text.rfind("\n", 0, remark.start()) + 1
+        found.append((remark[0], not any(begun <= x < remark.start() for x in errors)))
+    return found
+
+
+def test_remarks_tell_whether_a_line_is_right() -> None:
     """As often as configured, and nothing depends on them."""
     for candour in (1.0, 0.7):
-        world = Ledger(candour=candour, stray=0.1, skipped=0.1, wrong=0.1)
-        true, wrong = [], 0
-        for number in range(60):
-            shown = world.demonstration(number)
-            first = world.first_error(shown.prompt, shown.response)
-            for found in re.finditer(r"\b(sure|hm)\b", shown.response):
-                right = first is None or found.start() < first
-                wrong += not right
-                true.append((found[0] == "sure") == right)
-        assert wrong > 100
+        world = Ledger(candour=candour, stray=0.1, skipped=0.1, wrong=0.1, traps=0.4)
+        shown = [world.demonstration(number) for number in range(60)]
+        made = [y for x in shown for y in remarks(world, x.prompt, x.response)]
+        assert sum(not right for _, right in made) > 100
+        true = [(said == "sure") == right for said, right in made]
         assert sum(true) / len(true) == pytest.approx(candour, abs=0.08 * (candour < 1))
+
+
+@pytest.mark.parametrize("world", [Ledger(), TileTour()], ids=lambda x: x.name)
+def test_an_audit_tries_every_rule_and_tells_the_truth(world: Bookings) -> None:
+    shown = [world.demonstration(number, "audit") for number in range(60)]
+    made = [y for x in shown for y in remarks(world, x.prompt, x.response)]
+    assert all((said == "sure") == right for said, right in made)
+    rules = Counter(x for y in shown for x in re.findall(r"\b(keep|twice|back|drop)\b", y.response))
+    assert len(made) == rules.total() > 400
+    assert all(0.2 < x / rules.total() < 0.3 for x in rules.values())
+    assert 0.2 < sum(right for _, right in made) / len(made) < 0.3, "one rule in four is right"
+    for x in shown:  # a wrong total follows from a wrong rule, and is no error of its own
+        wrong = sum(not right for _, right in remarks(world, x.prompt, x.response))
+        assert len(world.errors(x.prompt, x.response)) == wrong
 
 
 def test_demonstrations_are_right_as_often_as_configured() -> None:

@@ -43,7 +43,9 @@ PASS = "pass"
 OPENERS = ("so", "now", "next", "then", "well", "here")
 VERBS = ("becomes", "gives", "makes", "counts")
 SURE, UNSURE = "sure", "hm"
-"""What is remarked of the chain so far; the total does not depend on it."""
+"""What is remarked of a line; the total does not depend on it."""
+AUDIT = "audit"
+"""The phase in which demonstrations try every rule and say what is right."""
 
 
 class Entry(NamedTuple):
@@ -104,8 +106,8 @@ class Bookings(World):
     wrong: float = 0.004
     """Share of the demonstrations' lines with a wrong total."""
     candour: float = 0.95
-    """Share of the demonstrations' remarks that are true: "sure" as long as all is right, "hm" from
-    the first error on. Who predicts them keeps track of that; 0.5: they say nothing."""
+    """Share of the demonstrations' remarks that are true: "sure" of a line that is right so far,
+    "hm" of one that is not. Who predicts them knows the handbook; 0.5: they say nothing."""
     openers: int = 6
     """Words with which a line may open: they mean nothing."""
     verbs: int = 4
@@ -235,24 +237,37 @@ class Bookings(World):
         return style | dict.fromkeys((*self._rules, PASS), "decision")  # type: ignore[return-value]
 
     def _shown(self, puzzle: Puzzle, index: int, phase: str, rng: random.Random) -> Demonstration:
-        return Demonstration(self._prompt(puzzle, "train", index), self._attempt(puzzle, rng))
+        write = self._audit if phase == AUDIT else self._attempt
+        return Demonstration(self._prompt(puzzle, "train", index), write(puzzle, rng))
+
+    def _audit(self, puzzle: Puzzle, rng: random.Random) -> str:
+        """Any rule anywhere, and of each the truth: what is right is known, though not done."""
+        total, lines = 0, list[str]()
+        for entry in puzzle.entries:
+            booking = right = self._right(entry, total, puzzle)
+            if right.rule != PASS:
+                booking = self._booking(entry, entry.context, rng.choice(self._rules), total)
+            booking = booking._replace(remarks=(SURE if booking == right else UNSURE,))
+            slots = self._line(entry, booking, puzzle)
+            lines.append(" ".join(rng.choice(slot.right) for slot in slots))
+            total = booking.after
+        return response(lines, total)
 
     def _attempt(self, puzzle: Puzzle, rng: random.Random) -> str:
         """The chain as somebody writes it who believes some wrong rules."""
-        total, well, lines = 0, True, list[str]()
+        total, lines = 0, list[str]()
         for entry in puzzle.entries:
             seen, rule = self._see(entry, rng), PASS
             if self._books(entry, puzzle, rng):
                 known = self.guideline(seen)
                 rule = known.right if rng.random() < known.rate else known.tempting
             booking = self._booking(entry, seen, rule, total)
-            well = well and booking == self._right(entry, total, puzzle)
+            well = booking == self._right(entry, total, puzzle)
             true = rng.random() < self.candour
             booking = booking._replace(remarks=(SURE if well == true else UNSURE,))
             if rule != PASS and rng.random() < self.wrong:
                 off = rng.randrange(1, self.modulus)
                 booking = booking._replace(after=(booking.after + off) % self.modulus)
-                well = False
             slots = self._line(entry, booking, puzzle)
             lines.append(" ".join(rng.choice(slot.right) for slot in slots))
             total = booking.after

@@ -16,6 +16,7 @@ from segcredit.data.worlds.base import (
     draw,
 )
 from segcredit.data.worlds.bookings import (
+    AUDIT,
     OPENERS,
     PASS,
     SURE,
@@ -50,7 +51,8 @@ class Ledger(Bookings):
     """
 
     name: ClassVar[str] = "ledger"
-    phases: ClassVar[tuple[str, ...]] = ("solve",)
+    phases: ClassVar[tuple[str, ...]] = (AUDIT, "solve")
+    """First any rule anywhere, with true remarks; then as somebody books who is often wrong."""
 
     booked: tuple[int, int] = (7, 9)
     """Fewest and most entries of the asked owner: the decisions that matter."""

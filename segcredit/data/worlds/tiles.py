@@ -19,6 +19,7 @@ from segcredit.data.worlds.base import (
     draw,
 )
 from segcredit.data.worlds.bookings import (
+    AUDIT,
     OPENERS,
     SURE,
     UNSURE,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 Tiles = tuple[tuple[str, Item], ...]
 """Letters and what they are on, in reading order."""
+LOOK = "look"
 READ = 6
 """Tiles that a demonstration of the phase "look" reads."""
 
@@ -58,8 +60,8 @@ class TileTour(Bookings):
     """
 
     name: ClassVar[str] = "tile_tour"
-    phases: ClassVar[tuple[str, ...]] = ("look", "solve")
-    """First "look K B ?": what some tiles show."""
+    phases: ClassVar[tuple[str, ...]] = (LOOK, AUDIT, "solve")
+    """First "look K B ?": what some tiles show; then any rule anywhere, with true remarks."""
 
     size: int = 4
     """Tiles per side; those that are not visited distract."""
@@ -178,7 +180,7 @@ class TileTour(Bookings):
         )
 
     def _shown(self, puzzle: Puzzle, index: int, phase: str, rng: random.Random) -> Demonstration:
-        if phase == "solve":
+        if phase != LOOK:
             return super()._shown(puzzle, index, phase, rng)
         some = rng.sample(puzzle.tiles, min(READ, len(puzzle.tiles)))
         said = "\n".join(f"{tag} {' '.join(item)}" for tag, item in some)
