@@ -20,7 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from small_step import make_state, one_step
+from small_step import add_arguments, make_state, one_step, parse, print_row
+
+WIDTHS = (12, 14, 10, 12, 12, 12, 12)
+PHASES = ("sample", "annotate", "update", "process")
 
 
 def child(given: argparse.Namespace) -> None:
@@ -37,10 +40,7 @@ def child(given: argparse.Namespace) -> None:
     while time.perf_counter() - begun < given.seconds:
         seconds.append(one_step(state))
     took = time.perf_counter() - begun
-    phases = {
-        name: sum(x[name] for x in seconds) / len(seconds)
-        for name in ("sample", "annotate", "update", "process")
-    }
+    phases = {name: sum(x[name] for x in seconds) / len(seconds) for name in PHASES}
     (here / f"found-{given.number}").write_text(json.dumps({"rate": len(seconds) / took, **phases}))
 
 
@@ -65,11 +65,6 @@ def measure(given: argparse.Namespace, copies: int, arguments: list[str]) -> dic
     return {**mean, "rate": sum(x["rate"] for x in found)}
 
 
-def print_row(*cells: object) -> None:
-    widths = (12, 14, 10, 12, 12, 12, 12)
-    print("".join(str(x).rjust(w) for x, w in zip(cells, widths, strict=True)), flush=True)
-
-
 def table(given: argparse.Namespace, name: str, alone: float | None, arguments: list[str]) -> float:
     """Rows of one way to share; returns the rate to which all are compared."""
     for copies in given.copies:
@@ -79,7 +74,8 @@ def table(given: argparse.Namespace, name: str, alone: float | None, arguments: 
             f"{copies} {name}",
             f"{found['rate']:.2f}",
             f"{found['rate'] / alone:.2f}",
-            *(f"{1e3 * found[key]:.0f}" for key in ("sample", "annotate", "update", "process")),
+            *(f"{1e3 * found[key]:.0f}" for key in PHASES),
+            widths=WIDTHS,
         )
     assert alone is not None
     return alone
@@ -90,33 +86,19 @@ def main() -> None:
     parser.add_argument("--copies", type=int, nargs="+", help="1 4 8; with --small 1 2")
     parser.add_argument("--mps", action="store_true", help="measure with NVIDIA's MPS, too")
     parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--small", action="store_true", help="a minute on a CPU")
-    parser.add_argument("--model", default="qwen2")
-    parser.add_argument("--hidden", type=int, default=384)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--dtype", default="bfloat16", help="or float32")
-    parser.add_argument("--algorithm", default="sapo")
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--samples", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--minibatches", type=int, default=4)
-    parser.add_argument("--micro", type=int, default=65536)
-    parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.small:
-        given.hidden, given.layers, given.heads = 64, 2, 4
-        given.rows, given.tokens, given.warmup, given.micro = 16, 24, 1, 1024
-        given.dtype, given.seconds = "float32", 3.0
+    add_arguments(parser, "bfloat16")
+    given = parse(parser)
+    given.seconds = 3.0 if given.small else given.seconds
     given.copies = given.copies or ([1, 2] if given.small else [1, 4, 8])
     if given.meet:
         child(given)
         return
     arguments = [x for x in sys.argv[1:] if x != "--mps"]
     print(f"{given.rows} responses of {given.tokens} tokens, {given.algorithm}, {given.dtype}")
-    print_row("processes", "steps/s", "gain", "sample, ms", "annotate", "update", "CPU, ms")
+    titles = ("processes", "steps/s", "gain", "sample, ms", "annotate", "update", "CPU, ms")
+    print_row(*titles, widths=WIDTHS)
     alone = table(given, "plain", None, arguments)
     service = shutil.which("nvidia-cuda-mps-control")
     if given.mps and service is None:

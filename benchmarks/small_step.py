@@ -163,19 +163,18 @@ def _caller() -> tuple[str, int]:
     return "?", 0
 
 
-def print_row(*cells: object) -> None:
-    widths = (12, 14, 14, 10, 12, 12)
-    print("".join(str(x).rjust(w) for x, w in zip(cells, widths, strict=True)))
+def print_row(*cells: object, widths: tuple[int, ...] = (12, 14, 14, 10, 12, 12)) -> None:
+    print("".join(str(x).rjust(w) for x, w in zip(cells, widths, strict=True)), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser, dtype: str) -> None:
+    """What model, and what it does in a step."""
     parser.add_argument("--small", action="store_true", help="a minute on a CPU")
     parser.add_argument("--model", default="qwen2")
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--dtype", default="float32", help="or bfloat16")
+    parser.add_argument("--dtype", default=dtype, help="float32 or bfloat16")
     parser.add_argument("--algorithm", default="sapo")
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--samples", type=int, default=1)
@@ -183,12 +182,23 @@ def main() -> None:
     parser.add_argument("--minibatches", type=int, default=4)
     parser.add_argument("--micro", type=int, default=65536)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=5)
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was asked for, smaller if it is to be small."""
     given = parser.parse_args()
     if given.small:
-        given.hidden, given.layers, given.heads = 64, 2, 4
-        given.rows, given.tokens, given.warmup, given.repeat = 16, 24, 1, 2
-        given.micro = 1024
+        given.hidden, given.layers, given.heads, given.dtype = 64, 2, 4, "float32"
+        given.rows, given.tokens, given.warmup, given.micro = 16, 24, 1, 1024
+    return given
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser, "float32")
+    parser.add_argument("--repeat", type=int, default=5)
+    given = parse(parser)
+    given.repeat = 2 if given.small else given.repeat
     on_gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if on_gpu else "CPU, so without graphs"
 

@@ -147,6 +147,10 @@ def _filled(folder: Path) -> bool:
     return any(folder.iterdir())
 
 
+POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
+"""The models of a checkpoint, each a folder."""
+
+
 def step_name(step: int) -> str:
     """What files and folders of one step are called: step-000012."""
     if step < 0:

@@ -19,14 +19,13 @@ from segcredit.config import (
     recipe_settings,
 )
 from segcredit.config.recipe import algorithm_of
+from segcredit.runlog.folder import CRITIC, POLICY
 from segcredit.study.definition import Arm, Study
 from segcredit.study.scales import Scale
 
 EQUAL = ("kl", "clip", "gamma")
 """Settings of the base's method that hold for every arm whose method knows them."""
 PAPER = "paper"
-POLICY, CRITIC = "policy", "critic"
-"""Parts of a checkpoint."""
 
 
 def arm_recipe(study: Study, name: str, scale: Scale, overrides: Sequence[str] = ()) -> Recipe:

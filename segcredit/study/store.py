@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from segcredit.config import Recipe
 from segcredit.runlog.atomic import write_json_atomically
-from segcredit.runlog.folder import RunFolder, by_step, step_name
+from segcredit.runlog.folder import CRITIC, POLICY, RunFolder, by_step, step_name
 from segcredit.runlog.lock import Lock
 from segcredit.runlog.manifest import seal
-from segcredit.study.recipes import CRITIC, POLICY, after, pretrains
+from segcredit.study.recipes import after, pretrains
 
 FINISHED = "finished.json"
 """In a run's folder: it went through all its stages, and what nobody needs any more is deleted."""

@@ -105,8 +105,8 @@ class Summary:
 
 def _critic(plan: Plan, run: Planned) -> Path | None:
     """The run in which its critic was pretrained, if that is another one."""
-    shared = run.start is not None and pretrains(run.start.whole)
-    return plan.store.folder(run.start) if shared and run.start is not None else None
+    start = run.start
+    return None if start is None or not pretrains(start.whole) else plan.store.folder(start)
 
 
 def summarise(plan: Plan, failed: Mapping[str, str] | None = None) -> Summary:

@@ -14,7 +14,7 @@ from segcredit.models import Critic, Policy
 from segcredit.models.lora import Lora
 from segcredit.models.packed import set_attention
 from segcredit.runlog import MetricsWriter, RunFolder, delete_after
-from segcredit.runlog.folder import step_name
+from segcredit.runlog.folder import CRITIC, POLICY, REFERENCE, step_name
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy
 from segcredit.train.moments import load_moments, save_part
@@ -27,7 +27,6 @@ from segcredit.train.state import State, freeze
 from segcredit.train.together import Together
 from segcredit.train.tracker import Tracker
 
-POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 ADAPTERS = "adapters"
 """With LoRA: what is trained, in PEFT's format; the policy lies beside it whole, all the same."""
 CPU = torch.device("cpu")

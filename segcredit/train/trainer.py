@@ -16,12 +16,13 @@ from segcredit.runlog import (
     read_run,
 )
 from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+from segcredit.runlog.folder import POLICY
 from segcredit.train import checkpoint
 from segcredit.train.build import Plan, build, load_policy, make_plan
 from segcredit.train.loop import Loop
 from segcredit.train.observe import Observer, Silent
 from segcredit.train.parallel import Parallel
-from segcredit.train.saving import POLICY, forget_after, restore
+from segcredit.train.saving import forget_after, restore
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
 
