@@ -236,6 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=float, default=540, help="seconds that each may take")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind then
     given.prompts = given.prompts or (8 if given.small else 512)
     given.tokens = given.tokens or (16 if given.small else 1024)
     vision = given.what == "real"

@@ -7,12 +7,15 @@ from transformers import PreTrainedModel
 from segcredit.config import Recipe
 from segcredit.models.compiled import compile_layers
 from segcredit.models.lora import VARIANTS, Lora
+from segcredit.models.norms import fuse_norms
 from segcredit.models.recompute import recompute_activations
 from segcredit.train.state import freeze
 
 
 def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
-    """Freeze, compile, recompute: as the recipe says."""
+    """Freeze, compile, recompute: as the recipe says. On a GPU, norms are one kernel each."""
+    if model.device.type == "cuda":
+        fuse_norms(model)
     if recipe.model.freeze_vision:
         freeze_vision(model)
     if recipe.model.compile:
