@@ -1,7 +1,7 @@
 """Parts of the objective: surrogates, reductions, the critic's loss, KL and further terms."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -246,7 +246,9 @@ class BoundaryMSE:
     def _read(self, credit: Credit) -> tuple[Segments, ValueAt]:
         """Units at which V is read."""
         if self.everywhere:
-            return tokens(credit.segments.token_mask), "start"
+            mask = credit.segments.token_mask
+            # as wide as the batch: a micro-batch may lack the longest response
+            return replace(tokens(mask), width=mask.shape[1]), "start"
         return credit.segments, credit.value_at
 
     def shares(self, credit: Credit, micro_batch: Int[Tensor, " B"] | None) -> Float[Tensor, "B M"]:

@@ -287,7 +287,11 @@ class PretrainCritic(Settings):
     """Rollout batches."""
     lr: Number | None = Field(None, gt=0)
     """None: optimizer.critic_lr."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Falling to 0: V forgets the noise of single outcomes, which a constant rate keeps."""
     epochs: Whole = Field(1, ge=1)
+    prompts: Whole | None = Field(None, ge=1)
+    """Of a batch. None: rollout.prompts."""
 
 
 class Optimize(Settings):

@@ -120,9 +120,9 @@ def step_of(state: State, stage: AnyStage) -> tuple[dict[str, float], Stepped | 
     return stepped.metrics, stepped
 
 
-def next_prompts(state: State) -> list[Prompt]:
+def next_prompts(state: State, count: int | None = None) -> list[Prompt]:
     """The prompts of this step: the next of the source, or those the tracker finds worth it."""
-    count = state.recipe.rollout.prompts
+    count = count or state.recipe.rollout.prompts
     if state.tracker is not None:
         assert isinstance(state.train, Listed)
         drawn = state.tracker.draw(count, generator(state.seed, "tracked prompts", state.step))
@@ -132,11 +132,11 @@ def next_prompts(state: State) -> list[Prompt]:
     return prompts
 
 
-def _pretraining_prompts(state: State) -> list[Prompt]:
+def _pretraining_prompts(state: State, stage: PretrainCritic) -> list[Prompt]:
     """Of a world, others than any run optimises on: the critic may come from another run."""
     if not isinstance(state.train, Generated):
-        return next_prompts(state)
-    count = state.recipe.rollout.prompts
+        return next_prompts(state, stage.prompts)
+    count = stage.prompts or state.recipe.rollout.prompts
     return state.train.take(APART + state.stage_step * count, count)
 
 
@@ -167,7 +167,12 @@ def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
         raise ValueError(f"this method has no critic to pretrain: {state.algorithm!r}")
     algorithm = state.algorithm.returns_only()
     collected = collect(
-        state, _pretraining_prompts(state), algorithm.needs, log, "pretrain critic", state.step
+        state,
+        _pretraining_prompts(state, stage),
+        algorithm.needs,
+        log,
+        "pretrain critic",
+        state.step,
     )
     log.add(describe_rewards(collected))
     with log.time("credit"):
@@ -182,6 +187,7 @@ def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
             "pretrain critic",
             state.step,
             epochs=stage.epochs,
+            factor=rate(state.stage_step, stage.steps, stage.schedule),
             critic_only=True,
         )
     log.add({"tokens_per_second": float(batch.rollouts.mask.sum()) / log.seconds})

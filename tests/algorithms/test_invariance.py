@@ -1,5 +1,7 @@
 """What must not matter, for every method: layout, garbage, holes, row order, micro-batches."""
 
+from functools import partial
+
 import pytest
 import torch
 from batches import Story, fake_monte_carlo, story
@@ -7,8 +9,8 @@ from batches import Story, fake_monte_carlo, story
 from segcredit.algorithms import ALGORITHMS
 from segcredit.types import Algorithm, Batch, Outputs, Rollouts
 
-NAMES = list(ALGORITHMS)
-every_method = pytest.mark.parametrize("name", NAMES)
+METHODS = ALGORITHMS | {"sapo everywhere": partial(ALGORITHMS["sapo"], value_everywhere=True)}
+every_method = pytest.mark.parametrize("name", METHODS)
 TIGHT = {"rtol": 0, "atol": 1e-11}
 
 
@@ -33,7 +35,7 @@ def run(
     name: str, rollouts: Rollouts, told: Story
 ) -> tuple[float, list[list[float]], list[list[float]]]:
     """Loss, and gradients on the mask as lists, so that layouts can be compared."""
-    algorithm = ALGORITHMS[name]()
+    algorithm = METHODS[name]()
     batch = algorithm.minibatch(prepared(algorithm, rollouts))
     outputs = outputs_for(batch, told)
     loss = algorithm.loss(outputs, batch)
@@ -92,7 +94,7 @@ def test_row_order_does_not_matter(name: str) -> None:
 @pytest.mark.parametrize("cuts", [2, 3])
 def test_micro_batches_do_not_matter(name: str, cuts: int) -> None:
     told = story(seed=7)
-    algorithm = ALGORITHMS[name]()
+    algorithm = METHODS[name]()
     whole = prepared(algorithm, told.lay_out(4, holes=True)[0])
     items = torch.arange(len(whole.rollouts)).view(-1, whole.rows_per_item)
     micro = torch.zeros(len(whole.rollouts), dtype=torch.long)
@@ -150,7 +152,7 @@ def test_float32_is_close_to_float64(name: str) -> None:
                     for column in ("logp_old", "reward", "entropy", "value", "logp_ref", "baseline")
                 }
             )
-        algorithm = ALGORITHMS[name]()
+        algorithm = METHODS[name]()
         batch = algorithm.minibatch(prepared(algorithm, rollouts))
         logp = (batch.rollouts.logp_old - 0.125).to(dtype).requires_grad_()
         value = (batch.rollouts.value + 0.25).to(dtype).requires_grad_()
@@ -167,7 +169,7 @@ def test_needs_are_exactly_what_is_read(name: str) -> None:
     """With the needed columns alone it runs; without any one of them it says which is missing."""
     told = story(seed=10)
     rollouts, _ = told.lay_out(0, holes=True)
-    algorithm = ALGORITHMS[name]()
+    algorithm = METHODS[name]()
     optional = ("entropy", "value", "logp_ref", "pieces", "baseline", "parent")
     lean = rollouts.replace(**{c: None for c in optional if c not in algorithm.needs})
 
@@ -184,7 +186,7 @@ def test_needs_are_exactly_what_is_read(name: str) -> None:
 
 @every_method
 def test_repr_is_a_record(name: str) -> None:
-    algorithm = ALGORITHMS[name]()
-    assert algorithm == ALGORITHMS[name]()
+    algorithm = METHODS[name]()
+    assert algorithm == METHODS[name]()
     assert isinstance(algorithm, Algorithm)
     assert " at 0x" not in repr(algorithm)

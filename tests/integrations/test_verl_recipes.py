@@ -33,6 +33,11 @@ def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     for setting in ("value_at=end", "whiten=true", "clamp=5", "value_everywhere=true"):
         with pytest.raises(ValueError, match=r"cannot be said to verl: remove it"):
             translate(load_recipe(RECIPE, [f"algorithm.{setting}"]), tmp_path)
+    for name, value in (("epochs", 2), ("prompts", 64), ("schedule", "linear")):
+        first = f"{{kind: pretrain_critic, steps: 2, {name}: {value}}}"
+        stages = f"stages=[{first}, {{kind: optimize, steps: 2}}]"
+        with pytest.raises(ValueError, match=rf"verl pretrains a critic .*the stage's {name}"):
+            translate(load_recipe(RECIPE, [stages]), tmp_path)
     with pytest.raises(ValueError, match=r"algorithm\.partition: .* cannot be cut by its values"):
         translate(load_recipe(RECIPE, ["algorithm.partition=value"]), tmp_path)
     with pytest.raises(ValueError, match="128 responses does not split over 7 GPUs"):

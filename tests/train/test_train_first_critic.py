@@ -87,6 +87,29 @@ def test_it_was_trained_on_prompts_of_its_own(saved: Path, monkeypatch: pytest.M
     assert not asked["pretrain_critic"] & asked["optimize"]
 
 
+def test_its_batches_and_its_rate_are_the_stages_own(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def note(state: State, prompts: list[Prompt], *others: Any, **settings: Any) -> Collected:
+        drawn.append(len(prompts))
+        return collect(state, prompts, *others, **settings)
+
+    monkeypatch.setattr(stages, "collect", note)
+    shown = {"kind": "pretrain_critic", "steps": 4, "lr": 1e-3, "schedule": "linear", "prompts": 5}
+    state = build(make_plan(parse_recipe(rest(saved, stages=[shown]))))
+    (stage,) = state.recipe.stages
+    enter(state, stage)
+    rates = []
+    for _ in range(stage.steps):
+        metrics, _ = step_of(state, stage)
+        rates.append(metrics["critic/lr"])
+        state.stage_step += 1
+    assert drawn == [5] * 4
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+
+
 def test_a_head_that_was_cut_off_is_told_before_a_model_loads(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "critic", tmp_path / "critic")
     head = tmp_path / "critic" / "value_head.safetensors"

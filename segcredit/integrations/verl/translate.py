@@ -96,8 +96,8 @@ def _problems(recipe: Recipe, machines: Machines) -> list[str]:
     for stage in recipe.stages:
         if not isinstance(stage, PretrainCritic | Optimize):
             found.append(f"verl has no {stage.kind} stage: do it with segcredit train first")
-        elif isinstance(stage, PretrainCritic) and stage.epochs != 1:
-            found.append("verl pretrains a critic one epoch per batch: set the stage's epochs to 1")
+        elif isinstance(stage, PretrainCritic):
+            found += _pretraining_problems(stage, recipe)
     kinds = [stage.kind for stage in recipe.stages]
     if kinds not in (["optimize"], ["pretrain_critic", "optimize"]):
         found.append(
@@ -126,6 +126,20 @@ def _problems(recipe: Recipe, machines: Machines) -> list[str]:
         found += _untold(name, recipe.make_algorithm())
     if recipe.optimizer.schedule == "linear":
         found.append("verl has no linear schedule: set optimizer.schedule to constant or cosine")
+    return found
+
+
+def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
+    """verl's steps before the first update of the actor are steps like any other."""
+    found = []
+    if stage.epochs != 1:
+        found.append("verl pretrains a critic one epoch per batch: set the stage's epochs to 1")
+    if stage.prompts not in (None, recipe.rollout.prompts):
+        found.append(
+            "verl pretrains a critic on rollout.prompts a batch: remove the stage's prompts"
+        )
+    if stage.schedule != "constant":
+        found.append("verl pretrains a critic at a constant rate: remove the stage's schedule")
     return found
 
 
