@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
-from segcredit.data.worlds.bookings import Bookings
+from segcredit.data.worlds.bookings import SURE, UNSURE, Bookings
 from segcredit.study.recipes import after
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Collected, collect
@@ -204,6 +204,7 @@ class Laboratory:
             "decisions": statistics.fmean(decisions),
             "by errors": by_number,
             "first error at a decision": at.count("decision") / max(1, len(at)),
+            "doubted": self._remarks(collected),
         }
 
     def _kind_at(self, text: str, place: int) -> str:
@@ -309,26 +310,45 @@ class Laboratory:
         self.seconds["measure critic"] = time.perf_counter() - begun
 
     def _jumps(self, collected: Collected) -> dict[str, float]:
-        """Mean change of V over the first wrong decision, and over the right ones before it."""
+        """Mean change of V over decisions up to the first wrong one, in traps and elsewhere.
+
+        A critic that knows the handbook gives up at a wrong decision where a right one was to be
+        expected, and takes heart at a right one in a trap.
+        """
         rollouts, codec = collected.rollouts, self.state.policy.codec
         assert rollouts.value is not None
-        right, wrong = [], []
+        found: dict[str, list[float]] = {}
         for row, response in enumerate(collected.responses):
+            entries = self.world.read(response.prompt).entries
             first = self.world.first_error(response.prompt, response.text)
             marks = {x.start for x in self.world.marks(response.text) if x.kind == "decision"}
             pieces = codec.pieces(rollouts.tokens[row][rollouts.mask[row]].tolist())
             value = rollouts.value[row].tolist()
             place = 0
             for token, piece in enumerate(pieces[:-2]):
-                if place in marks and (first is None or place <= first):
+                line = response.text.count("\n", 0, place)
+                known = place in marks and line < len(entries)
+                if known and (first is None or place <= first):
+                    trap = self.world.guideline(entries[line].context).rate < 0.5
+                    name = f"{'wrong' if place == first else 'right'}{' in a trap' if trap else ''}"
                     # V of the prefix before the next token but one: the decision has been read
-                    change = value[token + 2] - value[token]
-                    (wrong if place == first else right).append(change)
+                    found.setdefault(name, []).append(value[token + 2] - value[token])
                 place += len(piece)
-        return {
-            "right": statistics.fmean(right or [0]),
-            "first wrong": statistics.fmean(wrong or [0]),
-        }
+        return {name: statistics.fmean(x) for name, x in sorted(found.items())}
+
+    def _remarks(self, collected: Collected) -> dict[str, float]:
+        """How often a line is doubted: if it is wrong, and if it is not."""
+        doubts: dict[str, list[bool]] = {"of wrong lines": [], "of right lines": []}
+        for response in collected.responses:
+            errors = self.world.errors(response.prompt, response.text)
+            end = 0
+            for line in response.text.split("\n"):
+                begin, end = end, end + len(line) + 1
+                words = line.split()
+                if SURE in words or UNSURE in words:
+                    wrong = any(begin <= x < end for x in errors)
+                    doubts[f"of {'wrong' if wrong else 'right'} lines"].append(UNSURE in words)
+        return {name: statistics.fmean(x or [0]) for name, x in doubts.items()}
 
 
 def oracle_share(outcomes: torch.Tensor) -> float:

@@ -80,16 +80,21 @@ class Place:
         }
         return found | (self._cpu() if self.small else self._gpu())
 
-    def _cpu(self) -> Settings:
+    def _uncompiled(self) -> Settings:
         engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
+        return {f"{key}.use_torch_compile": False for key in (ACTOR, REF, *engines)}
+
+    def _cpu(self) -> Settings:
         return {
-            **{f"{key}.use_torch_compile": False for key in (ACTOR, REF, *engines)},
+            **self._uncompiled(),
             "reward.reward_model.rollout.name": "hf",
             "trainer.device": "cpu",
         }
 
     def _gpu(self) -> Settings:
         return {
+            # all that verl compiles is the entropy, anew for each number of its chunks
+            **self._uncompiled(),
             f"{ROLLOUT}.gpu_memory_utilization": self.memory,
             f"{ROLLOUT}.max_num_seqs": 512,
             f"{REF}.fsdp_config.model_dtype": "bf16",  # it is only read

@@ -79,6 +79,8 @@ class Booking(NamedTuple):
     after: int
     remarks: tuple[str, ...] = (SURE, UNSURE)
     """Of these one is made."""
+    openers: tuple[str, ...] = OPENERS
+    """With one of these the line opens."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,12 @@ class Bookings(World):
     """Share of right rules in the demonstrations, elsewhere."""
     wrong: float = 0.004
     """Share of the demonstrations' lines with a wrong total."""
-    candour: float = 0.95
+    candour: float = 0.98
     """Share of the demonstrations' remarks that are true: "sure" of a line that is right so far,
     "hm" of one that is not. Who predicts them knows the handbook; 0.5: they say nothing."""
     openers: int = 6
-    """Words with which a line may open: they mean nothing."""
+    """Words with which a line may open: demonstrations take one of the first half, and once a line
+    was doubted ("hm"), one of the others. The total does not depend on them."""
     verbs: int = 4
     """Words for what becomes of an amount: they mean the same."""
     seed: int = 0
@@ -242,20 +245,20 @@ class Bookings(World):
 
     def _audit(self, puzzle: Puzzle, rng: random.Random) -> str:
         """Any rule anywhere, and of each the truth: what is right is known, though not done."""
-        total, lines = 0, list[str]()
+        total, doubted, lines = 0, False, list[str]()
         for entry in puzzle.entries:
             booking = right = self._right(entry, total, puzzle)
             if right.rule != PASS:
                 booking = self._booking(entry, entry.context, rng.choice(self._rules), total)
-            booking = booking._replace(remarks=(SURE if booking == right else UNSURE,))
+            booking = self._remarked(booking, booking == right, doubted)
             slots = self._line(entry, booking, puzzle)
             lines.append(" ".join(rng.choice(slot.right) for slot in slots))
-            total = booking.after
+            total, doubted = booking.after, doubted or _is_doubted(booking)
         return response(lines, total)
 
     def _attempt(self, puzzle: Puzzle, rng: random.Random) -> str:
         """The chain as somebody writes it who believes some wrong rules."""
-        total, lines = 0, list[str]()
+        total, doubted, lines = 0, False, list[str]()
         for entry in puzzle.entries:
             seen, rule = self._see(entry, rng), PASS
             if self._books(entry, puzzle, rng):
@@ -264,14 +267,21 @@ class Bookings(World):
             booking = self._booking(entry, seen, rule, total)
             well = booking == self._right(entry, total, puzzle)
             true = rng.random() < self.candour
-            booking = booking._replace(remarks=(SURE if well == true else UNSURE,))
+            booking = self._remarked(booking, well == true, doubted)
             if rule != PASS and rng.random() < self.wrong:
                 off = rng.randrange(1, self.modulus)
                 booking = booking._replace(after=(booking.after + off) % self.modulus)
             slots = self._line(entry, booking, puzzle)
             lines.append(" ".join(rng.choice(slot.right) for slot in slots))
-            total = booking.after
+            total, doubted = booking.after, doubted or _is_doubted(booking)
         return response(lines, total)
+
+    def _remarked(self, booking: Booking, sure: bool, doubted: bool) -> Booking:
+        """With what is thought of the line, and of those before it."""
+        words = OPENERS[: self.openers]
+        half = (len(words) + 1) // 2
+        openers = (words[half:] or words) if doubted else words[:half]
+        return booking._replace(remarks=(SURE if sure else UNSURE,), openers=openers)
 
     def _booking(self, entry: Entry, seen: Context, rule: str, before: int) -> Booking:
         added = 0 if rule == PASS else effect(rule, entry.amount, self.modulus)
@@ -294,7 +304,7 @@ class Bookings(World):
     def _line(self, entry: Entry, booking: Booking, puzzle: Puzzle) -> list[Slot]:
         """The words of a line, given its decisions."""
         begun = [
-            Slot(OPENERS[: self.openers], "style"),
+            Slot(tuple(x for x in booking.openers if x in OPENERS[: self.openers]), "style"),
             *self._head(entry, booking.seen),
             Slot((booking.rule,), "decision"),
         ]
@@ -337,3 +347,8 @@ class Bookings(World):
 def response(lines: Sequence[str], total: int) -> str:
     """The whole chain of thought, with the answer in its box."""
     return "\n".join([*lines, f"{BOX_OPENS}{total}{BOX_CLOSES}"])
+
+
+def _is_doubted(booking: Booking) -> bool:
+    """Whether the line says so; one that books nothing has no remark."""
+    return booking.rule != PASS and booking.remarks == (UNSURE,)
