@@ -168,6 +168,26 @@ def test_an_audit_tries_every_rule_and_tells_the_truth(world: Bookings) -> None:
         assert len(world.errors(x.prompt, x.response)) == wrong
 
 
+@each_world
+@pytest.mark.parametrize("phase", ["audit", "solve"])
+def test_openers_remember_doubts(world: Bookings, phase: str) -> None:
+    """And nothing depends on them: any of them is right anywhere."""
+    words = OPENERS[: world.openers]
+    half = (len(words) + 1) // 2
+    calm, worried = words[:half], words[half:] or words
+    for number in range(40):
+        shown = world.demonstration(number, phase)
+        *lines, box = shown.response.split("\n")
+        doubted, other = False, []
+        for line in lines:
+            opener, rest = line.split(" ", 1)
+            assert opener in (worried if doubted else calm)
+            doubted |= " hm " in line
+            other.append(f"{random.Random(number).choice(words)} {rest}")
+        errors = world.errors(shown.prompt, shown.response)
+        assert len(world.errors(shown.prompt, "\n".join([*other, box]))) == len(errors)
+
+
 def test_demonstrations_are_right_as_often_as_configured() -> None:
     world = Ledger(wrong=0.0, stray=0.0, skipped=0.0, traps=0.25, trap_right=0.3, plain_right=0.9)
     tried, right = Counter[bool](), Counter[bool]()
