@@ -55,6 +55,7 @@ COMMON = [
     "data.settings.openers=3",
     "data.settings.verbs=2",
     "data.settings.plain_right=0.95",
+    "data.settings.trap_right=0.15",
     "optimizer.critic_lr=5.0e-4",
 ]
 SMALL = {
@@ -64,13 +65,10 @@ SMALL = {
         "data.settings.foreign=[0, 1]",
         "data.settings.kinds=5",
         "data.settings.regions=4",
-        "stages.0.steps=200",
+        "stages.0.steps=600",
         "stages.0.batch=32",
         "stages.0.lr=3.0e-3",
         "stages.0.warmup_steps=30",
-        "stages.1.steps=350",
-        "stages.1.batch=32",
-        "stages.1.lr=3.0e-3",
     ],
     "tile_tour": [
         *COMMON,
@@ -82,12 +80,9 @@ SMALL = {
         "stages.0.steps=500",
         "stages.0.batch=32",
         "stages.0.lr=2.0e-3",
-        "stages.1.steps=200",
+        "stages.1.steps=800",
         "stages.1.batch=32",
         "stages.1.lr=2.0e-3",
-        "stages.2.steps=500",
-        "stages.2.batch=32",
-        "stages.2.lr=2.0e-3",
     ],
 }
 """The recipes on one CPU core: shorter chains, fewer contexts, a model of 0.3 M parameters."""

@@ -59,7 +59,7 @@ def _text(sizes: Sizes) -> dict[str, Any]:
         "intermediate_size": 3 * sizes.hidden,
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads or max(1, sizes.heads // 2),
+        "num_key_value_heads": sizes.kv_heads or sizes.heads // (1 if sizes.heads % 2 else 2),
         "max_position_embeddings": 4096,
         "initializer_range": sizes.spread,
         "tie_word_embeddings": False,

@@ -168,6 +168,16 @@ def test_an_audit_tries_every_rule_and_tells_the_truth(world: Bookings) -> None:
         assert len(world.errors(x.prompt, x.response)) == wrong
 
 
+@pytest.mark.parametrize("world", [Ledger(), TileTour()], ids=lambda x: x.name)
+def test_audits_and_attempts_take_turns_and_are_asked_for(world: Bookings) -> None:
+    for number in range(6):
+        shown = world.demonstration(number, "both")
+        words = shown.prompt.messages[0]["content"].split()
+        assert [x for x in words if x in ("audit", "total")] == ["audit" if number % 2 else "total"]
+        assert world.read(shown.prompt).asks == ("audit" if number % 2 else "total")
+    assert all(world.read(x).asks == "total" for x in world.prompts("train", 0, 6))
+
+
 @each_world
 @pytest.mark.parametrize("phase", ["audit", "solve"])
 def test_openers_remember_doubts(world: Bookings, phase: str) -> None:

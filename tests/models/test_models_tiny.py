@@ -34,10 +34,11 @@ def test_the_class_is_that_of_the_large_one(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_sizes(name: str) -> None:
     tokenizer = world(name).tokenizer()
-    for hidden, heads, layers in [(32, 4, 1), (96, 4, 2), (48, 2, 3), (16, 1, 1)]:
+    for hidden, heads, layers in [(32, 4, 1), (96, 4, 2), (48, 2, 3), (24, 3, 1), (16, 1, 1)]:
         text = tiny_config(name, tokenizer, hidden, layers, heads).get_text_config()
         assert (text.hidden_size, text.num_hidden_layers) == (hidden, layers)
         assert text.vocab_size == len(tokenizer)
+        assert heads % text.num_key_value_heads == 0
         section = text.rope_parameters.get("mrope_section")
         assert section is None or (sum(section) == hidden // heads // 2 and min(section) > 0)
 

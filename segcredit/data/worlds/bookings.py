@@ -44,8 +44,11 @@ OPENERS = ("so", "now", "next", "then", "well", "here")
 VERBS = ("becomes", "gives", "makes", "counts")
 SURE, UNSURE = "sure", "hm"
 """What is remarked of a line; the total does not depend on it."""
-AUDIT = "audit"
-"""The phase in which demonstrations try every rule and say what is right."""
+AUDIT, TOTAL = "audit", "total"
+"""What a question asks for: any rules, each with the truth about it, or the right total."""
+BOTH = "both"
+"""The phase in which demonstrations of the two take turns: what is right is known beside what is
+done, and neither is forgotten over the other."""
 
 
 class Entry(NamedTuple):
@@ -65,6 +68,7 @@ class Puzzle(NamedTuple):
     entries: tuple[Entry, ...]
     owner: str = ""
     """Whose entries count."""
+    asks: str = TOTAL
     tiles: tuple[tuple[str, Item], ...] = ()
     """What a picture shows, in reading order."""
 
@@ -240,7 +244,9 @@ class Bookings(World):
         return style | dict.fromkeys((*self._rules, PASS), "decision")  # type: ignore[return-value]
 
     def _shown(self, puzzle: Puzzle, index: int, phase: str, rng: random.Random) -> Demonstration:
-        write = self._audit if phase == AUDIT else self._attempt
+        if phase == AUDIT or (phase == BOTH and index % 2):
+            puzzle = puzzle._replace(asks=AUDIT)
+        write = self._audit if puzzle.asks == AUDIT else self._attempt
         return Demonstration(self._prompt(puzzle, "train", index), write(puzzle, rng))
 
     def _audit(self, puzzle: Puzzle, rng: random.Random) -> str:

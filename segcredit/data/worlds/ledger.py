@@ -17,9 +17,11 @@ from segcredit.data.worlds.base import (
 )
 from segcredit.data.worlds.bookings import (
     AUDIT,
+    BOTH,
     OPENERS,
     PASS,
     SURE,
+    TOTAL,
     UNSURE,
     VERBS,
     Bookings,
@@ -51,8 +53,8 @@ class Ledger(Bookings):
     """
 
     name: ClassVar[str] = "ledger"
-    phases: ClassVar[tuple[str, ...]] = (AUDIT, "solve")
-    """First any rule anywhere, with true remarks; then as somebody books who is often wrong."""
+    phases: ClassVar[tuple[str, ...]] = (AUDIT, BOTH, "solve")
+    """Any rule anywhere with true remarks ("audit bob ?"), and as one books who is often wrong."""
 
     booked: tuple[int, int] = (7, 9)
     """Fewest and most entries of the asked owner: the decisions that matter."""
@@ -81,7 +83,7 @@ class Ledger(Bookings):
         numbers = [str(n) for n in range(max(self.modulus, self._longest + 1))]
         signs = [":", ",", ";", "+", "="]
         style = [*OPENERS[: self.openers], *VERBS[: self.verbs], SURE, UNSURE]
-        words = [*style, *self._rules, PASS, "total"]
+        words = [*style, *self._rules, PASS, TOTAL, AUDIT]
         kinds, regions = self._contexts
         spaced = [*kinds, *regions, *OWNERS, *words, *signs, *numbers]
         # all carry the space behind them; a number stands in the box without, a ";" at a line's end
@@ -90,7 +92,7 @@ class Ledger(Bookings):
     def read(self, prompt: Prompt) -> Puzzle:
         text = prompt.messages[-1]["content"]
         *stated, last = text.split(" ; ")
-        asked = re.fullmatch(r"total (\w+) \?", last)
+        asked = re.fullmatch(rf"({TOTAL}|{AUDIT}) (\w+) \?", last)
         entries = [found.groups() for x in stated if (found := _ENTRY.fullmatch(x))]
         if asked is None or not entries or len(entries) != len(stated):
             raise ValueError(
@@ -98,7 +100,7 @@ class Ledger(Bookings):
                 f"{text!r}. Pass what world.prompt(split, index) returned."
             )
         made = [Entry(n, (kind, region), int(x), whose) for n, kind, region, x, whose in entries]
-        return Puzzle(tuple(made), asked[1])
+        return Puzzle(tuple(made), asked[2], asked[1])
 
     @property
     def _longest(self) -> int:
@@ -162,4 +164,4 @@ _ENTRY = re.compile(r"(\d+) (\w) (\w) (\d+) (\w+)")
 def question(puzzle: Puzzle) -> str:
     """The puzzle as it is asked."""
     entries = [f"{x.place} {' '.join(x.context)} {x.amount} {x.owner}" for x in puzzle.entries]
-    return " ; ".join([*entries, f"total {puzzle.owner} ?"])
+    return " ; ".join([*entries, f"{puzzle.asks} {puzzle.owner} ?"])

@@ -20,8 +20,10 @@ from segcredit.data.worlds.base import (
 )
 from segcredit.data.worlds.bookings import (
     AUDIT,
+    BOTH,
     OPENERS,
     SURE,
+    TOTAL,
     UNSURE,
     VERBS,
     Bookings,
@@ -60,8 +62,8 @@ class TileTour(Bookings):
     """
 
     name: ClassVar[str] = "tile_tour"
-    phases: ClassVar[tuple[str, ...]] = (LOOK, AUDIT, "solve")
-    """First "look K B ?": what some tiles show; then any rule anywhere, with true remarks."""
+    phases: ClassVar[tuple[str, ...]] = (LOOK, AUDIT, BOTH, "solve")
+    """First "look K B ?": what some tiles show; "audit ?": any rule anywhere, with true remarks."""
 
     size: int = 4
     """Tiles per side; those that are not visited distract."""
@@ -103,7 +105,7 @@ class TileTour(Bookings):
         shapes = SHAPES[: self.shapes]
         seen = [*list(COLOURS)[: self.colours], *shapes]
         style = [*OPENERS[: self.openers], *VERBS[: self.verbs]]
-        words = [*style, *self._rules, SURE, UNSURE, "total", "look"]
+        words = [*style, *self._rules, SURE, UNSURE, TOTAL, AUDIT, "look"]
         signs = [":", ",", ";", "+", "="]
         spaced = [*self._tags, *ascii_lowercase[: self.codes], *seen, *words, *signs, *numbers]
         # all carry the space behind them; a number stands in the box without, a ";" at a line's end
@@ -115,14 +117,15 @@ class TileTour(Bookings):
         visits = [found.groups() for x in stated if (found := _VISIT.fullmatch(x))]
         shown = dict(prompt.columns.get("tiles", ()))
         known = bool(visits) and all(tag in shown for _, _, tag in visits)
-        if last != "total ?" or len(visits) != len(stated) or not known:
+        asked = last.removesuffix(" ?")
+        if asked not in (TOTAL, AUDIT) or len(visits) != len(stated) or not known:
             raise ValueError(
                 f"the oracle answers this world's own questions; got prompt {prompt.id!r}: "
                 f"{text!r}. Pass what world.prompt(split, index) returned."
             )
         entries = [Entry(tag, (shown[tag], code), int(amount)) for code, amount, tag in visits]
         tiles = [(tag, _item(words)) for tag, words in shown.items()]
-        return Puzzle(tuple(entries), tiles=tuple(tiles))
+        return Puzzle(tuple(entries), asks=asked, tiles=tuple(tiles))
 
     @cached_property
     def _tags(self) -> str:
@@ -216,7 +219,7 @@ _VISIT = re.compile(r"(\w) (\d+) (\w)")
 def question(puzzle: Puzzle) -> str:
     """The puzzle as it is asked."""
     visits = [f"{x.context[1]} {x.amount} {x.place}" for x in puzzle.entries]
-    return " ; ".join([*visits, "total ?"])
+    return " ; ".join([*visits, f"{puzzle.asks} ?"])
 
 
 def _item(words: str) -> Item:
