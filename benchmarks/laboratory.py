@@ -2,8 +2,8 @@
 
     python benchmarks/laboratory.py mini/text --small          # a CPU, some minutes
     python benchmarks/laboratory.py mini/text                  # one GPU, in full
-    python benchmarks/laboratory.py mini/vision --optimize 100 algorithm.lam=0.95
-    python benchmarks/laboratory.py mini/text --start RUN/checkpoints/step-000060
+    python benchmarks/laboratory.py mini/vision --optimize 60 algorithm.lam=0.95
+    python benchmarks/laboratory.py mini/text --start RUN/checkpoints/step-000050
 
 Runs the recipe's warm start, samples held-out prompts, continues them from the boundaries of steps
 many times (the oracle's V), pretrains the critic, and prints a table of properties. `--optimize N`
@@ -30,6 +30,7 @@ import torch
 
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
 from segcredit.data.worlds.bookings import SURE, UNSURE, Bookings
+from segcredit.data.worlds.handbook import RULES
 from segcredit.study.recipes import after
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Collected, collect
@@ -301,11 +302,11 @@ class Laboratory:
             )
             for number, share in enumerate(FRACTIONS)
         }
-        self.found["V over a decision"] = self._jumps(collected)
+        self.found["V over a rule"] = self._jumps(collected)
         self.seconds["measure critic"] = time.perf_counter() - begun
 
     def _jumps(self, collected: Collected) -> dict[str, float]:
-        """Mean change of V over decisions up to the first wrong one, in traps and elsewhere.
+        """Mean change of V over rules up to the first wrong word, in traps and elsewhere.
 
         A critic that knows the handbook gives up at a wrong decision where a right one was to be
         expected, and takes heart at a right one in a trap.
@@ -314,17 +315,17 @@ class Laboratory:
         assert rollouts.value is not None
         found: dict[str, list[float]] = {}
         for row, response in enumerate(collected.responses):
-            entries = self.world.read(response.prompt).entries
+            puzzle = self.world.read(response.prompt)
+            own = [x if x.owner == puzzle.owner else None for x in puzzle.entries]
             first = self.world.first_error(response.prompt, response.text)
-            marks = {x.start for x in self.world.marks(response.text) if x.kind == "decision"}
             pieces = codec.pieces(rollouts.tokens[row][rollouts.mask[row]].tolist())
             value = rollouts.value[row].tolist()
             place = 0
             for token, piece in enumerate(pieces[:-2]):
                 line = response.text.count("\n", 0, place)
-                known = place in marks and line < len(entries)
-                if known and (first is None or place <= first):
-                    trap = self.world.guideline(entries[line].context).rate < 0.5
+                entry = own[line] if line < len(own) and piece.strip() in RULES else None
+                if entry is not None and (first is None or place <= first):
+                    trap = self.world.guideline(entry.context).rate < 0.5
                     name = f"{'wrong' if place == first else 'right'}{' in a trap' if trap else ''}"
                     # V of the prefix before the next token but one: the decision has been read
                     found.setdefault(name, []).append(value[token + 2] - value[token])

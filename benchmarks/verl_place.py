@@ -93,7 +93,7 @@ class Place:
 
     def _gpu(self) -> Settings:
         return {
-            # all that verl compiles is the entropy, anew for each number of its chunks
+            # verl compiles the entropy alone; in chunks, anew for every number of tokens
             **self._uncompiled(),
             f"{ROLLOUT}.gpu_memory_utilization": self.memory,
             f"{ROLLOUT}.max_num_seqs": 512,

@@ -19,6 +19,13 @@ def check_arithmetic(recipe: "Recipe") -> None:
             f"update.minibatches is {recipe.update.minibatches}, but a step has only {rows} "
             f"responses (rollout.prompts × rollout.samples)"
         )
+    for number, stage in enumerate(recipe.stages):
+        asked = getattr(stage, "prompts", None)
+        if asked is not None and asked * recipe.rollout.samples < recipe.update.minibatches:
+            problems.append(
+                f"stages.{number}.prompts is {asked}, too few for update.minibatches "
+                f"{recipe.update.minibatches}"
+            )
     algorithm = recipe.make_algorithm()
     name = recipe.algorithm if isinstance(recipe.algorithm, str) else recipe.algorithm["name"]
     if name in GROUP_METHODS and recipe.rollout.samples < 2:

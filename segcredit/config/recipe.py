@@ -66,7 +66,7 @@ class ModelSettings(Settings):
     heads: Whole = Field(4, ge=1)
     """Attention heads of a tiny model."""
     kv_heads: Whole | None = Field(None, ge=1)
-    """Heads of keys and values of a tiny model; None: half as many."""
+    """Heads of keys and values of a tiny model; None: half as many, as many if odd."""
     vision_layers: Whole = Field(1, ge=1)
     """Depth of a tiny model's vision tower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -291,7 +291,7 @@ class PretrainCritic(Settings):
     """Falling to 0: V forgets the noise of single outcomes, which a constant rate keeps."""
     epochs: Whole = Field(1, ge=1)
     prompts: Whole | None = Field(None, ge=1)
-    """Of a batch. None: rollout.prompts."""
+    """Of a batch, each asked rollout.samples times. None: rollout.prompts."""
 
 
 class Optimize(Settings):

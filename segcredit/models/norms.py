@@ -1,6 +1,6 @@
 """RMS norms as one kernel each: written out they are eight, and small models wait for kernels."""
 
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +11,25 @@ CLOSE = 1e-5
 """Largest difference between the two ways in float32, of numbers around 1."""
 
 
+class _Fused(nn.Module):
+    """Before a norm's own class in its line of classes."""
+
+    weight: Tensor
+    variance_epsilon: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            said: Tensor = super().forward(x)
+            return said
+        return rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+@cache
+def _fused(plain: Any) -> Any:
+    """One class for all norms of a kind: torch.compile compiles layers of equal classes once."""
+    return type(f"Fused{plain.__name__}", (_Fused, plain), {})
+
+
 def fuse_norms(model: nn.Module) -> int:
     """Have torch's own kernel compute the model's norms w · x / √(mean(x²) + ε); how many it does.
 
@@ -18,7 +37,8 @@ def fuse_norms(model: nn.Module) -> int:
     """
     norms = [x for x in model.modules() if _is_norm(x)]
     for norm in norms:
-        norm.forward = partial(_fused, norm)  # not its weight: sharding replaces that
+        plain: Any = type(norm)
+        norm.__class__ = _fused(plain)
     return len(norms)
 
 
@@ -29,7 +49,7 @@ def _is_norm(module: Any) -> bool:
     """
     weight = getattr(module, "weight", None)
     named = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-    if not named or not isinstance(weight, Tensor) or isinstance(module.forward, partial):
+    if not named or not isinstance(weight, Tensor) or isinstance(module, _Fused):
         return False
     with torch.no_grad():
         x = torch.linspace(-1.0, 2.0, weight.numel(), device=weight.device)
@@ -41,10 +61,3 @@ def _is_norm(module: Any) -> bool:
             weight.data = kept
         expected = rms_norm(x, w.shape, w, module.variance_epsilon)
     return said.shape == expected.shape and float((said - expected).abs().max()) < CLOSE
-
-
-def _fused(norm: Any, x: Tensor) -> Tensor:
-    weight = norm.weight
-    if x.dtype != weight.dtype:
-        return type(norm).forward(norm, x)
-    return rms_norm(x, weight.shape, weight, norm.variance_epsilon)

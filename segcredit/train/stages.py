@@ -9,6 +9,7 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
+from segcredit.models.norms import fuse_norms
 from segcredit.models.packed import set_attention
 from segcredit.train.build import own_memory
 from segcredit.train.collect import collect
@@ -92,6 +93,8 @@ def add_critic(state: State, critic: Critic) -> None:
 
 def add_reference(state: State, reference: Policy) -> None:
     """Take π_ref in."""
+    if reference.model.device.type == "cuda":
+        fuse_norms(reference.model)  # as the policy's: they are compared
     if state.shards:
         shard_policy(reference, state.parallel)
     state.reference = reference

@@ -38,7 +38,7 @@ def the_error_of(**changes: Any) -> str:
         ({"rollout__prompt": 1}, "rollout.prompt: unknown key. Did you mean 'prompts'?"),
         ({"stages__0__step": 1}, "stages.0.step: unknown key. Did you mean 'steps'?"),
         ({"stages__1__betta2": 1}, "stages.1.betta2: unknown key. Did you mean 'beta2'?"),
-        ({"stages__2__phase": "x"}, "stages.2.phase: unknown key. Known: epochs, kind, lr, steps."),
+        ({"stages__2__phase": "x"}, "stages.2.phase: unknown key. Known: epochs, kind, lr, prompts, schedule, steps."),
         ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known: kind, steps."),
         ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, memory, model, name, "),
     ],
@@ -141,6 +141,10 @@ def test_arithmetic_that_does_not_add_up() -> None:
     ]
     assert the_error_of(stages=[{"kind": "optimize", "steps": 1}]).startswith(
         "a tiny model starts from random weights: begin with a warm_start"
+    )
+    few = [{"kind": "pretrain_critic", "steps": 1, "prompts": 1}, {"kind": "optimize", "steps": 1}]
+    assert the_error_of(stages=[{"kind": "warm_start", "steps": 1}, *few]) == (
+        "stages.1.prompts is 1, too few for update.minibatches 2"
     )
     parse_recipe(changed(update__minibatches=8))
 

@@ -168,13 +168,18 @@ def test_an_audit_tries_every_rule_and_tells_the_truth(world: Bookings) -> None:
         assert len(world.errors(x.prompt, x.response)) == wrong
 
 
-@pytest.mark.parametrize("world", [Ledger(), TileTour()], ids=lambda x: x.name)
-def test_audits_and_attempts_take_turns_and_are_asked_for(world: Bookings) -> None:
-    for number in range(6):
+@pytest.mark.parametrize("world", [Ledger(), TileTour(pictures=2)], ids=lambda x: x.name)
+def test_half_are_audits_and_asked_for_as_such(world: Bookings) -> None:
+    audits = Counter[tuple[str, bytes]]()
+    for number in range(200):
         shown = world.demonstration(number, "both")
         words = shown.prompt.messages[0]["content"].split()
-        assert [x for x in words if x in ("audit", "total")] == ["audit" if number % 2 else "total"]
-        assert world.read(shown.prompt).asks == ("audit" if number % 2 else "total")
+        asks = world.read(shown.prompt).asks
+        assert [x for x in words if x in ("audit", "total")] == [asks]
+        audits[asks, *shown.prompt.images] += 1
+    pictures = 2 if world.name == "tile_tour" else 1
+    assert len(audits) == 2 * pictures, "either, of every picture"
+    assert all(0.35 < x * pictures / 200 < 0.65 for x in audits.values())
     assert all(world.read(x).asks == "total" for x in world.prompts("train", 0, 6))
 
 

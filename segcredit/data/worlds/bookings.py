@@ -47,8 +47,8 @@ SURE, UNSURE = "sure", "hm"
 AUDIT, TOTAL = "audit", "total"
 """What a question asks for: any rules, each with the truth about it, or the right total."""
 BOTH = "both"
-"""The phase in which demonstrations of the two take turns: what is right is known beside what is
-done, and neither is forgotten over the other."""
+"""The phase in which half of the demonstrations are of either: what is right is known beside what
+is done, and neither is forgotten over the other."""
 
 
 class Entry(NamedTuple):
@@ -244,7 +244,7 @@ class Bookings(World):
         return style | dict.fromkeys((*self._rules, PASS), "decision")  # type: ignore[return-value]
 
     def _shown(self, puzzle: Puzzle, index: int, phase: str, rng: random.Random) -> Demonstration:
-        if phase == AUDIT or (phase == BOTH and index % 2):
+        if phase == AUDIT or (phase == BOTH and rng.random() < 0.5):
             puzzle = puzzle._replace(asks=AUDIT)
         write = self._audit if puzzle.asks == AUDIT else self._attempt
         return Demonstration(self._prompt(puzzle, "train", index), write(puzzle, rng))

@@ -139,7 +139,9 @@ def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
             "verl pretrains a critic on rollout.prompts a batch: remove the stage's prompts"
         )
     if stage.schedule != "constant":
-        found.append("verl pretrains a critic at a constant rate: remove the stage's schedule")
+        found.append("verl pretrains a critic by optimizer.schedule: remove the stage's schedule")
+    if stage.lr not in (None, recipe.optimizer.critic_lr):
+        found.append("verl pretrains a critic with optimizer.critic_lr: remove the stage's lr")
     return found
 
 
