@@ -5,6 +5,7 @@ import torch
 from tiny_policies import ARCHITECTURES, encoded, fresh_policy, seeded
 
 from segcredit.models import Policy
+from segcredit.models.norms import fuse_norms
 from segcredit.models.packed import set_attention
 from segcredit.rollout import HFEngine, graphs
 from segcredit.types import Encoded, Rollouts, Sampling
@@ -140,3 +141,17 @@ def test_memory_is_kept_not_taken_again() -> None:
     assert torch.cuda.memory_allocated() <= held + 2**20
     auto.close()
     assert torch.cuda.memory_allocated() < held
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_norms_by_one_kernel_say_the_same(name: str) -> None:
+    owner = on_gpu(name)
+    rollouts = engine(owner, graphs=True).sample(many(name), LONG, seeded())
+    plain, _ = owner.score(rollouts, 1.0)
+    assert fuse_norms(owner.model) > 0
+    fused, _ = owner.score(rollouts, 1.0)
+    assert float((fused - plain)[rollouts.mask].detach().abs().max()) < 1e-4
+    check_same(
+        engine(owner, graphs=True).sample(many(name), LONG, seeded()),
+        engine(owner, graphs=False).sample(many(name), LONG, seeded()),
+    )

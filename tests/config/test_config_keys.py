@@ -38,7 +38,10 @@ def the_error_of(**changes: Any) -> str:
         ({"rollout__prompt": 1}, "rollout.prompt: unknown key. Did you mean 'prompts'?"),
         ({"stages__0__step": 1}, "stages.0.step: unknown key. Did you mean 'steps'?"),
         ({"stages__1__betta2": 1}, "stages.1.betta2: unknown key. Did you mean 'beta2'?"),
-        ({"stages__2__phase": "x"}, "stages.2.phase: unknown key. Known: epochs, kind, lr, prompts, schedule, steps."),
+        (
+            {"stages__2__phase": "x"},
+            "stages.2.phase: unknown key. Known: epochs, kind, lr, prompts, schedule, steps.",
+        ),
         ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known: kind, steps."),
         ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, memory, model, name, "),
     ],
