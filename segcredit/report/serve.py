@@ -18,7 +18,8 @@ from segcredit.report.build import (
 )
 from segcredit.report.page import policy, render_page
 from segcredit.report.write import report_title
-from segcredit.runlog import Run, read_run
+from segcredit.runlog import Run, RunFolder, read_run
+from segcredit.runlog.folder import require_run
 
 HOST = "127.0.0.1"
 RESPONSES = 64
@@ -81,15 +82,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         runs = self.server.runs()
         if self.path in ("/", "/index.html"):
-            overview = gather_overview(runs, list_rows(runs))
-            self._send(render_page(report_title(runs), overview, live=True), "text/html")
+            page = render_page(report_title(runs), self._overview(runs), live=True)
+            self._send(page, "text/html")
         elif self.path == "/overview.json":
-            overview = gather_overview(runs, list_rows(runs))
-            self._send(to_json({**overview, "live": True}), "application/json")
+            self._send(to_json({**self._overview(runs), "live": True}), "application/json")
         elif (match := _ROWS.fullmatch(self.path)) is not None:
             self._send_rows(runs, int(match[1]), match[2], int(match[3]))
         else:
             self.send_error(404)
+
+    def _overview(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Of all that is there; a run that is moved away while it is read would look empty."""
+        found = gather_overview(runs, list_rows(runs))
+        for run in runs:
+            require_run(RunFolder(run.path))
+        return found
 
     def _send_rows(self, runs: Sequence[Run], number: int, kind: str, step: int) -> None:
         chosen: Kind = "watched" if kind == "watched" else "rollouts"

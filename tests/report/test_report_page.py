@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -26,9 +26,10 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
-from segcredit.report import Figure, Limits, write_report
-from segcredit.report.serve import Server
-from segcredit.runlog import MetricsWriter, read_run, write_rollouts
+from segcredit.report import Figure, Limits, serve, write_report
+from segcredit.report.build import Rows
+from segcredit.report.serve import Server, list_rows
+from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
 from segcredit.runlog.rollouts import read_rollouts
 
 
@@ -708,6 +709,21 @@ def test_a_run_that_was_moved_away_or_is_damaged(tmp_path: Path, capfd: Any) -> 
         assert (status, "line 1 of" in json.loads(body)["error"]) == (503, True)
         assert ask(server, "/")[0] == 200, "the rest is still there"
     assert capfd.readouterr().err == ""
+
+
+def test_a_run_that_is_moved_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "a")
+
+    def move_and_list(runs: Sequence[Run]) -> list[Rows]:
+        run.rename(tmp_path / "b")
+        return list_rows(runs)
+
+    with serving(run) as server:
+        monkeypatch.setattr(serve, "list_rows", move_and_list)
+        status, _, body = ask(server, "/overview.json")
+        assert (status, "holds no run" in json.loads(body)["error"]) == (503, True)
 
 
 def test_a_browser_that_goes_away_costs_nothing(tmp_path: Path, capfd: Any) -> None:
