@@ -70,6 +70,7 @@ SMALL = {
         "stages.0.batch=32",
         "stages.0.lr=3.0e-3",
         "stages.0.warmup_steps=30",
+        "stages.1.prompts=128",
     ],
     "tile_tour": [
         *COMMON,
@@ -84,9 +85,10 @@ SMALL = {
         "stages.1.steps=800",
         "stages.1.batch=32",
         "stages.1.lr=2.0e-3",
+        "stages.2.prompts=128",
     ],
 }
-"""The recipes on one CPU core: shorter chains, fewer contexts, a model of 0.3 M parameters."""
+"""The recipes on one CPU core: shorter chains, fewer contexts, 0.2 and 0.4 M parameters."""
 
 
 @dataclass

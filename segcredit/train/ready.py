@@ -14,8 +14,7 @@ from segcredit.train.state import freeze
 
 def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
     """Freeze, compile, recompute: as the recipe says. On a GPU, norms are one kernel each."""
-    if model.device.type == "cuda":
-        fuse_norms(model)
+    fuse_on_gpu(model)
     if recipe.model.freeze_vision:
         freeze_vision(model)
     if recipe.model.compile:
@@ -24,6 +23,12 @@ def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None)
         compile_layers(model)
     if recipe.memory.recompute_activations:
         recompute_activations(model, lora)
+
+
+def fuse_on_gpu(model: PreTrainedModel) -> None:
+    """Norms as one kernel each, where kernels are what one waits for."""
+    if model.device.type == "cuda":
+        fuse_norms(model)
 
 
 def freeze_vision(model: nn.Module) -> None:

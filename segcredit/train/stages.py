@@ -9,7 +9,6 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
-from segcredit.models.norms import fuse_norms
 from segcredit.models.packed import set_attention
 from segcredit.train.build import own_memory
 from segcredit.train.collect import collect
@@ -18,7 +17,7 @@ from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.optimizer import rate
 from segcredit.train.policy_optimizer import set_policy_optimizer
-from segcredit.train.ready import make_ready
+from segcredit.train.ready import fuse_on_gpu, make_ready
 from segcredit.train.seeds import generator
 from segcredit.train.sharded_optimizer import make_optimizer
 from segcredit.train.sharding import shard_critic, shard_policy
@@ -93,8 +92,7 @@ def add_critic(state: State, critic: Critic) -> None:
 
 def add_reference(state: State, reference: Policy) -> None:
     """Take π_ref in."""
-    if reference.model.device.type == "cuda":
-        fuse_norms(reference.model)  # as the policy's: they are compared
+    fuse_on_gpu(reference.model)  # as the policy's: they are compared
     if state.shards:
         shard_policy(reference, state.parallel)
     state.reference = reference

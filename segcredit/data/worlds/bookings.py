@@ -83,8 +83,8 @@ class Booking(NamedTuple):
     after: int
     remarks: tuple[str, ...] = (SURE, UNSURE)
     """Of these one is made."""
-    openers: tuple[str, ...] = OPENERS
-    """With one of these the line opens."""
+    openers: tuple[str, ...] = ()
+    """With one of these the line opens; none: with any."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Bookings(World):
     def _line(self, entry: Entry, booking: Booking, puzzle: Puzzle) -> list[Slot]:
         """The words of a line, given its decisions."""
         begun = [
-            Slot(tuple(x for x in booking.openers if x in OPENERS[: self.openers]), "style"),
+            Slot(booking.openers or OPENERS[: self.openers], "style"),
             *self._head(entry, booking.seen),
             Slot((booking.rule,), "decision"),
         ]
