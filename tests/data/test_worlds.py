@@ -106,10 +106,10 @@ def test_what_was_made_once_is_made_for_ever() -> None:
         "now 2 : l J 3 cleo , keep , sure : 3 counts 3 ; 0 + 3 = 3 ;\n\\boxed{3}"
     )
     tour = make_world("tile_tour", visited=(2, 2)).demonstration(2)
-    assert tour.prompt.messages[0]["content"] == "<image>h 3 F ; c 2 N ; total ?"
+    assert tour.prompt.messages[0]["content"] == "<image>1 h 3 F ; 2 c 2 N ; total ?"
     assert tour.response == (
-        "now h 3 F yellow square , back , sure : 3 gives 16 ; 0 + 16 = 16 ;\n"
-        "next c 2 N blue triangle , twice , sure : 2 becomes 4 ; 16 + 4 = 1 ;\n\\boxed{1}"
+        "now 1 : h 3 F yellow square , back , sure : 3 counts 16 ; 0 + 16 = 16 ;\n"
+        "next 2 : c 2 N blue triangle , twice , sure : 2 counts 4 ; 16 + 4 = 1 ;\n\\boxed{1}"
     )
 
 

@@ -37,7 +37,7 @@ def right_total(world: Bookings, prompt: Prompt) -> int:
                 continue
         else:
             seen = dict(prompt.columns["tiles"])
-            context, amount = (seen[words[2]], words[0]), int(words[1])
+            context, amount = (seen[words[3]], words[1]), int(words[2])
         total += factors[world.guideline(context).right] * amount
     return total % world.modulus
 

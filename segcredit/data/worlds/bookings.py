@@ -60,6 +60,8 @@ class Entry(NamedTuple):
     amount: int
     owner: str = ""
     """Whose it is; only entries of the one who is asked about are booked."""
+    tag: str = ""
+    """The letter of its tile, in a world of pictures."""
 
 
 class Puzzle(NamedTuple):

@@ -47,17 +47,17 @@ READ = 6
 
 @dataclass(frozen=True)
 class TileTour(Bookings):
-    r"""Questions such as "m 5 K ; j 2 B ; total ?" about a picture of tiles, each with its letter.
+    r"""Questions such as "1 m 5 K ; 2 j 2 B ; total ?" about a picture of lettered tiles.
 
     A response visits the tiles in that order, says what it sees, books the amount by the rule for
     that colour, shape and code (m), and boxes the total, modulo a number::
 
-        so m 5 K red star , twice , sure : 5 becomes 10 ; 0 + 10 = 10 ;
-        now j 2 B blue circle , drop , hm : 2 gives 0 ; 10 + 0 = 10 ;
+        so 1 : m 5 K red star , twice , sure : 5 becomes 10 ; 0 + 10 = 10 ;
+        now 2 : j 2 B blue circle , drop , hm : 2 gives 0 ; 10 + 0 = 10 ;
         \boxed{10}
 
     What is seen and by which rule it is booked are decisions. An item stands right behind its
-    letter, so that looking it up is one step of attention. A line has 22 tokens, the box 3. Held
+    letter, so that looking it up is one step of attention. A line has 24 tokens, the box 3. Held
     out are pictures, whatever is asked about them.
     """
 
@@ -101,7 +101,7 @@ class TileTour(Bookings):
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
         from segcredit.data.worlds.tokens import build_tokenizer
 
-        numbers = [str(n) for n in range(self.modulus)]
+        numbers = [str(n) for n in range(max(self.modulus, self.visited[1] + 1))]
         shapes = SHAPES[: self.shapes]
         seen = [*list(COLOURS)[: self.colours], *shapes]
         style = [*OPENERS[: self.openers], *VERBS[: self.verbs]]
@@ -116,14 +116,16 @@ class TileTour(Bookings):
         *stated, last = text.split(" ; ")
         visits = [found.groups() for x in stated if (found := _VISIT.fullmatch(x))]
         shown = dict(prompt.columns.get("tiles", ()))
-        known = bool(visits) and all(tag in shown for _, _, tag in visits)
+        known = bool(visits) and all(visit[-1] in shown for visit in visits)
         asked = last.removesuffix(" ?")
         if asked not in (TOTAL, AUDIT) or len(visits) != len(stated) or not known:
             raise ValueError(
                 f"the oracle answers this world's own questions; got prompt {prompt.id!r}: "
                 f"{text!r}. Pass what world.prompt(split, index) returned."
             )
-        entries = [Entry(tag, (shown[tag], code), int(amount)) for code, amount, tag in visits]
+        entries = [
+            Entry(n, (shown[tag], code), int(amount), tag=tag) for n, code, amount, tag in visits
+        ]
         tiles = [(tag, _item(words)) for tag, words in shown.items()]
         return Puzzle(tuple(entries), asks=asked, tiles=tuple(tiles))
 
@@ -156,11 +158,12 @@ class TileTour(Bookings):
         rng = random.Random(f"{self.name}|{self.seed}|{split}|{index}")
         entries = [
             Entry(
-                tag,
+                str(n),
                 (" ".join(item), rng.choice(ascii_lowercase[: self.codes])),
                 rng.randint(1, self.most),
+                tag=tag,
             )
-            for tag, item in rng.sample(tiles, rng.randint(*self.visited))
+            for n, (tag, item) in enumerate(rng.sample(tiles, rng.randint(*self.visited)), 1)
         ]
         return Puzzle(tuple(entries), tiles=tiles)
 
@@ -193,7 +196,8 @@ class TileTour(Bookings):
     def _head(self, entry: Entry, seen: Context) -> list[Slot]:
         item, code = seen
         looked_up = [Slot((word,), "decision") for word in item.split()]
-        return [*plain(code, str(entry.amount), entry.place), *looked_up, *plain(",")]
+        stated = plain(entry.place, ":", code, str(entry.amount), entry.tag)
+        return [*stated, *looked_up, *plain(",")]
 
     def _see(self, entry: Entry, rng: random.Random) -> Context:
         if rng.random() >= self.misread:
@@ -205,7 +209,7 @@ class TileTour(Bookings):
         return True
 
     def _read_context(self, entry: Entry, words: Sequence[Word]) -> Context:
-        written = " ".join(word.text for word in words[4:6])
+        written = " ".join(word.text for word in words[6:8])
         return (written if written in self._contexts[0] else entry.context[0]), entry.context[1]
 
 
@@ -213,12 +217,12 @@ def _shown_in(tiles: Tiles) -> str:
     return "|".join(f"{tag} {' '.join(item)}" for tag, item in tiles)
 
 
-_VISIT = re.compile(r"(\w) (\d+) (\w)")
+_VISIT = re.compile(r"(\d+) (\w) (\d+) (\w)")
 
 
 def question(puzzle: Puzzle) -> str:
     """The puzzle as it is asked."""
-    visits = [f"{x.context[1]} {x.amount} {x.place}" for x in puzzle.entries]
+    visits = [f"{x.place} {x.context[1]} {x.amount} {x.tag}" for x in puzzle.entries]
     return " ; ".join([*visits, f"{puzzle.asks} ?"])
 
 
