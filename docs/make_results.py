@@ -2,6 +2,7 @@
 
     segcredit study all --scale mini --jobs 12        # what is to be told
     python docs/make_results.py studies               # docs/results/NAME/, and results.md's tables
+    python docs/make_results.py held-out --suffix=-held-out
 
 What stands in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's
 table of results, the rest of the page stays as it was written. ``NAME cost`` is its second table.
@@ -35,12 +36,13 @@ def main() -> None:
     )
     parser.add_argument("studies", type=Path, help="the folder of segcredit study")
     parser.add_argument("--scale", default="mini")
+    parser.add_argument("--suffix", default="", help="of the names, to tell two folders apart")
     asked = parser.parse_args()
     found = sorted(asked.studies.glob(f"*-{asked.scale}/study.md"))
     if not found:
         parser.error(f"no study of scale {asked.scale} in {asked.studies}")
     for page in found:
-        name = page.parent.name.removesuffix(f"-{asked.scale}")
+        name = page.parent.name.removesuffix(f"-{asked.scale}") + asked.suffix
         bring(page.parent, HERE / "results" / name)
         print(f"docs/results/{name}")
     results = HERE / "results.md"

@@ -143,9 +143,29 @@ def lift_of_critic(run: Run, name: str, steps: Sequence[Step], settings: Setting
     """Lift with the values that the run's critic gave."""
     require_column(steps, "entropy", "the method did not ask for it.")
     require_column(steps, "value", "the method has no critic. A probe has: --probe.")
-    between = any((unit_lengths(unit_of(x.owner, x.segment)) > 1).any() for x in steps)
-    note = f"{BOUNDARY_CRITIC} {READING}" if between else READING
-    return lift_analysis("lift", "Lift", run, name, steps, settings, note)
+    everywhere = learns_everywhere(run, steps)
+    note = READING if everywhere else f"{BOUNDARY_CRITIC} {READING}"
+    more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}
+    return lift_analysis("lift", "Lift", run, name, steps, settings, note, more)
+
+
+def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
+    """Whether the critic is trained at every token: each is a unit, or the method says so."""
+    if not any((unit_lengths(unit_of(x.owner, x.segment)) > 1).any() for x in steps):
+        return True
+    try:
+        return bool(getattr(method_of(run).critic, "everywhere", False))
+    except CannotAnalyseError:
+        return False
+
+
+def _explained(steps: Sequence[Step]) -> float:
+    """1 − Var(R − V) / Var(R) over all recorded tokens."""
+    value = np.concatenate([x.value for x in steps])
+    reward = np.concatenate([x.reward[x.owner] for x in steps])
+    known = np.isfinite(value) & np.isfinite(reward)
+    spread = np.var(reward[known]) if known.any() else 0.0
+    return float(1 - np.var((reward - value)[known]) / spread) if spread else float("nan")
 
 
 def lift_analysis(

@@ -144,7 +144,7 @@ def metric(name: str, summary: Summary) -> Analysis:
 
 
 def lift(summary: Summary) -> Analysis:
-    """Lift by a value probe, of every run, averaged over seeds."""
+    """Lift of every run, averaged over seeds: by its critic, or by a probe (``_lift_of``)."""
     found: dict[str, list[dict[str, Any]]] = {}
     reasons = []
     for arm in _done(summary):
@@ -166,13 +166,11 @@ def lift(summary: Summary) -> Analysis:
             each = [run["by_threshold"][threshold].get(stage) for run in runs]
             rows = np.array([x["lift"] for x in each if x is not None], dtype=np.float64)
             over.setdefault(label, {})[stage] = (*t_interval(rows), len(rows))
-    r_squared = {
-        label: [run["probe"]["r_squared"] for run in runs] for label, runs in found.items()
-    }
+    r_squared = {label: [run["r_squared"] for run in runs] for label, runs in found.items()}
     numbers = {
         "quantiles": quantiles,
         "threshold": threshold,
-        "probe_r_squared": r_squared,
+        "r_squared": r_squared,
         "lift": {
             label: {
                 stage: {"mean": mean, "low": ends[0], "high": ends[1], "seeds": num}
@@ -194,7 +192,7 @@ def lift(summary: Summary) -> Analysis:
 
 
 def _lift_table(quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[float]]) -> Table:
-    """Lift at the quantiles one asks for first, and how well the probe predicts the reward."""
+    """Lift at the quantiles one asks for first, and how well V predicts the reward."""
     places = [int(np.argmin(np.abs(quantiles - q))) for q in SHOWN]
     rows = []
     for label, stages in over.items():
@@ -204,20 +202,31 @@ def _lift_table(quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[fl
             ]
             fit = number_text(float(np.mean(r_squared[label])), ".2f")
             rows.append((f"{label}, {stage}", str(num), fit, *cells))
-    columns = ("", "seeds", "R² of the probe", *(f"Lift, q = {q:g}" for q in SHOWN))
+    columns = ("", "seeds", "R² of V", *(f"Lift, q = {q:g}" for q in SHOWN))
     return Table(columns, tuple(rows))
 
 
 def _lift_of(folder: Path) -> dict[str, Any]:
-    """One run's Lift; fitted once, then kept in the run's folder."""
-    kept = folder / "analysis" / "lift_probe.json"
-    if not kept.is_file():
-        from segcredit.analysis.probe import lift_of_probe
-        from segcredit.analysis.reading import read_steps
+    """One run's Lift, and how much of the rewards' variance its V explains; measured once.
 
-        run, settings = read_run(folder), Settings(probe=True)
-        write(lift_of_probe(run, folder.name, read_steps(run, settings), settings), kept.parent)
-    return json.loads(kept.read_bytes())["numbers"]
+    V is the critic's where that learns at every token, else a probe's.
+    """
+    place = folder / "analysis"
+    for name, part in (("lift", "critic"), ("lift_probe", "probe")):
+        kept = place / f"{name}.json"
+        if kept.is_file():
+            numbers: dict[str, Any] = json.loads(kept.read_bytes())["numbers"]
+            if part in numbers and numbers[part].get("at_every_token", True):
+                return {**numbers, "r_squared": numbers[part]["r_squared"]}
+    from segcredit.analysis.lift_curves import learns_everywhere, lift_of_critic
+    from segcredit.analysis.probe import lift_of_probe
+    from segcredit.analysis.reading import read_steps
+
+    run, settings = read_run(folder), Settings(probe=True)
+    steps = read_steps(run, settings)
+    by = lift_of_critic if learns_everywhere(run, steps) else lift_of_probe
+    write(by(run, folder.name, steps, settings), place)
+    return _lift_of(folder)
 
 
 def _done(summary: Summary) -> list[ArmSummary]:

@@ -53,6 +53,20 @@ def one_picture_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segcredit.analysis.drawing.save.png", lambda analysis: b"")
 
 
+def test_a_critic_that_learns_at_every_token_means_something_between_boundaries(
+    tmp_path: Path,
+) -> None:
+    spec = {"name": "sapo", "value_everywhere": True}
+    run = write_run(tmp_path, rollouts=some_rollouts(), algorithm=spec)
+    assert BOUNDARY_CRITIC not in " ".join(done(run, "--only", "lift").split())
+    critic = json.loads((run / "analysis" / "lift.json").read_text())["numbers"]["critic"]
+    assert critic["at_every_token"] is True
+    rows = [x for step in some_rollouts().values() for x in step]
+    reward = np.concatenate([np.full(len(x["value"]), x["reward"]) for x in rows])
+    value = np.concatenate([x["value"] for x in rows])
+    assert critic["r_squared"] == pytest.approx(1 - np.var(reward - value) / np.var(reward))
+
+
 def test_a_real_run(trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     said = done(run, "--probe")

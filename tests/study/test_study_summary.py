@@ -5,9 +5,11 @@ import io
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small import plan, pretend
 
+from segcredit.runlog import write_rollouts
 from segcredit.study import Options, Plan
 from segcredit.study.measure import read_measured
 from segcredit.study.summary import Summary, estimate, paired, summarise
@@ -161,6 +163,44 @@ def test_a_figure_that_cannot_be_drawn_is_told(tmp_path: Path) -> None:
     lacking = write_study(summarise(found), tmp_path / "out")
     assert lacking[0] == "no figure value_loss: no run has recorded value_loss."
     assert lacking[1].startswith("no figure lift: ")
+
+
+def test_lift_is_by_the_critic_where_it_learns_at_every_token(tmp_path: Path) -> None:
+    arms = {
+        "everywhere": {"label": "at all", "algorithm": {"name": "sapo", "value_everywhere": True}},
+        "ppo": {"label": "PPO", "algorithm": "ppo"},
+    }
+    found = plan(
+        tmp_path, Options(seeds=SEEDS, tune=False), arms=arms, figures=["lift"],
+        reference="everywhere",
+    )  # fmt: skip
+    for seed in SEEDS:
+        for arm in arms:
+            run = found.run(arm, seed, 1e-3)
+            pretend(found.store, run, [0.1, 0.2])
+            if arm == "everywhere":
+                recorded(found.store.folder(run) / "rollouts", seed)
+    assert write_study(summarise(found), tmp_path / "out") == []
+    page = (tmp_path / "out" / "study.md").read_text()
+    assert "| at all, early | 3 | " in page
+    assert "Without " in page
+    assert "ppo-s0" in page
+
+
+def recorded(folder: Path, seed: int) -> None:
+    """Responses of several tokens in one segment, with a value at each."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    for step in (1, 2, 3):
+        rows = [
+            {
+                "prompt_id": f"p{n}", "tokens": [1] * 12, "segment": [0] * 12,
+                "entropy": rng.gamma(0.5, size=12).tolist(),
+                "value": rng.uniform(size=12).tolist(), "reward": float(n % 2),
+            }
+            for n in range(6)
+        ]  # fmt: skip
+        write_rollouts(folder, step, rows)
 
 
 def test_a_study_of_nothing_has_a_page_too(tmp_path: Path) -> None:
