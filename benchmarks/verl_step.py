@@ -186,7 +186,8 @@ def real(given: argparse.Namespace, folder: Path, place: Place) -> None:
     if not given.small and (problem := read_by_verl(folder / "model")):
         raise SystemExit(f"error: {problem}")
     print(f"model and rows: {time.perf_counter() - begin:.0f} s", flush=True)
-    recipe = real_recipe(folder, given.small, given.prompts, given.tokens, given.native_micro)
+    sizes = (given.prompts, given.tokens, given.native_micro)
+    recipe = real_recipe(folder, given.small, *sizes, eager=given.eager)
     own: Settings = {}
     for name, key in (("actor", "actor_rollout_ref.actor.fsdp_config"), ("critic", "critic.fsdp")):
         if given.keep in (name, "both"):
@@ -226,6 +227,9 @@ def main() -> None:
     parser.add_argument("--native-micro", type=int, default=32_768, help="real: the native's")
     parser.add_argument(
         "--keep", choices=["actor", "critic", "both"], help="real: optimizers that stay on the GPU"
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="real: vLLM begins minutes sooner, and samples slower"
     )
     parser.add_argument("--vllm-memory", type=float, default=0.4, help="verl's vLLM's share")
     parser.add_argument("--workers", type=int, default=8, help="that prepare prompts, and grade")

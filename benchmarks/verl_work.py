@@ -180,7 +180,9 @@ def real_model(folder: Path, data: Path | None, size: str, prompts: int, small: 
     return folder
 
 
-def real_recipe(folder: Path, small: bool, prompts: int, tokens: int, micro: int) -> Path:
+def real_recipe(
+    folder: Path, small: bool, prompts: int, tokens: int, micro: int, eager: bool = False
+) -> Path:
     """As benchmarks/real_step.py has it."""
     return _write(
         folder,
@@ -195,6 +197,7 @@ def real_recipe(folder: Path, small: bool, prompts: int, tokens: int, micro: int
                 "prompts": prompts,
                 "max_tokens": tokens,
                 "engine": "hf" if small else "vllm",
+                "vllm": {"eager": eager},
                 "old_logp": "recompute",
             },
             "update": {"minibatches": 2 if small else 4, "tokens_per_micro": micro},

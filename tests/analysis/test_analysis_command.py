@@ -64,7 +64,9 @@ def test_a_critic_that_learns_at_every_token_means_something_between_boundaries(
     rows = [x for step in some_rollouts().values() for x in step]
     reward = np.concatenate([np.full(len(x["value"]), x["reward"]) for x in rows])
     value = np.concatenate([x["value"] for x in rows])
-    assert critic["r_squared"] == pytest.approx(1 - np.var(reward - value) / np.var(reward))
+    assert critic["r_squared"] == pytest.approx(
+        1 - np.var(reward - value) / np.var(reward), abs=1e-5
+    )
 
 
 def test_a_real_run(trained: Path, tmp_path: Path) -> None:
