@@ -1,6 +1,6 @@
 """Bring studies into the documents: their pages, curves and figures, and the tables of results.md.
 
-    segcredit study all --scale mini --jobs 12        # what is to be told
+    segcredit study table1 fig4 --scale mini --jobs 12    # what is to be told
     python docs/make_results.py studies               # docs/results/NAME/, and results.md's tables
     python docs/make_results.py held-out --suffix=-held-out
 
@@ -21,7 +21,8 @@ TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 
 def bring(study: Path, place: Path) -> None:
     """One study's folder: drawings as SVG alone, which show the same and are small."""
-    place.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
     page = (study / "study.md").read_text()
     for drawn in sorted({*re.findall(r"\]\((\w+)\.png\)", page)}):
         shutil.copy(study / f"{drawn}.svg", place)
@@ -49,9 +50,10 @@ def main() -> None:
 
     def filled(block: re.Match[str]) -> str:
         page = HERE / "results" / block["name"] / "study.md"
-        tables = TABLE.findall(page.read_text()) if page.is_file() else []
-        number = 1 if block["cost"] else 0
-        return f"{block[1]}{tables[number] if number < len(tables) else ''}{block[4]}"
+        if not page.is_file():
+            return block[0]
+        tables = TABLE.findall(page.read_text())
+        return f"{block[1]}{tables[1 if block['cost'] else 0]}{block[4]}"
 
     results.write_text(BLOCK.sub(filled, results.read_text()))
     print(results)

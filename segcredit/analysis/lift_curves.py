@@ -150,7 +150,9 @@ def lift_of_critic(run: Run, name: str, steps: Sequence[Step], settings: Setting
 
 
 def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
-    """Whether the critic is trained at every token: each is a unit, or the method says so."""
+    """Whether a critic was trained at every token: each is a unit, or the method says so."""
+    if not any(np.isfinite(x.value).any() for x in steps):
+        return False
     if not any((unit_lengths(unit_of(x.owner, x.segment)) > 1).any() for x in steps):
         return True
     try:

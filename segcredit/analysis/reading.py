@@ -74,7 +74,8 @@ def read_steps(run: Run, settings: Settings | None = None) -> list[Step]:
     steps = [step for step in steps if len(step.owner)]
     if not steps:
         raise CannotAnalyseError(
-            "the run has recorded no responses yet (save.rollouts_every says how often it does)."
+            "the run has recorded no responses yet (save.rollouts_every says how often it does), "
+            "or they were not copied with it."
         )
     return steps
 

@@ -152,7 +152,7 @@ def lift(summary: Summary) -> Analysis:
             try:
                 measured = _lift_of(folder)
             except CannotAnalyseError as error:
-                reasons.append(f"{folder.name}: {error}")
+                reasons.append(f"{folder.name}: {str(error).rstrip('.')}")
             else:
                 found.setdefault(arm.label, []).append(measured)
     if not found:
@@ -167,9 +167,11 @@ def lift(summary: Summary) -> Analysis:
             rows = np.array([x["lift"] for x in each if x is not None], dtype=np.float64)
             over.setdefault(label, {})[stage] = (*t_interval(rows), len(rows))
     r_squared = {label: [run["r_squared"] for run in runs] for label, runs in found.items()}
+    by = {label: runs[0]["by"] for label, runs in found.items()}
     numbers = {
         "quantiles": quantiles,
         "threshold": threshold,
+        "by": by,
         "r_squared": r_squared,
         "lift": {
             label: {
@@ -188,11 +190,16 @@ def lift(summary: Summary) -> Analysis:
         partial(draw_lift_over_seeds, quantiles, over),
         (4.4 * len(over) + 0.6, 3.9),
     )
-    return replace(drawn, table=_lift_table(quantiles, over, r_squared))
+    return replace(drawn, table=_lift_table(quantiles, over, r_squared, by))
 
 
-def _lift_table(quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[float]]) -> Table:
-    """Lift at the quantiles one asks for first, and how well V predicts the reward."""
+def _lift_table(
+    quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[float]], by: dict[str, str]
+) -> Table:
+    """Lift at the quantiles one asks for first, whose V it is, and how well that predicts rewards.
+
+    A critic's R² is of the responses as they were drawn, a probe's of prompts it was not fitted on.
+    """
     places = [int(np.argmin(np.abs(quantiles - q))) for q in SHOWN]
     rows = []
     for label, stages in over.items():
@@ -200,9 +207,9 @@ def _lift_table(quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[fl
             cells = [
                 f"{number_text(mean[at], '.2f')} ({interval_text(ends[:, at])})" for at in places
             ]
-            fit = number_text(float(np.mean(r_squared[label])), ".2f")
-            rows.append((f"{label}, {stage}", str(num), fit, *cells))
-    columns = ("", "seeds", "R² of V", *(f"Lift, q = {q:g}" for q in SHOWN))
+            fit = number_text(float(np.nanmean(r_squared[label])), ".2f")
+            rows.append((f"{label}, {stage}", str(num), by[label], fit, *cells))
+    columns = ("", "seeds", "V", "R² of V", *(f"Lift, q = {q:g}" for q in SHOWN))
     return Table(columns, tuple(rows))
 
 
@@ -211,18 +218,20 @@ def _lift_of(folder: Path) -> dict[str, Any]:
 
     V is the critic's where that learns at every token, else a probe's.
     """
-    place = folder / "analysis"
+    place, settings = folder / "analysis", Settings(probe=True)
     for name, part in (("lift", "critic"), ("lift_probe", "probe")):
         kept = place / f"{name}.json"
         if kept.is_file():
             numbers: dict[str, Any] = json.loads(kept.read_bytes())["numbers"]
-            if part in numbers and numbers[part].get("at_every_token", True):
-                return {**numbers, "r_squared": numbers[part]["r_squared"]}
+            whole = numbers.get("resamples") == settings.resamples
+            if part in numbers and whole and numbers[part].get("at_every_token", True):
+                fit = numbers[part]["r_squared"]
+                return {**numbers, "by": part, "r_squared": float("nan") if fit is None else fit}
     from segcredit.analysis.lift_curves import learns_everywhere, lift_of_critic
     from segcredit.analysis.probe import lift_of_probe
     from segcredit.analysis.reading import read_steps
 
-    run, settings = read_run(folder), Settings(probe=True)
+    run = read_run(folder)
     steps = read_steps(run, settings)
     by = lift_of_critic if learns_everywhere(run, steps) else lift_of_probe
     write(by(run, folder.name, steps, settings), place)

@@ -74,7 +74,7 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
         if figure.table.rows:
             parts.append(markdown(figure.table))
         if left_out := figure.numbers.get("left_out"):
-            parts.append(f"Without {'; '.join(left_out)}")
+            parts.append(f"Without {'; '.join(left_out)}.")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

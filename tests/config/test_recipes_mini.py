@@ -21,7 +21,7 @@ SMALL = (
     "evaluation.prompts=2",
     "evaluation.watch=1",
 )
-NAMES = ("mini/text", "mini/vision", "mini/text-epochs", "mini/vision-epochs")
+NAMES = ("mini/text", "mini/vision", "mini/text-epochs", "mini/vision-epochs", "mini/text-choices")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +32,7 @@ def test_budgets_are_equal_and_chains_fit(name: str) -> None:
     assert recipe.update.minibatches == 4
     assert recipe.update.epochs == (4 if name.endswith("epochs") else 1)
     assert isinstance(recipe.stages[-2], PretrainCritic)
-    assert recipe.stages[-1] == Optimize(steps=60)
+    assert recipe.stages[-1] == Optimize(steps=40)
     assert recipe.data.world is not None
     world = make_world(recipe.data.world, **recipe.data.settings)
     assert isinstance(world, Bookings)

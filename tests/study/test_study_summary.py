@@ -182,7 +182,7 @@ def test_lift_is_by_the_critic_where_it_learns_at_every_token(tmp_path: Path) ->
                 recorded(found.store.folder(run) / "rollouts", seed)
     assert write_study(summarise(found), tmp_path / "out") == []
     page = (tmp_path / "out" / "study.md").read_text()
-    assert "| at all, early | 3 | " in page
+    assert "| at all, early | 3 | critic | " in page
     assert "Without " in page
     assert "ppo-s0" in page
 
