@@ -16,7 +16,7 @@ class Scale:
 
     name: str
     bases: dict[str, str]
-    """The recipes of vision and text."""
+    """The recipes of vision, text, and of text in which the response decides."""
     seeds: tuple[int, ...]
     rates: tuple[float, ...] = ()
     """Learning rates that are tried, as multiples of the recipe's; none: no tuning."""
@@ -31,7 +31,11 @@ SCALES = {
     for scale in (
         Scale(
             "smoke",
-            {"vision": str(_SMOKE / "vision.yaml"), "text": str(_SMOKE / "text.yaml")},
+            {
+                "vision": str(_SMOKE / "vision.yaml"),
+                "text": str(_SMOKE / "text.yaml"),
+                "choices": str(_SMOKE / "text.yaml"),
+            },
             seeds=(0,),
             rates=(1.0, 3.0),
             tuning_seeds=(1000,),
@@ -39,14 +43,22 @@ SCALES = {
         ),
         Scale(
             "mini",
-            {"vision": "mini/vision", "text": "mini/text"},
+            {
+                "vision": "mini/vision",
+                "text": "mini/text",
+                "choices": "mini/text-choices",
+            },
             seeds=(0, 1, 2),
             rates=(0.3, 1.0, 3.0),
             tuning_seeds=(1000,),
         ),
         Scale(
             "paper",
-            {"vision": "geo3k/qwen2.5-vl-3b-sapo", "text": "gsm8k/rhomath-1.1b-sapo"},
+            {
+                "vision": "geo3k/qwen2.5-vl-3b-sapo",
+                "text": "gsm8k/rhomath-1.1b-sapo",
+                "choices": "gsm8k/rhomath-1.1b-sapo",
+            },
             seeds=(0, 1, 2),
         ),
     )
