@@ -47,6 +47,9 @@ def study(
         list[str] | None,
         typer.Option("--only", help="This arm, and the reference. Repeat it.", metavar="ARM"),
     ] = None,
+    optional: Annotated[
+        bool, typer.Option("--all", help="Optional arms, too (--list shows which those are).")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of every run. Repeat it.", metavar="KEY=VALUE"),
@@ -70,7 +73,8 @@ def study(
     console = Console()
     try:
         chosen = [*shipped_studies()] if not names or names == [ALL] else names
-        options = Options(_seeds(seeds), tuple(only or ()), tuple(settings or ()), tune)
+        chosen_arms = tuple(only or ())
+        options = Options(_seeds(seeds), chosen_arms, tuple(settings or ()), tune, optional)
         store = Store(folder / "runs")
         found = scale_of(scale)
         if listed:

@@ -46,7 +46,7 @@ class Arm(Settings):
     at: Number | None = None
     """Where the arm stands on the axis of a sweep."""
     optional: bool = False
-    """Runs only if it is asked for by name."""
+    """Runs only if it is asked for, by name or with --all."""
 
 
 class Published(Settings):
@@ -104,8 +104,8 @@ class Study(Settings):
         """What tables and figures call the arm."""
         return self.arms[arm].label or arm
 
-    def choose(self, only: list[str]) -> list[str]:
-        """The arms that run: all but optional ones, or those asked for and the reference."""
+    def choose(self, only: list[str], optional: bool = False) -> list[str]:
+        """The arms that run: all but optional ones, or those too; or the reference and ``only``."""
         for name in only:
             if name not in self.arms:
                 near = get_close_matches(name, self.arms, n=1)
@@ -116,7 +116,7 @@ class Study(Settings):
         return [
             name
             for name, arm in self.arms.items()
-            if (name in {*only, self.reference} if only else not arm.optional)
+            if (name in {*only, self.reference} if only else optional or not arm.optional)
         ]
 
 

@@ -25,6 +25,8 @@ class Options:
     overrides: tuple[str, ...] = ()
     """Settings of every run, key.path=value."""
     tune: bool = True
+    optional: bool = False
+    """Optional arms, too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Plan:
                 f"seed {min(shared)} is one of those that learning rates are tuned on: choose "
                 f"others, or --no-tune."
             )
-        self.arms = study.choose([*options.only])
+        self.arms = study.choose([*options.only], options.optional)
         self._recipes = {
             arm: arm_recipe(study, arm, scale, options.overrides)
             for arm in dict.fromkeys([*self.arms, study.reference])

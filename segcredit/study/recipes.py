@@ -147,7 +147,9 @@ def _beginning(
     stepping = ["kind", "beta1", "eps", "weight_decay", "max_grad_norm"]
     updating = ["tokens_per_micro"]
     if method is not None:
-        drawing += ["prompts", "samples"]
+        drawing += ["samples"]
+        if any(isinstance(stage, PretrainCritic) and stage.prompts is None for stage in stages):
+            drawing += ["prompts"]
         stepping += ["beta2"]
         updating += ["minibatches"]
         if any(isinstance(stage, PretrainCritic) and stage.lr is None for stage in stages):

@@ -89,6 +89,7 @@ def test_an_optional_arm_runs_when_it_is_asked_for(tmp_path: Path) -> None:
     arms = {"sapo": {}, "ppo": {"algorithm": "ppo"}, "rest": {"cold": True, "optional": True}}
     assert plan(tmp_path, arms=arms).arms == ["sapo", "ppo"]
     assert plan(tmp_path, Options(only=("rest",)), arms=arms).arms == ["sapo", "rest"]
+    assert plan(tmp_path, Options(optional=True), arms=arms).arms == ["sapo", "ppo", "rest"]
 
 
 def test_seeds_are_the_users_the_studys_or_the_scales(tmp_path: Path) -> None:
