@@ -137,7 +137,7 @@ def show_phases(native: list[dict[str, float]], verl: list[dict[str, float]]) ->
     home = median(native, sorted({x for row in native for x in row if x.startswith("time/")}))
     print(f"{'step':<22}{home:>10.2f}{median(verl, ['timing_s/step']):>10.2f}")
     for name in ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb"):
-        if found := [row[f"perf/{name}"] for row in verl if f"perf/{name}" in row]:
+        if found := [x for row in verl for key, x in row.items() if key.endswith(f"perf/{name}")]:
             print(f"verl {name}: {max(found):.1f}")
 
 
