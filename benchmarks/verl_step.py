@@ -138,7 +138,7 @@ def show_phases(native: list[dict[str, float]], verl: list[dict[str, float]]) ->
     print(f"{'step':<22}{home:>10.2f}{median(verl, ['timing_s/step']):>10.2f}")
     for name in ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb"):
         if found := [x for row in verl for key, x in row.items() if key.endswith(f"perf/{name}")]:
-            print(f"verl {name}: {max(found):.1f}")
+            print(f"verl {name}: {max(found):.1f} GiB, of its training process")
 
 
 def show_rewards(native: list[dict[str, float]], verl: list[dict[str, float]]) -> None:

@@ -74,6 +74,8 @@ def study(
     try:
         chosen = [*shipped_studies()] if not names or names == [ALL] else names
         chosen_arms = tuple(only or ())
+        if chosen_arms and optional:
+            raise ValueError("--only chooses arms and --all takes every one: give one of the two.")
         options = Options(_seeds(seeds), chosen_arms, tuple(settings or ()), tune, optional)
         store = Store(folder / "runs")
         found = scale_of(scale)

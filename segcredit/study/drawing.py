@@ -11,19 +11,22 @@ from segcredit.analysis.drawing.style import COLOURS, INK, REFERENCE, band, line
 from segcredit.study.summary import Estimate
 
 MANY = 5
-"""Curves beyond which single runs would hide the means."""
+"""Curves beyond which single runs and bands would hide the means."""
 Lifts = dict[str, dict[str, tuple[np.ndarray, np.ndarray, int]]]
 """Arm → stage of training → Lift(q), its interval over seeds, how many they are."""
 
 
 def draw_curves(curves: list[Curve], label: str, window: int, figure: Any) -> None:
-    """Means and bands; single runs shine through where there are few; what is below 0 is shown."""
-    lowest = min(float(np.where(np.isfinite(x.each), x.each, 0.0).min()) for x in curves)
-    few = len(curves) <= MANY
-    shown = [curve if few else replace(curve, each=curve.each[:0]) for curve in curves]
+    """Means; bands and single runs where there are few; what is below 0 is shown."""
+    shown = curves if len(curves) <= MANY else [_mean_alone(curve) for curve in curves]
     draw_compared(shown, label, window, figure)
+    lowest = min(float(np.nanmin([*x.each.ravel(), *x.mean, 0.0])) for x in shown)
     if lowest < 0:
         figure.axes[0].set_ylim(bottom=1.05 * lowest)
+
+
+def _mean_alone(curve: Curve) -> Curve:
+    return replace(curve, each=curve.each[:0], interval=np.full_like(curve.interval, np.nan))
 
 
 def draw_differences(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def measure(run: Run) -> Measured:
         area=area_under(steps, accuracy),
         final=accuracy[-1],
         tokens=_tokens(optimised, run.config),
-        pretraining_tokens=_tokens(before, run.config),
+        pretraining_tokens=_pretraining_tokens(before, run.config),
         seconds=sum(x for row in optimised for key, x in row.items() if key.startswith("time/")),
         clip_fraction=_mean(optimised, "clip_fraction"),
         explained_variance=_mean(optimised, "explained_variance"),
@@ -101,7 +102,7 @@ def read_measured(folder: Path, critic: Path | None = None) -> Measured:
     before = [row for row in run.metrics if row.get("stage") == "pretrain_critic"]
     return replace(
         found,
-        pretraining_tokens=_tokens(before, run.config),
+        pretraining_tokens=_pretraining_tokens(before, run.config),
         explained_before=_mean(before[-LAST:], "explained_variance"),
     )
 
@@ -112,6 +113,17 @@ def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
     drawn = rollout.get("prompts", 0) * rollout.get("samples", 0)
     length = sum(float(row.get("response_length", 0.0)) for row in rows)
     return length * drawn + sum(float(row.get("continuations/tokens", 0.0)) for row in rows)
+
+
+def _pretraining_tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
+    """The same of a critic's pretraining, whose stages may ask a number of prompts of their own."""
+    rollout = config.get("rollout") or {}
+    usual = rollout.get("prompts", 0)
+    stages = [x for x in config.get("stages") or () if x.get("kind") == "pretrain_critic"]
+    asked = chain(*(repeat(x.get("prompts") or usual, x["steps"]) for x in stages), repeat(usual))
+    each = zip(rows, asked, strict=False)
+    lengths = sum(float(row.get("response_length", 0.0)) * prompts for row, prompts in each)
+    return lengths * rollout.get("samples", 0)
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:

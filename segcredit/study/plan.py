@@ -21,7 +21,7 @@ class Options:
     seeds: tuple[int, ...] = ()
     """None: the study's."""
     only: tuple[str, ...] = ()
-    """Arms, beside the reference; none: all that are not optional."""
+    """Arms, beside the reference; none: all, optional ones if asked for."""
     overrides: tuple[str, ...] = ()
     """Settings of every run, key.path=value."""
     tune: bool = True

@@ -8,6 +8,7 @@ import pytest
 from small import plan, pretend
 
 from segcredit.runlog import read_run
+from segcredit.study import Options
 from segcredit.study.measure import area_under, measure, read_measured
 
 
@@ -75,3 +76,10 @@ def test_what_a_shared_critic_cost_counts_for_whoever_uses_it(tmp_path: Path) ->
     assert (found.tokens, found.seconds) == (alone.tokens, alone.seconds)
     assert found.explained_before == pytest.approx(0.3), "of the last five batches"
     assert (found.area, found.accuracy) == (alone.area, alone.accuracy)
+
+
+def test_pretraining_may_ask_more_prompts_than_optimisation(tmp_path: Path) -> None:
+    made = plan(tmp_path, Options(overrides=("stages.1.prompts=64",)))
+    start = made.run("ppo", 0, 1e-3).start
+    assert start is not None
+    assert measure(read_run(pretend(made.store, start, [0.1]))).pretraining_tokens == 64 * 10

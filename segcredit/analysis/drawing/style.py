@@ -26,6 +26,7 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "legend.handlelength": 3.0,  # dashes can be told
     "legend.labelcolor": INK,
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
