@@ -11,7 +11,7 @@ from segcredit.study import SCALES, Arm, Options, Plan, Store, Study, load_study
 from segcredit.study.scales import scale_of
 
 NAMES = ["table1", "table2", "table3", "fig3", "fig4", "fig5", "fig6", "fig7"]
-OURS = ["authors", "choices", "lambda", "value_at"]
+OURS = ["authors", "choices", "epochs", "lambda", "value_at"]
 
 
 def test_every_table_and_figure_is_there() -> None:
