@@ -132,7 +132,7 @@ def test_another_seed_makes_another_world(name: str) -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_splits_are_disjoint(name: str) -> None:
     """Across seeds too, and where by chance they could not be."""
-    for settings, count in ((SMALL[name], 500), ({}, 500)):
+    for settings, count in ((SMALL[name], 300), ({}, 200)):
         train, test = set(), set()
         for seed in (0, 1):
             world = make_world(name, seed=seed, **settings)
