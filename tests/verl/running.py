@@ -139,7 +139,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
-            [sys.executable, *program, *arguments(settings)],
+            [sys.executable, str(HERE / "fork_server.py"), *program, *arguments(settings)],
             env=environment(folder, **env),
             cwd=folder,
             stdout=output,
