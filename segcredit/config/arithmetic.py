@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from segcredit.config.recipe import Recipe
+    from segcredit.config.recipe import PretrainCritic, Recipe
 
 GROUP_METHODS = ("grpo", "gspo", "rloo", "rloo_reinforce", "dpo", "dpo_positive")
 
@@ -20,12 +20,8 @@ def check_arithmetic(recipe: "Recipe") -> None:
             f"responses (rollout.prompts × rollout.samples)"
         )
     for number, stage in enumerate(recipe.stages):
-        asked = getattr(stage, "prompts", None)
-        if asked is not None and asked * recipe.rollout.samples < recipe.update.minibatches:
-            problems.append(
-                f"stages.{number}.prompts is {asked}, too few for update.minibatches "
-                f"{recipe.update.minibatches}"
-            )
+        if stage.kind == "pretrain_critic":
+            problems += _pretraining_problems(f"stages.{number}", stage, recipe)
     algorithm = recipe.make_algorithm()
     name = recipe.algorithm if isinstance(recipe.algorithm, str) else recipe.algorithm["name"]
     if name in GROUP_METHODS and recipe.rollout.samples < 2:
@@ -89,3 +85,17 @@ def check_arithmetic(recipe: "Recipe") -> None:
         problems.append("a tiny model starts from random weights: begin with a warm_start stage")
     if problems:
         raise ValueError("\n".join(problems))
+
+
+def _pretraining_problems(place: str, stage: "PretrainCritic", recipe: "Recipe") -> list[str]:
+    """Whether a batch of the critic's own has enough responses for its gradient steps."""
+    asked = recipe.rollout.prompts if stage.prompts is None else stage.prompts
+    count = recipe.update.minibatches if stage.minibatches is None else stage.minibatches
+    if (stage.prompts, stage.minibatches) == (
+        None,
+        None,
+    ) or asked * recipe.rollout.samples >= count:
+        return []
+    prompts = "rollout.prompts" if stage.prompts is None else f"{place}.prompts"
+    steps = "update.minibatches" if stage.minibatches is None else f"{place}.minibatches"
+    return [f"{prompts} is {asked}, too few for {steps} {count}"]

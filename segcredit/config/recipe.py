@@ -292,6 +292,8 @@ class PretrainCritic(Settings):
     epochs: Whole = Field(1, ge=1)
     prompts: Whole | None = Field(None, ge=1)
     """Of a batch, each asked rollout.samples times. None: rollout.prompts."""
+    minibatches: Whole | None = Field(None, ge=1)
+    """Gradient steps of an epoch. None: update.minibatches."""
 
 
 class Optimize(Settings):

@@ -151,7 +151,8 @@ def _beginning(
         if any(isinstance(stage, PretrainCritic) and stage.prompts is None for stage in stages):
             drawing += ["prompts"]
         stepping += ["beta2"]
-        updating += ["minibatches"]
+        if any(isinstance(stage, PretrainCritic) and stage.minibatches is None for stage in stages):
+            updating += ["minibatches"]
         if any(isinstance(stage, PretrainCritic) and stage.lr is None for stage in stages):
             stepping += ["critic_lr"]
     whole, default = recipe.as_dict(), Recipe.model_fields

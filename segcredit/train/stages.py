@@ -188,6 +188,7 @@ def _pretrain_critic(state: State, stage: PretrainCritic) -> dict[str, float]:
             "pretrain critic",
             state.step,
             epochs=stage.epochs,
+            minibatches=stage.minibatches,
             factor=rate(state.stage_step, stage.steps, stage.schedule),
             critic_only=True,
         )

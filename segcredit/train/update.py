@@ -25,6 +25,7 @@ def update(
     log: Metrics,
     *purpose: object,
     epochs: int,
+    minibatches: int | None = None,
     factor: float = 1.0,
     critic_only: bool = False,
 ) -> Tensor:
@@ -36,7 +37,8 @@ def update(
     """
     seen = batch.rollouts.logp_old.clone()
     items = len(batch.rollouts) // batch.rows_per_item
-    count = min(state.recipe.update.minibatches, items)  # a method that selects may leave few
+    asked = state.recipe.update.minibatches if minibatches is None else minibatches
+    count = min(asked, items)  # a method that selects may leave few
     errors: list[Tensor] = []
     optimizers = [x for x in state.optimizers() if not (critic_only and x.name == "policy")]
     for optimizer in optimizers:

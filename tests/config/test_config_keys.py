@@ -40,7 +40,8 @@ def the_error_of(**changes: Any) -> str:
         ({"stages__1__betta2": 1}, "stages.1.betta2: unknown key. Did you mean 'beta2'?"),
         (
             {"stages__2__phase": "x"},
-            "stages.2.phase: unknown key. Known: epochs, kind, lr, prompts, schedule, steps.",
+            "stages.2.phase: unknown key. Known: epochs, kind, lr, minibatches, prompts, schedule, "
+            "steps.",
         ),
         ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known: kind, steps."),
         ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, memory, model, name, "),
@@ -148,6 +149,10 @@ def test_arithmetic_that_does_not_add_up() -> None:
     few = [{"kind": "pretrain_critic", "steps": 1, "prompts": 1}, {"kind": "optimize", "steps": 1}]
     assert the_error_of(stages=[{"kind": "warm_start", "steps": 1}, *few]) == (
         "stages.1.prompts is 1, too few for update.minibatches 2"
+    )
+    few[0] = {"kind": "pretrain_critic", "steps": 1, "minibatches": 9}
+    assert the_error_of(stages=[{"kind": "warm_start", "steps": 1}, *few]) == (
+        "rollout.prompts is 8, too few for stages.1.minibatches 9"
     )
     parse_recipe(changed(update__minibatches=8))
 

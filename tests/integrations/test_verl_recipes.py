@@ -33,7 +33,8 @@ def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     for setting in ("value_at=end", "whiten=true", "clamp=5", "value_everywhere=true"):
         with pytest.raises(ValueError, match=r"cannot be said to verl: remove it"):
             translate(load_recipe(RECIPE, [f"algorithm.{setting}"]), tmp_path)
-    for name, value in (("epochs", 2), ("prompts", 64), ("schedule", "linear"), ("lr", 1e-3)):
+    own = {"epochs": 2, "prompts": 64, "minibatches": 7, "schedule": "linear", "lr": 1e-3}
+    for name, value in own.items():
         first = f"{{kind: pretrain_critic, steps: 2, {name}: {value}}}"
         stages = f"stages=[{first}, {{kind: optimize, steps: 2}}]"
         with pytest.raises(ValueError, match=rf"verl pretrains a critic .*the stage's {name}"):

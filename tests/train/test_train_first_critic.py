@@ -13,6 +13,7 @@ from segcredit.models import Critic
 from segcredit.train import stages, step
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Collected, collect
+from segcredit.train.optimizer import Optimizer
 from segcredit.train.stages import enter, step_of
 from segcredit.train.state import State
 from segcredit.train.trainer import Trainer
@@ -97,7 +98,16 @@ def test_its_batches_and_its_rate_are_the_stages_own(
         return collect(state, prompts, *others, **settings)
 
     monkeypatch.setattr(stages, "collect", note)
+    stepped: list[str] = []
+    original = Optimizer.step
+
+    def count(optimizer: Optimizer, factor: float) -> dict[str, float]:
+        stepped.append(optimizer.name)
+        return original(optimizer, factor)
+
+    monkeypatch.setattr(Optimizer, "step", count)
     shown = {"kind": "pretrain_critic", "steps": 4, "lr": 1e-3, "schedule": "linear", "prompts": 5}
+    shown["minibatches"] = 3
     state = build(make_plan(parse_recipe(rest(saved, stages=[shown]))))
     (stage,) = state.recipe.stages
     enter(state, stage)
@@ -107,6 +117,7 @@ def test_its_batches_and_its_rate_are_the_stages_own(
         rates.append(metrics["critic/lr"])
         state.stage_step += 1
     assert drawn == [5] * 4
+    assert stepped == ["critic"] * 3 * 4
     assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
 
 

@@ -138,6 +138,10 @@ def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
         found.append(
             "verl pretrains a critic on rollout.prompts a batch: remove the stage's prompts"
         )
+    if stage.minibatches not in (None, recipe.update.minibatches):
+        found.append(
+            "verl pretrains a critic with update.minibatches: remove the stage's minibatches"
+        )
     if stage.schedule != "constant":
         found.append("verl pretrains a critic by optimizer.schedule: remove the stage's schedule")
     if stage.lr not in (None, recipe.optimizer.critic_lr):
