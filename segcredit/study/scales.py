@@ -49,11 +49,8 @@ SCALES = {
                 "choices": "mini/text-choices",
             },
             seeds=(0, 1, 2),
-            rates=(0.3, 1.0, 3.0),
-            tuning_seeds=(
-                1000,
-                1001,
-            ),  # one is too few where the best rate is the edge of stability
+            rates=(0.5, 1.0, 2.0),
+            tuning_seeds=(1000, 1001),  # by one alone, rates at the edge of stability win
             tuning_share=1.0,  # rates that are best in half the steps may collapse in the rest
         ),
         Scale(

@@ -20,11 +20,14 @@ class NotFinite(RuntimeError):  # noqa: N818
     """Gradients stayed NaN or infinite."""
 
 
-def rate(step: int, total: int, schedule: str, warmup: int = 0, end: float = 0.0) -> float:
-    """The learning rate's factor in step 0 … total − 1."""
+def rate(
+    step: int, total: int, schedule: str, warmup: int = 0, end: float = 0.0, hold: float = 0.0
+) -> float:
+    """The learning rate's factor in step 0 … total − 1; it falls after a share ``hold`` of them."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(1, total - warmup)
+    falls = max(warmup, round(hold * total))
+    done = max(0, step - falls) / max(1, total - falls)
     if schedule == "linear":
         return end + (1.0 - end) * (1.0 - done)
     if schedule == "cosine":

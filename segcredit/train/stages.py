@@ -145,7 +145,12 @@ def _imitate(state: State, stage: WarmStart) -> dict[str, float]:
     first = state.stage_step * stage.batch
     shown = [demonstration(state, stage, first + i) for i in range(stage.batch)]
     factor = rate(
-        state.stage_step, stage.steps, stage.schedule, stage.warmup_steps, stage.min_lr_ratio
+        state.stage_step,
+        stage.steps,
+        stage.schedule,
+        stage.warmup_steps,
+        stage.min_lr_ratio,
+        stage.hold,
     )
     measured = imitate(state, shown, factor)
     if state.stage_step + 1 == stage.steps:  # nobody samples before
