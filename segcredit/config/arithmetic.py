@@ -20,6 +20,11 @@ def check_arithmetic(recipe: "Recipe") -> None:
             f"responses (rollout.prompts × rollout.samples)"
         )
     for number, stage in enumerate(recipe.stages):
+        if stage.kind == "warm_start" and stage.hold and stage.schedule == "constant":
+            problems.append(
+                f"stages.{number}.hold is {stage.hold:g}, but a constant rate does not fall: "
+                f"remove it, or set stages.{number}.schedule to linear or cosine"
+            )
         if stage.kind == "pretrain_critic":
             problems += _pretraining_problems(f"stages.{number}", stage, recipe)
     algorithm = recipe.make_algorithm()
@@ -89,13 +94,16 @@ def check_arithmetic(recipe: "Recipe") -> None:
 
 def _pretraining_problems(place: str, stage: "PretrainCritic", recipe: "Recipe") -> list[str]:
     """Whether a batch of the critic's own has enough responses for its gradient steps."""
-    asked = recipe.rollout.prompts if stage.prompts is None else stage.prompts
-    count = recipe.update.minibatches if stage.minibatches is None else stage.minibatches
-    if (stage.prompts, stage.minibatches) == (
-        None,
-        None,
-    ) or asked * recipe.rollout.samples >= count:
+    if stage.prompts is None and stage.minibatches is None:
+        return []  # as in any other step
+    prompts, asked = f"{place}.prompts", stage.prompts
+    if asked is None:
+        prompts, asked = "rollout.prompts", recipe.rollout.prompts
+    steps, count = f"{place}.minibatches", stage.minibatches
+    if count is None:
+        steps, count = "update.minibatches", recipe.update.minibatches
+    samples = recipe.rollout.samples
+    if asked * samples >= count:
         return []
-    prompts = "rollout.prompts" if stage.prompts is None else f"{place}.prompts"
-    steps = "update.minibatches" if stage.minibatches is None else f"{place}.minibatches"
-    return [f"{prompts} is {asked}, too few for {steps} {count}"]
+    times = "" if samples == 1 else f" × rollout.samples {samples}"
+    return [f"{prompts} {asked}{times} is too few for {steps} {count}"]

@@ -276,8 +276,8 @@ class WarmStart(Settings):
     min_lr_ratio: Number = Field(0.05, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
     hold: Number = Field(0.0, ge=0, lt=1)
-    """Share of the steps after which the rate begins to fall: what is learnt late, and all at once,
-    is learnt at a high rate."""
+    """Share of the steps for which the rate stays at lr before it falls (linear, cosine): what is
+    learnt late, and all at once, is not learnt at a low rate."""
     beta2: Number = Field(0.95, ge=0, lt=1)
     """AdamW's, in this stage."""
 

@@ -147,16 +147,14 @@ def _beginning(
     stepping = ["kind", "beta1", "eps", "weight_decay", "max_grad_norm"]
     updating = ["tokens_per_micro"]
     if method is not None:
-        drawing += ["samples"]
-        if any(isinstance(stage, PretrainCritic) and stage.prompts is None for stage in stages):
-            drawing += ["prompts"]
+        drawing += ["samples", "prompts"]
         stepping += ["beta2"]
-        if any(isinstance(stage, PretrainCritic) and stage.minibatches is None for stage in stages):
-            updating += ["minibatches"]
+        updating += ["minibatches"]
         if any(isinstance(stage, PretrainCritic) and stage.lr is None for stage in stages):
             stepping += ["critic_lr"]
     whole, default = recipe.as_dict(), Recipe.model_fields
     whole["model"]["critic"] = None
+    _as_the_critics_own(whole, [x for x in stages if isinstance(x, PretrainCritic)])
     found = {
         **{key: whole[key] for key in ("seed", "threads", "model", "data", "reward", "memory")},
         "name": name,
@@ -169,6 +167,16 @@ def _beginning(
         "save": {"every": whole["save"]["every"], "keep": 1, "rollouts_every": 0},
     }
     return parse_recipe(found, f"{name} of {recipe.name}")
+
+
+def _as_the_critics_own(whole: dict[str, Any], stages: Sequence[PretrainCritic]) -> None:
+    """Settings that every stage has of its own do not depend on the arm's, and fit them."""
+    prompts = [stage.prompts for stage in stages if stage.prompts is not None]
+    if stages and len(prompts) == len(stages):
+        whole["rollout"]["prompts"] = min(prompts)
+    counts = [stage.minibatches for stage in stages if stage.minibatches is not None]
+    if stages and len(counts) == len(stages):
+        whole["update"]["minibatches"] = min(counts)
 
 
 def after(recipe: Recipe, start: Recipe, place: str) -> Recipe:

@@ -50,7 +50,7 @@ SCALES = {
             },
             seeds=(0, 1, 2),
             rates=(0.5, 1.0, 2.0),
-            tuning_seeds=(1000, 1001),  # by one alone, rates at the edge of stability win
+            tuning_seeds=(1000, 1001),  # one is too few; two were, with rates three times apart
             tuning_share=1.0,  # rates that are best in half the steps may collapse in the rest
         ),
         Scale(

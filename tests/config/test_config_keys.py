@@ -148,11 +148,15 @@ def test_arithmetic_that_does_not_add_up() -> None:
     )
     few = [{"kind": "pretrain_critic", "steps": 1, "prompts": 1}, {"kind": "optimize", "steps": 1}]
     assert the_error_of(stages=[{"kind": "warm_start", "steps": 1}, *few]) == (
-        "stages.1.prompts is 1, too few for update.minibatches 2"
+        "stages.1.prompts 1 is too few for update.minibatches 2"
     )
     few[0] = {"kind": "pretrain_critic", "steps": 1, "minibatches": 9}
     assert the_error_of(stages=[{"kind": "warm_start", "steps": 1}, *few]) == (
-        "rollout.prompts is 8, too few for stages.1.minibatches 9"
+        "rollout.prompts 8 is too few for stages.1.minibatches 9"
+    )
+    held = {"kind": "warm_start", "steps": 4, "schedule": "constant", "hold": 0.5}
+    assert the_error_of(stages=[held, {"kind": "optimize", "steps": 1}]).startswith(
+        "stages.0.hold is 0.5, but a constant rate does not fall: remove it"
     )
     parse_recipe(changed(update__minibatches=8))
 

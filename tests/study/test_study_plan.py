@@ -1,6 +1,7 @@
 """From arms to runs: equal terms, shared warm starts, addresses, tuned learning rates."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import SMOKE, plan, pretend, study
@@ -9,7 +10,7 @@ from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
 from segcredit.study import Options, Plan, Store
 from segcredit.study.execute import RunState, States, _wanted_starts
-from segcredit.study.recipes import arm_recipe, warm_start_of
+from segcredit.study.recipes import arm_recipe, pretraining_of, warm_start_of
 from segcredit.study.store import Planned
 
 
@@ -36,6 +37,21 @@ def test_arms_share_what_the_base_says_of_kl_clip_and_gamma() -> None:
     assert found["rloo"] == {"name": "rloo", "kl": 0.0, "clip": [0.2, 0.2]}
     assert found["restem"] == {"name": "restem"}
     assert found["own"] == {"name": "ppo", "kl": 0.5, "clip": [0.2, 0.2], "gamma": 0.9}
+
+
+def test_a_critic_with_batches_of_its_own_is_the_same_for_arms_that_draw_others() -> None:
+    def critic(*overrides: str) -> dict[str, Any]:
+        made = pretraining_of(arm_recipe(study(), "sapo", SMOKE, overrides))
+        assert made is not None
+        return made.as_dict()
+
+    own = ("stages.1.prompts=6", "stages.1.minibatches=3")
+    assert critic(*own) == critic(*own, "rollout.prompts=400", "update.minibatches=300")
+    # one of the two is its own, the other the arm's
+    few = critic("stages.1.minibatches=1", "rollout.prompts=2", "update.minibatches=2")
+    assert (few["rollout"]["prompts"], few["update"]["minibatches"]) == (2, 1)
+    many = critic("stages.1.prompts=200", "rollout.prompts=400", "update.minibatches=150")
+    assert (many["rollout"]["prompts"], many["update"]["minibatches"]) == (200, 150)
 
 
 def test_more_samples_are_of_fewer_prompts() -> None:

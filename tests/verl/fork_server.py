@@ -4,9 +4,12 @@
 
 A run of verl has some ten processes, each of which would read torch, transformers and the rest for
 6 to 8 s: more than all it computes here. Those that ``sitecustomize.py`` sends here are forked
-instead, with their own arguments, environment and files; what they execute is Ray's and verl's own.
+instead, with their own arguments, folder, environment and standard files; what they execute is
+Ray's and verl's own. What Python reads once, as it starts, is the server's: its path, its hash
+seed, the number of threads. So is the process group, and whoever kills that kills all of a run.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,11 +19,11 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
+import uuid
 from pathlib import Path
 
 SERVER = "FORK_SERVER"
-"""Names the socket in the environment of all that a run starts."""
+"""Names the socket in the environment of all that a run starts; it has no file that could stay."""
 HEAVY = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -37,10 +40,10 @@ HEAVY = (
 _LENGTH = struct.Struct("!I")
 
 
-def ask(path: str, request: dict) -> int:
+def ask(name: str, request: dict) -> int:
     """Have a process forked that is to be this one; its exit code, when it has ended."""
     with socket.socket(socket.AF_UNIX) as link:
-        link.connect(path)
+        link.connect(f"\0{name}")
         body = json.dumps(request).encode()
         socket.send_fds(link, [_LENGTH.pack(len(body))], [0, 1, 2])
         link.sendall(body)
@@ -49,11 +52,13 @@ def ask(path: str, request: dict) -> int:
 
 
 def serve(first: list[str]) -> list[str]:
-    """Fork what is asked for until the first process has ended; a fork returns its arguments."""
-    place = tempfile.mkdtemp(prefix="fork-")
-    os.environ[SERVER] = f"{place}/socket"
+    """Fork what is asked for until the first process has ended; a fork returns its arguments.
+
+    The server ends as the first process did: with its code, or 128 and the number of its signal.
+    """
+    os.environ[SERVER] = f"fork-{uuid.uuid4()}"
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.environ[SERVER])
+    listener.bind(f"\0{os.environ[SERVER]}")
     listener.listen(64)
     ended, tell = socket.socketpair()
     tell.setblocking(False)
@@ -65,7 +70,7 @@ def serve(first: list[str]) -> list[str]:
     links: dict[int, socket.socket] = {}
     main = os.fork()
     if main == 0:
-        return _begin(first)
+        return _begin(first, listener, ended, tell)
     while True:
         for key, _ in chooser.select():
             if key.fileobj is listener:
@@ -78,12 +83,11 @@ def serve(first: list[str]) -> list[str]:
                 if pid == 0:
                     for number, file in enumerate(files):
                         os.dup2(file, number)
-                    for other in (listener, ended, tell, link, *links.values()):
-                        other.close()
+                        os.close(file)
                     os.environ.clear()
                     os.environ.update(body["environment"])
                     os.chdir(body["folder"])
-                    return _begin(body["arguments"])
+                    return _begin(body["arguments"], listener, ended, tell, link, *links.values())
                 for file in files:
                     os.close(file)
                 links[pid] = link
@@ -96,26 +100,25 @@ def serve(first: list[str]) -> list[str]:
                 os.kill(pid, signal.SIGKILL)
         for pid, code in _ended():
             if pid == main:
-                Path(os.environ[SERVER]).unlink()
-                Path(place).rmdir()
                 os._exit(code if code >= 0 else 128 - code)
             if (link := links.pop(pid, None)) is not None:
                 if link in {key.fileobj for key in chooser.get_map().values()}:
                     chooser.unregister(link)
-                    link.send(str(code).encode())
+                    with contextlib.suppress(OSError):  # who asked is gone, too
+                        link.send(str(code).encode())
                 link.close()
 
 
 def _receive(link: socket.socket) -> tuple[dict, list[int]] | None:
     head, files, *_ = socket.recv_fds(link, _LENGTH.size, 3)
-    if len(head) < _LENGTH.size:
-        return None
-    body = bytearray()
-    while len(body) < _LENGTH.unpack(head)[0]:
-        if not (part := link.recv(65536)):
-            return None
+    body, wanted = bytearray(), _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+    while len(body) < wanted and (part := link.recv(65536)):
         body += part
-    return json.loads(body), files
+    if wanted and len(body) == wanted:
+        return json.loads(body), files
+    for file in files:  # who asked was killed
+        os.close(file)
+    return None
 
 
 def _ended() -> list[tuple[int, int]]:
@@ -130,8 +133,11 @@ def _ended() -> list[tuple[int, int]]:
         found.append((pid, os.waitstatus_to_exitcode(status)))
 
 
-def _begin(arguments: list[str]) -> list[str]:
+def _begin(arguments: list[str], *servers: socket.socket) -> list[str]:
+    """In a fork: leave what is the server's."""
     signal.set_wakeup_fd(-1)
+    for link in servers:
+        link.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)
@@ -139,7 +145,7 @@ def _begin(arguments: list[str]) -> list[str]:
 
 
 def execute(arguments: list[str]) -> None:
-    """As ``python ARGUMENTS…`` does."""
+    """As ``python ARGUMENTS…`` does, but that other modules do not find the code of ``-c``."""
     match arguments:
         case ["-m", module, *rest]:
             sys.argv = [module, *rest]
