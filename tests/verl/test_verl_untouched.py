@@ -17,6 +17,14 @@ ONE_WORKER: dict[str, object] = {
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
 }
 OWN: dict[str, tuple[dict[str, object], set[str]]] = {
+    "reinforce_plus_plus": (
+        {
+            "algorithm.use_kl_in_reward": True,
+            "actor_rollout_ref.actor.entropy_coeff": 0.01,
+            "actor_rollout_ref.actor.use_kl_loss": True,
+        },
+        {"actor/kl_loss", "actor/reward_kl_penalty"},
+    ),
     "grpo": (
         {
             **ONE_WORKER,
@@ -31,8 +39,8 @@ OWN: dict[str, tuple[dict[str, object], set[str]]] = {
     ),
     "gae": ({**ONE_WORKER, "algorithm.lam": 0.95}, {"critic/vf_loss", "critic/grad_norm"}),
 }
-"""verl's own algorithms: settings, and what they must have measured. The last is PPO, with verl's
-own critic."""
+"""verl's own algorithms: settings, and what they must have measured. The first runs on two workers,
+the last is PPO, with verl's own critic."""
 
 
 def own_algorithm(place: Path, folder: Path, name: str) -> dict[str, object]:
