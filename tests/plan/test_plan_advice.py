@@ -6,7 +6,7 @@ from typing import Any
 
 from accuracy import MODELS
 from any_jobs import jobs
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from small_models import large_shape
 
 from segcredit.config import parse_recipe
@@ -23,6 +23,10 @@ FIELDS = {
 }
 
 
+few = settings(max_examples=25, deadline=None)
+"""Each plans a job many times over."""
+
+
 def applied(job: Job, changes: dict[str, Any]) -> Job:
     return replace(job, **{FIELDS[key]: value for key, value in changes.items()})
 
@@ -32,6 +36,7 @@ def common(**settings: Any) -> Job:
     return Job(large_shape(), Lengths(240, 720, 204, 1024), GPUS["H200"], **given)
 
 
+@few
 @given(jobs())
 def test_what_fits_needs_no_advice_and_advice_fits(job: Job):
     trials = advise(job)
@@ -50,6 +55,7 @@ def test_what_fits_needs_no_advice_and_advice_fits(job: Job):
         assert trial.changes, "a trial changes something"
 
 
+@few
 @given(jobs())
 def test_nothing_is_left_untried(job: Job):
     """Where advice gives up, no settings of this kind would do."""
@@ -65,6 +71,7 @@ def test_nothing_is_left_untried(job: Job):
             micro //= 2
 
 
+@few
 @given(jobs())
 def test_a_larger_gpu_that_is_named_would_do(job: Job):
     found = large_enough(job)
@@ -74,6 +81,7 @@ def test_a_larger_gpu_that_is_named_would_do(job: Job):
     assert fits(applied(replace(job, gpu=gpu), trial.changes if trial else {}))
 
 
+@few
 @given(jobs())
 def test_other_experiments_would_do(job: Job):
     for words, trial in other_experiments(job):
