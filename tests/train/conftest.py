@@ -1,3 +1,5 @@
+import fcntl
+import os
 from pathlib import Path
 
 import jaxtyping
@@ -7,18 +9,27 @@ from train.small import SMALL, warm_start
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory):
-    """Kept warm starts, each made on first use."""
-    made: dict[str, Path] = {}
+    """Kept warm starts, each made on first use, by the process that needs it first."""
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # of all of them
 
     def get(name: str) -> Path:
-        if name not in made:
-            # hundreds of steps, whose shape checks (done elsewhere) would take a third of the time
-            before = jaxtyping.config.jaxtyping_disable
-            jaxtyping.config.update("jaxtyping_disable", True)
-            try:
-                made[name] = warm_start(SMALL[name], tmp_path_factory.mktemp("warm") / name)
-            finally:
-                jaxtyping.config.update("jaxtyping_disable", before)
-        return made[name]
+        made = place / f"warm-{name}"
+        with (place / f"warm-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                warm_start_unchecked(name, place / f"warm-{name}.part").rename(made)
+        return made
 
     return get
+
+
+def warm_start_unchecked(name: str, folder: Path) -> Path:
+    """Hundreds of steps, whose shape checks (done elsewhere) would take a third of the time."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        return warm_start(SMALL[name], folder)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)

@@ -68,7 +68,6 @@ SMALL = {
     "grid": grid("qwen2_5_vl", 28),
     "chains": chains("llama"),
     "grid_qwen3_vl": grid("qwen3_vl", 32),
-    "chains_qwen2": chains("qwen2"),
 }
 
 

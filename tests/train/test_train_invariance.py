@@ -120,29 +120,32 @@ from segcredit.train.stages import enter, step_of
 
 parallel = Parallel.start()
 small = SMALL["grid"]
-lora = {"rank": 4, "alpha": 8} if "lora" in sys.argv else None
-made = recipe(
-    small,
-    {"name": "sapo", "kl": 0.01},
-    model={"tiny": small.tiny, **small.sizes, "lora": lora},
-    rollout={"prompts": 24, "samples": 1, "max_tokens": 16},
-    optimizer={"lr": 1e-3, "critic_lr": 1e-3, "eps": 1e-3},
-)
-state = build(make_plan(made), Policy.from_pretrained(sys.argv[3]), parallel=parallel)
-enter(state, made.stages[-1])
-metrics = []
-for _ in range(2):
-    metrics.append(step_of(state, made.stages[-1])[0])
-    state.step += 1
-    state.stage_step += 1
-weights = {f"policy.{k}": v for k, v in state.policy.model.state_dict().items()}
-weights |= {f"critic.{k}": v for k, v in state.critic.state_dict().items()}
-torch.save({"weights": weights, "metrics": metrics}, f"{sys.argv[1]}-{parallel.rank}.pt")
+found = {}
+for trained, lora in {"weights": None, "lora": {"rank": 4, "alpha": 8}}.items():
+    made = recipe(
+        small,
+        {"name": "sapo", "kl": 0.01},
+        model={"tiny": small.tiny, **small.sizes, "lora": lora},
+        rollout={"prompts": 24, "samples": 1, "max_tokens": 16},
+        optimizer={"lr": 1e-3, "critic_lr": 1e-3, "eps": 1e-3},
+    )
+    state = build(make_plan(made), Policy.from_pretrained(sys.argv[3]), parallel=parallel)
+    enter(state, made.stages[-1])
+    metrics = []
+    for _ in range(2):
+        metrics.append(step_of(state, made.stages[-1])[0])
+        state.step += 1
+        state.stage_step += 1
+    weights = {f"policy.{k}": v for k, v in state.policy.model.state_dict().items()}
+    weights |= {f"critic.{k}": v for k, v in state.critic.state_dict().items()}
+    found[trained] = {"weights": weights, "metrics": metrics}
+torch.save(found, f"{sys.argv[1]}-{parallel.rank}.pt")
 parallel.close()
 """
 
 
-def in_processes(size: int, out: Path, policy: Path, trained: str) -> list[dict]:
+def in_processes(size: int, out: Path, policy: Path) -> list[dict]:
+    """What each process found, with whole weights and with adapters."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -150,7 +153,7 @@ def in_processes(size: int, out: Path, policy: Path, trained: str) -> list[dict]
     tests = str(Path(__file__).parents[1])
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(out), tests, str(policy), trained],
+            [sys.executable, "-c", WORKER, str(out), tests, str(policy)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
         )
@@ -162,10 +165,17 @@ def in_processes(size: int, out: Path, policy: Path, trained: str) -> list[dict]
     return [torch.load(f"{out}-{rank}.pt", weights_only=True) for rank in range(size)]
 
 
+@pytest.fixture(scope="module")
+def one_and_two(tmp_path_factory, warm) -> tuple[list[dict], list[dict]]:
+    folder = tmp_path_factory.mktemp("processes")
+    sizes = {1: folder / "one", 2: folder / "two"}
+    one, two = (in_processes(size, out, warm("grid")) for size, out in sizes.items())
+    return one, two
+
+
 @pytest.mark.parametrize("trained", ["weights", "lora"])
-def test_two_processes_make_the_same_update_as_one(tmp_path, warm, trained):
-    (alone,) = in_processes(1, tmp_path / "one", warm("grid"), trained)
-    both = in_processes(2, tmp_path / "two", warm("grid"), trained)
+def test_two_processes_make_the_same_update_as_one(one_and_two, trained):
+    (alone,), both = ([rank[trained] for rank in ranks] for ranks in one_and_two)
     for rank in both:
         for name, x in alone["weights"].items():
             y = rank["weights"][name]

@@ -52,10 +52,10 @@ def test_every_method_learns(method, world, warm):
     assert ("kl" in metrics[0]) == ("logp_ref" in state.algorithm.needs)
 
 
-@pytest.mark.parametrize("world", ["grid_qwen3_vl", "chains_qwen2"])
-def test_the_other_architectures_learn(world, warm):
-    made = recipe(SMALL[world], {"name": "sapo", "kl": 0.0})
-    _, metrics = after_warm_start(made, warm(world))
+def test_the_third_architecture_learns(warm):
+    """Qwen3-VL; the others are Llama, and Qwen2.5-VL, whose language model is Qwen2."""
+    made = recipe(SMALL["grid_qwen3_vl"], {"name": "sapo", "kl": 0.0})
+    _, metrics = after_warm_start(made, warm("grid_qwen3_vl"))
     first, last = ends(metrics)
     assert last > first + MARGIN, [x["accuracy"] for x in metrics]
 
