@@ -1,5 +1,7 @@
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jaxtyping
@@ -19,17 +21,26 @@ def warm(tmp_path_factory: pytest.TempPathFactory):
         with (place / f"warm-{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
-                warm_start_unchecked(name, place / f"warm-{name}.part").rename(made)
+                with without_shape_checks():
+                    warm_start(SMALL[name], place / f"warm-{name}.part").rename(made)
         return made
 
     return get
 
 
-def warm_start_unchecked(name: str, folder: Path) -> Path:
-    """Hundreds of steps, whose shape checks (done elsewhere) would take a third of the time."""
+@contextmanager
+def without_shape_checks() -> Iterator[None]:
+    """For hundreds of steps, of which checks (done elsewhere) would take a third of the time."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        return warm_start(SMALL[name], folder)
+        yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """A test of which steps are many and shapes not the point."""
+    with without_shape_checks():
+        yield

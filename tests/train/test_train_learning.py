@@ -9,6 +9,7 @@ from segcredit.train.build import build, make_plan
 from segcredit.train.collect import collect
 from segcredit.train.metrics import Metrics
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 MARGIN = 0.12
 """Points of training accuracy that the last three steps must gain on the first three.
 
