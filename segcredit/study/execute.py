@@ -109,16 +109,23 @@ def _interrupts(states: States) -> Iterator[None]:
 
 
 def _take_in(states: States, plans: Sequence[Plan], store: Store) -> None:
-    """Runs that have become known: all at first; later those whose learning rate was found."""
+    """Runs that have become known: all at first; later those whose learning rate was found.
+
+    What an earlier study needs comes before what a later one does, whenever it became known.
+    """
     failed = states.failed
     states.early = {start.digest for plan in plans for start in plan.early(failed)}
+    found: dict[str, RunState] = {}
     for plan in plans:
         for planned in [*plan.planned(failed), *plan.early(failed)]:
-            if planned.digest not in states.runs:
-                state = RunState(planned, total=planned.steps)
-                if store.finished(planned):
-                    state.status, state.already = "done", True
-                states.runs[planned.digest] = state
+            if planned.digest not in found:
+                found[planned.digest] = states.runs.get(planned.digest) or _state(planned, store)
+    states.runs = found | {key: x for key, x in states.runs.items() if key not in found}
+
+
+def _state(planned: Planned, store: Store) -> RunState:
+    done = store.finished(planned)
+    return RunState(planned, "done" if done else "waiting", total=planned.steps, already=done)
 
 
 def _begin(states: States, pool: Pool, store: Store, watch: Watch) -> None:

@@ -62,6 +62,7 @@ class Plan:
             for arm in dict.fromkeys([*self.arms, study.reference])
         }
         self._known: dict[tuple[object, ...], Planned] = {}
+        self._rates: dict[str, Tuned] = {}
 
     @property
     def tunes(self) -> bool:
@@ -114,7 +115,15 @@ class Plan:
 
     def rate(self, arm: str, failed: Collection[str] = ()) -> Tuned | None:
         """The learning rate of an arm; None while it is being tuned, or if every rate failed."""
+        if not self.tunes:
+            return Tuned(self._recipes[arm].optimizer.lr)
         by = self._tuned_by(arm)
+        found = self._rates.get(by) or self._find_rate(by, failed)
+        if found is not None and not found.failed:
+            self._rates[by] = found  # for good: runs that are through stay as they are
+        return found
+
+    def _find_rate(self, by: str, failed: Collection[str]) -> Tuned | None:
         tried, lost = {}, []
         for rate, runs in self.tuning(by).items():
             if any(run.digest in failed for run in runs):
@@ -124,8 +133,6 @@ class Plan:
                 tried[rate] = sum(areas) / len(areas)
             else:
                 return None
-        if not self.tunes:
-            return Tuned(self._recipes[arm].optimizer.lr)
         if not tried:
             return None
         best = max(tried, key=lambda rate: (tried[rate], -rate))

@@ -9,7 +9,7 @@ from small import SMOKE, plan, pretend, study
 from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
 from segcredit.study import Options, Plan, Store
-from segcredit.study.execute import RunState, States, _wanted_starts
+from segcredit.study.execute import RunState, States, _take_in, _wanted_starts
 from segcredit.study.recipes import arm_recipe, pretraining_of, warm_start_of
 from segcredit.study.store import Planned
 
@@ -200,6 +200,24 @@ def test_a_start_is_run_only_if_a_missing_run_needs_its_models(tmp_path: Path) -
     (made.store.last(critic) / "critic").mkdir()
     assert _wanted_starts(states, made.store) == {critic.digest}
     assert states.runs[critic.digest].status == "done", "its models are there"
+
+
+def test_what_an_earlier_study_needs_comes_first_even_if_it_is_known_later(tmp_path: Path) -> None:
+    first, second = plan(tmp_path), plan(tmp_path, name="other", base="vision")
+    store, states = first.store, States()
+    _take_in(states, [first, second], store)
+    assert not any(x.planned.kind == "run" for x in states.runs.values())
+    for run in (run for runs in first.tuning("sapo").values() for run in runs):
+        pretend(store, run, [0.1, 0.2])
+    known = {**states.runs}
+    _take_in(states, [first, second], store)
+    assert known.keys() < states.runs.keys()
+    assert all(states.runs[key] is state for key, state in known.items())
+    order = [*states.runs]
+    runs = [x.digest for x in first.planned() if x.kind == "run"]
+    later = [x.digest for x in second.planned()]
+    assert runs
+    assert max(map(order.index, runs)) < min(map(order.index, later))
 
 
 # ── Learning rates ───────────────────────────────────────────────────────────────────────────────
