@@ -23,6 +23,8 @@ segcredit study table1 --scale smoke  [dim]# does it work? Seconds, and it says 
 
 segcredit study table1 table2 --scale mini --jobs 4  [dim]# four runs at a time[/dim]
 
+segcredit study table1 --scale mini --no-run  [dim]# tables so far, while it runs elsewhere[/dim]
+
 segcredit study mine.yaml --scale mini --only ppo --set optimizer.lr=1e-4
 """
 ALL = "all"
@@ -61,6 +63,9 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run and stop.")
     ] = False,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Or write tables of what is there already.")
+    ] = True,
 ) -> None:
     """Run what is missing of a study, then write its tables and figures."""
     from rich.console import Console
@@ -86,7 +91,7 @@ def study(
         if dry_run:
             _dry_run(console, plans, store)
             return
-        states = _run(console, plans, store, folder, jobs)
+        states = _run(console, plans, store, folder, jobs if run else 0)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
@@ -110,13 +115,15 @@ def _run(
     console: "Console", plans: "list[Plan]", store: "Store", folder: Path, jobs: int
 ) -> "States":
     from segcredit.commands.quiet import quiet_libraries
-    from segcredit.study.execute import execute
+    from segcredit.study.execute import States, execute
     from segcredit.study.progress import watcher
     from segcredit.study.summary import summarise
     from segcredit.study.write import write_study
 
-    with watcher(console) as watch:
-        states = execute(plans, store, jobs, folder / "logs", watch)
+    states = States()
+    if jobs:
+        with watcher(console) as watch:
+            states = execute(plans, store, jobs, folder / "logs", watch)
     quiet_libraries()  # a probe loads a model
     for plan in plans:
         place = folder / f"{plan.study.name}-{plan.scale.name}"

@@ -75,7 +75,7 @@ def cost_table(summary: Summary) -> Table:
 def tuning_table(summary: Summary) -> Table:
     """Every rate that was tried, and the measure there, in per cent."""
     rows = []
-    for arm in summary.arms:
+    for arm in summary.arms if summary.study.tune == "each" else (summary.reference,):
         for rate in sorted({*arm.tuned.tried, *arm.tuned.failed}) if arm.tuned else ():
             assert arm.tuned is not None
             measured = arm.tuned.tried.get(rate, math.nan)

@@ -160,6 +160,21 @@ def test_list_and_dry_run_train_nothing(whole: Path, monkeypatch: pytest.MonkeyP
     assert not (whole / "nowhere").exists()
 
 
+def test_tables_of_what_is_there_are_written_without_a_run(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(whole)
+    before, kept = runs_of(whole), results(whole)
+    found = segcredit("mine.yaml", "--no-run", "--seeds", "0,1")
+    assert found.exit_code == 0, found.output
+    assert "running" not in found.stdout
+    assert runs_of(whole) == before
+    page = (whole / "studies" / "mine-smoke" / "study.md").read_text()
+    assert "**Incomplete: 2 of 4 runs" in page
+    assert segcredit("mine.yaml", "--no-run").exit_code == 0
+    assert results(whole) == kept
+
+
 def test_every_study_is_listed() -> None:
     found = segcredit("--list", "-o", "nowhere")
     assert found.exit_code == 0

@@ -22,6 +22,7 @@ from segcredit.study.tables import (
     results_table,
     runs_csv,
     times_csv,
+    tuning_table,
 )
 from segcredit.study.write import write_study
 
@@ -120,6 +121,19 @@ def test_the_table_of_results(summary: Summary) -> None:
     assert "$-$11.0" in tex
     assert "−" not in tex
     assert tex.count("\\\\\n") == 4
+
+
+@pytest.mark.parametrize("whose", ["each", "reference"])
+def test_rates_stand_there_for_the_arms_that_were_tuned(tmp_path: Path, whose: str) -> None:
+    found = plan(tmp_path, tune=whose)
+    for arm in found.arms if whose == "each" else ("sapo",):
+        for place, runs in enumerate(found.tuning(arm).values()):
+            for run in runs:
+                pretend(found.store, run, [0.0, 0.2 - 0.1 * place])
+    rows = tuning_table(summarise(found)).rows
+    told = [("SAPO", "0.001", "10.0", "chosen"), ("SAPO", "0.003", "5.0", "")]
+    own = [("ppo", "0.001", "10.0", "chosen"), ("ppo", "0.003", "5.0", "")]
+    assert list(rows) == (told + own if whose == "each" else told)
 
 
 def test_times_are_apart_from_what_can_be_repeated(summary: Summary) -> None:
