@@ -16,6 +16,7 @@ import re
 import shutil
 from pathlib import Path
 
+from segcredit.study import load_study
 from segcredit.study.summary import Estimate, estimate
 from segcredit.study.tables import Table, markdown
 
@@ -24,8 +25,8 @@ KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
 BLOCK = re.compile(
     r"(<!-- (?P<name>[\w-]+)(?P<what> cost| lift| rounds)? -->\n).*?(<!-- end -->)", re.DOTALL
 )
-ROUNDS = ("first", "second", "third")
-"""Of a study that was made more than once; the last one has no such name."""
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
+"""Of a study that was made more than once; the last one's folder has no such name."""
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 
 
@@ -42,36 +43,64 @@ def bring(study: Path, place: Path) -> None:
 
 
 def rounds(name: str) -> str:
-    """Differences to the reference in each round, paired by seed, and over the pairs of all."""
+    """Differences paired by seed in each round, over the pairs of all, and over rounds.
+
+    To the reference; and from one horizon to another, where a study has both (``x_long``, ``x``).
+    """
+    places = [HERE / "results" / f"{name}-{x}" for x in ROUNDS]
+    places = [*(x for x in places if x.is_dir()), HERE / "results" / name]
     labels: dict[str, str] = {}
-    found: list[dict[str, list[float]]] = []
-    for place in [*(HERE / "results" / f"{name}-{x}" for x in ROUNDS), HERE / "results" / name]:
-        arms = [*csv.DictReader((place / "study.csv").open())]
-        labels |= {row["arm"]: row["label"] for row in arms}
-        areas: dict[str, dict[str, float]] = {}
-        for row in csv.DictReader((place / "runs.csv").open()):
-            areas.setdefault(row["arm"], {})[row["seed"]] = float(row["area"])
-        reference = areas.pop(next(row["arm"] for row in arms if row["area_difference"] == "0"))
-        found.append(
-            {arm: [100 * (x - reference[s]) for s, x in own.items()] for arm, own in areas.items()}
-        )
-
-    def told(values: list[float]) -> str:
-        return "–" if not values else difference(estimate(values))
-
+    areas: list[dict[str, dict[int, float]]] = []
+    for place in places:
+        labels |= {row["arm"]: row["label"] for row in _rows(place / "study.csv")}
+        areas.append({})
+        for row in _rows(place / "runs.csv"):
+            areas[-1].setdefault(row["arm"], {})[int(row["seed"])] = 100 * float(row["area"])
+    reference = load_study(name).reference
+    asked = [(arm, reference) for arm in labels if arm != reference]
+    asked += [(arm, arm.removesuffix("_long")) for arm in labels if arm.endswith("_long")]
     rows = []
-    for arm, label in labels.items():
-        each = [x.get(arm, []) for x in found]
-        if pairs := [value for values in each for value in values]:
-            rows.append((label, *map(told, each), told(pairs), str(len(pairs))))
-    columns = ("", *(x for x in ROUNDS), "fourth", "all", "pairs")
+    for arm, other in asked:
+        each = [
+            [own[seed] - x[other][seed] for seed in own if seed in x[other]]
+            for x in areas
+            for own in [x.get(arm, {})]
+        ]
+        pairs = [value for values in each for value in values]
+        means = estimate([estimate(values).mean for values in each])
+        label = labels[arm] if other == reference else f"{labels[arm]} − {labels[other]}"
+        texts = (*(difference(estimate(values)) for values in each), difference(estimate(pairs)))
+        rows.append((label, *texts, str(len(pairs)), difference(means) if means.num > 2 else "–"))
+    columns = ("", *ROUNDS[: len(places)], "all pairs", "pairs", "rounds as the unit")
     return markdown(Table(columns, tuple(rows)))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return [*csv.DictReader(path.read_text().splitlines())]
 
 
 def difference(found: Estimate) -> str:
     """As the tables of results have it."""
-    text = f"{found.mean:+.1f} ({found.low:+.1f} … {found.high:+.1f})"
-    return text.replace("-", "−")
+    if not found.num:
+        return "–"
+    ends = f" ({found.low:+.1f} … {found.high:+.1f})" if found.num > 1 else ""
+    return f"{found.mean:+.1f}{ends}".replace("-", "−")
+
+
+def fill(text: str) -> str:
+    """A page with every table between its marks as docs/results has it now."""
+
+    def filled(block: re.Match[str]) -> str:
+        page = HERE / "results" / block["name"] / "study.md"
+        if not page.is_file():
+            return block[0]
+        if block["what"] == " rounds":
+            return f"{block[1]}{rounds(block['name'])}{block[4]}"
+        tables = TABLE.findall(page.read_text())
+        place = {None: 0, " cost": 1, " lift": -1}[block["what"]]
+        return f"{block[1]}{tables[place]}{block[4]}"
+
+    return BLOCK.sub(filled, text)
 
 
 def main() -> None:
@@ -90,18 +119,7 @@ def main() -> None:
         bring(page.parent, HERE / "results" / name)
         print(f"docs/results/{name}")
     results = HERE / "results.md"
-
-    def filled(block: re.Match[str]) -> str:
-        page = HERE / "results" / block["name"] / "study.md"
-        if not page.is_file():
-            return block[0]
-        if block["what"] == " rounds":
-            return f"{block[1]}{rounds(block['name'])}{block[4]}"
-        tables = TABLE.findall(page.read_text())
-        place = {None: 0, " cost": 1, " lift": -1}[block["what"]]
-        return f"{block[1]}{tables[place]}{block[4]}"
-
-    results.write_text(BLOCK.sub(filled, results.read_text()))
+    results.write_text(fill(results.read_text()))
     print(results)
 
 

@@ -138,6 +138,15 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_tables_of_results_are_those_of_their_studies(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import make_results
+
+    text = (ROOT / "docs" / "results.md").read_text()
+    assert make_results.fill(text) == text, "run docs/make_results.py"
+    assert make_results.fill(text.replace("| SAPO |", "| nobody |")) == text
+
+
 @each_document
 def test_relative_links_lead_somewhere(path: Path):
     for match in LINK.finditer(prose(path.read_text())):

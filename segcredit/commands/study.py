@@ -64,13 +64,14 @@ def study(
         bool, typer.Option("--dry-run", help="Show what would run and stop.")
     ] = False,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Or write tables of what is there already.")
+        bool, typer.Option("--run/--no-run", help="Or train nothing: tables of what is there.")
     ] = True,
 ) -> None:
     """Run what is missing of a study, then write its tables and figures."""
     from rich.console import Console
 
     from segcredit.study import Options, Plan, Store, load_study, shipped_studies
+    from segcredit.study.execute import recorded
     from segcredit.study.scales import scale_of
 
     if not names and not listed:
@@ -91,14 +92,16 @@ def study(
         if dry_run:
             _dry_run(console, plans, store)
             return
-        states = _run(console, plans, store, folder, jobs if run else 0)
+        states = _execute(console, plans, store, folder, jobs) if run else recorded(plans, store)
+        _write(console, plans, states, folder)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("Stopped.")
         raise typer.Exit(130) from None
-    _end(console, states)
+    if run:
+        _end(console, states)
 
 
 def _seeds(text: str | None) -> tuple[int, ...]:
@@ -111,19 +114,21 @@ def _seeds(text: str | None) -> tuple[int, ...]:
     return found
 
 
-def _run(
+def _execute(
     console: "Console", plans: "list[Plan]", store: "Store", folder: Path, jobs: int
 ) -> "States":
-    from segcredit.commands.quiet import quiet_libraries
-    from segcredit.study.execute import States, execute
+    from segcredit.study.execute import execute
     from segcredit.study.progress import watcher
+
+    with watcher(console) as watch:
+        return execute(plans, store, jobs, folder / "logs", watch)
+
+
+def _write(console: "Console", plans: "list[Plan]", states: "States", folder: Path) -> None:
+    from segcredit.commands.quiet import quiet_libraries
     from segcredit.study.summary import summarise
     from segcredit.study.write import write_study
 
-    states = States()
-    if jobs:
-        with watcher(console) as watch:
-            states = execute(plans, store, jobs, folder / "logs", watch)
     quiet_libraries()  # a probe loads a model
     for plan in plans:
         place = folder / f"{plan.study.name}-{plan.scale.name}"
@@ -134,7 +139,6 @@ def _run(
         for reason in lacking:
             console.print(reason, style="yellow", markup=False, highlight=False, soft_wrap=True)
         console.print(f"written  {place}", markup=False, highlight=False, soft_wrap=True)
-    return states
 
 
 def _show(console: "Console", plan: "Plan", summary: object) -> None:

@@ -86,6 +86,22 @@ def execute(plans: Sequence[Plan], store: Store, jobs: int, logs: Path, watch: W
             pool.close()
 
 
+def recorded(plans: Sequence[Plan], store: Store) -> States:
+    """How far everything is, without running anything."""
+    states = States()
+    while True:  # a rate whose run failed may leave another, and runs with it
+        _take_in(states, plans, store)
+        failed = [
+            (state, why)
+            for state in states.runs.values()
+            if state.status == "waiting" and (why := store.failure(state.planned)) is not None
+        ]
+        if not failed:
+            return states
+        for state, why in failed:
+            state.status, state.message = "failed", why
+
+
 @contextmanager
 def _interrupts(states: States) -> Iterator[None]:
     """The first Ctrl-C is noted, the second ends everything; only a main thread can."""
@@ -149,6 +165,7 @@ def _begin(states: States, pool: Pool, store: Store, watch: Watch) -> None:
                 planned.keeps,
             )
             state.status = "running"
+            store.forget_failure(planned)
             watch.changed(states, state, "begun")
             pool.begin(order)
 
@@ -190,6 +207,8 @@ def _hear(states: States, pool: Pool, plans: Sequence[Plan], store: Store, watch
             stopped = states.stopping and what == "gone"
             state.status = "stopped" if stopped else "failed"
             state.message = event["message"]
+            if not stopped:
+                store.note_failure(state.planned, state.message)
         watch.changed(states, state, what)
         if state.status in ("done", "failed"):
             _take_in(states, plans, store)

@@ -97,6 +97,27 @@ class Store:
         """Have a run done again whose model is not there any more."""
         (self.folder(planned) / FINISHED).unlink(missing_ok=True)  # another study may have
 
+    def note_failure(self, planned: Planned, message: str) -> None:
+        """Remember why a run did not come to its end, for tables that are written later."""
+        place = self._failure(planned)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(place, {"message": message})
+
+    def forget_failure(self, planned: Planned) -> None:
+        """It is tried again."""
+        self._failure(planned).unlink(missing_ok=True)
+
+    def failure(self, planned: Planned) -> str | None:
+        """Why it failed when it was last tried; None if it did not."""
+        try:
+            return str(json.loads(self._failure(planned).read_bytes())["message"])
+        except FileNotFoundError:
+            return None
+
+    def _failure(self, planned: Planned) -> Path:
+        """Beside the runs: one may fail before it has a folder."""
+        return self.path / ".failed" / f"{planned.digest}.json"
+
     def recipe(self, planned: Planned) -> Recipe:
         """Ready to run, its start found in this store."""
         start = planned.start

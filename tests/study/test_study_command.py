@@ -106,7 +106,9 @@ def test_a_second_time_it_runs_nothing(whole: Path) -> None:
     assert results(whole) == kept
 
 
-def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(whole: Path) -> None:
+def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arms = {
         "broken": {"recipe": {"reward": "nowhere.py:reward"}},
         "plain": {"algorithm": {"name": "sapo", "fraction": 0.3}},
@@ -125,6 +127,13 @@ def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(whole: 
     rows = (whole / "studies" / "other-smoke" / "runs.csv").read_text()
     assert ",sapo-s0-" in rows, "the other study's run, under its name"
     assert ",rloo-s0-" in rows
+    assert "nowhere.py" in page
+    monkeypatch.chdir(whole)
+    told = segcredit("other.yaml", "--no-run")
+    assert told.exit_code == 0, told.output
+    again = (whole / "studies" / "other-smoke" / "study.md").read_text()
+    assert "nowhere.py" in again, "what failed is remembered"
+    assert "**Incomplete: 1 of 3 runs" in again
 
 
 def test_light_copies_of_runs_suffice(whole: Path, tmp_path: Path) -> None:

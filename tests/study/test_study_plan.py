@@ -9,7 +9,7 @@ from small import SMOKE, plan, pretend, study
 from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
 from segcredit.study import Options, Plan, Store
-from segcredit.study.execute import RunState, States, _take_in, _wanted_starts
+from segcredit.study.execute import RunState, States, _take_in, _wanted_starts, recorded
 from segcredit.study.recipes import arm_recipe, pretraining_of, warm_start_of
 from segcredit.study.store import Planned
 
@@ -278,6 +278,21 @@ def test_until_tuning_is_done_the_runs_are_not_known(tmp_path: Path) -> None:
     assert found is not None
     assert (found.rate, found.failed) == (1e-3, (3e-3,))
     assert made.rate("sapo", failed={first.digest, second.digest}) is None
+
+
+def test_a_rate_that_failed_is_remembered(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    first, second = (runs[0] for runs in made.tuning("sapo").values())
+    pretend(made.store, first, [0.0, 0.5])
+    assert recorded([made], made.store).failed == {}
+    made.store.note_failure(second, "loss is not finite")
+    states = recorded([made], made.store)
+    assert states.failed == {second.digest: "loss is not finite"}
+    runs = [x.planned.name for x in states.runs.values() if x.planned.kind == "run"]
+    assert made.run("sapo", 0, 1e-3).name in runs, "the other rate is left"
+    made.store.forget_failure(second)
+    assert made.store.failure(second) is None
+    assert recorded([made], made.store).failed == {}
 
 
 def test_tuning_has_seeds_and_steps_of_its_own(tmp_path: Path) -> None:
