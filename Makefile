@@ -62,8 +62,9 @@ bench: $(STAMP)  ## how fast are credit and a training step
 	$(BIN)/python benchmarks/credit.py
 	$(BIN)/python benchmarks/step.py
 
-figures: $(STAMP)  ## draw the picture of the idea again
+figures: $(STAMP)  ## draw the pictures of the idea and of the results again
 	$(BIN)/python docs/make_idea.py
+	$(BIN)/python docs/make_overview.py
 
 clean:  ## remove the environments and caches
 	rm -rf $(VENV) $(VERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,143 @@
+"""Draw docs/img/results-light.svg and results-dark.svg: who is above or below SAPO, on three tasks.
+
+Numbers are those of docs/results/NAME/study.csv, as docs/make_results.py brought them. Run from
+anywhere: ``python docs/make_overview.py``; with ``--png FOLDER`` it also writes bitmaps.
+"""
+
+import argparse
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+TASKS = ("pictures", "text", "text, the response decides")
+OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO with PPO's horizon"
+ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
+    (OWN, "PPO", ("table1 ppo", "fig4 ppo", "choices ppo")),
+    (OWN, "VC-PPO", ("table1 vc_ppo", None, None)),
+    (OWN, "GRPO, as many responses", ("table1 grpo", "fig4 grpo", "choices grpo")),
+    (OWN, "GRPO, as many prompts", ("table1 grpo_prompts", None, None)),
+    (MATCHED, "PPO, λ = .997", ("table1 ppo_long", "lambda ppo_long", "choices ppo_long")),
+    (MATCHED, "VC-PPO, λ = .997", ("table1 vc_ppo_long", None, None)),
+    (MATCHED, "tokens for segments", (None, "lambda token_long", "choices token_long")),
+    (SHORT, "SAPO, λ = .843", (None, "lambda segment_short", "choices sapo_short")),
+]
+"""Kind, label, and on each task the study and arm; None: not run."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colours of a page."""
+
+    name: str
+    ink: str
+    dim: str
+    faint: str
+    page: str
+    kinds: dict[str, str]
+
+
+LOOKS = (
+    Look(
+        "light", "#333a45", "#9aa2ad", "#d4d8de", "#ffffff",
+        {OWN: "#e07b39", MATCHED: "#3b6fd4", SHORT: "#a14fb5"},
+    ),
+    Look(
+        "dark", "#d7dce3", "#7d8794", "#3a414b", "#0d1117",
+        {OWN: "#f0965a", MATCHED: "#6f9bf0", SHORT: "#c583d6"},
+    ),
+)  # fmt: skip
+
+
+def difference(place: str) -> tuple[float, float, float]:
+    """Mean over the curve against SAPO's in points, and its interval."""
+    study, arm = place.split()
+    lines = (HERE / "results" / study / "study.csv").read_text().splitlines()
+    row = next(row for row in csv.DictReader(lines) if row["arm"] == arm)
+    mean, low, high = (100 * float(row[f"area_difference{x}"]) for x in ("", "_low", "_high"))
+    return mean, low, high
+
+
+def draw(look: Look) -> Figure:
+    """One panel a task, one row a method."""
+    figure = Figure(figsize=(9.6, 3.9), layout="constrained", facecolor=look.page)
+    panels = figure.subplots(1, len(TASKS), sharey=True)
+    for number, (axis, task) in enumerate(zip(panels, TASKS, strict=True)):
+        panel(axis, look, number)
+        axis.set_title(task, fontsize=10.5, color=look.ink)
+    panels[0].set_yticks(range(len(ROWS)), [label for _, label, _ in ROWS])
+    for text, (kind, _, _) in zip(panels[0].get_yticklabels(), ROWS, strict=True):
+        text.set_color(look.kinds[kind])
+    panels[1].set_xlabel(
+        "points of held-out accuracy above SAPO, mean over the learning curve", color=look.ink
+    )
+    handles = [
+        panels[0].plot([], [], "o-", color=colour, label=kind)[0]
+        for kind, colour in look.kinds.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, labelcolor=look.ink)
+    return figure
+
+
+def panel(axis: Axes, look: Look, task: int) -> None:
+    """Points, their 95 % intervals, and a dash where nothing was run."""
+    axis.set_facecolor(look.page)
+    axis.set_xlim(-29, 29)
+    axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
+    axis.set_ylim(len(ROWS) - 0.5, -0.6)
+    axis.axvline(0.0, color=look.ink, linewidth=1.1)
+    axis.grid(True, axis="x", color=look.faint, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.tick_params(colors=look.ink, length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    for at, (kind, _, places) in enumerate(ROWS):
+        place, colour = places[task], look.kinds[kind]
+        if place is None:
+            axis.text(15, at, "not run", color=look.dim, ha="center", va="center", fontsize=8)
+            continue
+        mean, low, high = difference(place)
+        axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
+        axis.plot(mean, at, "o", color=colour, markersize=5.5)
+        text = f"{mean:+.1f}".replace("-", "−")
+        axis.annotate(
+            text,
+            (mean, at),
+            (0, 5.5),
+            textcoords="offset points",
+            ha="center",
+            color=colour,
+            fontsize=8,
+            bbox={"facecolor": look.page, "edgecolor": "none", "pad": 0.6},
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--png", type=Path, help="a folder for bitmaps")
+    asked = parser.parse_args()
+    settings = {
+        "svg.hashsalt": "segcredit",  # the same bytes each time
+        "svg.fonttype": "path",
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "legend.frameon": False,
+    }
+    with mpl.rc_context(settings):
+        for look in LOOKS:
+            figure = draw(look)
+            path = HERE / "img" / f"results-{look.name}.svg"
+            figure.savefig(path, metadata={"Date": None})
+            print(path)
+            if asked.png is not None:
+                figure.savefig(asked.png / f"results-{look.name}.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()
