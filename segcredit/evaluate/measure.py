@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from segcredit.evaluate.peers import Alone, Peers
 from segcredit.evaluate.statistics import mean_interval, pass_at_k
 from segcredit.inputs import as_responses, encode_all
 from segcredit.types import Encoded, Prompt, Response, Reward, RewardFn, RolloutEngine, Sampling
@@ -71,14 +72,21 @@ def evaluate(
     samples: int = 1,
     greedy: bool = True,
     seed: int = 0,
+    peers: Peers | None = None,
 ) -> Evaluation:
-    """``samples`` responses to each prompt and, if asked, the greedy one beside them."""
+    """``samples`` responses to each prompt and, if asked, the greedy one beside them.
+
+    Each of several ``peers`` asks its part of the prompts, with the dice that it would have had
+    alone, and all of them return the whole.
+    """
     if not prompts:
         raise ValueError("nothing to evaluate on: got no prompts.")
-    encoded = encode_all(encode, prompts)
+    peers = peers or Alone()
+    encoded = encode_all(encode, peers.own(prompts))
     generator = torch.Generator().manual_seed(seed)
+    torch.rand(peers.before(prompts) * samples, sampling.max_tokens, generator=generator)
     repeated = [x for x in encoded for _ in range(samples)]
-    drawn = _graded(repeated, engine, reward, decode, sampling, generator)
+    drawn = peers.gather(_graded(repeated, engine, reward, decode, sampling, generator))
     right = [_accuracy(x) for _, x in drawn]
     per_prompt = [right[i : i + samples] for i in range(0, len(right), samples)]
     means = [sum(x) / samples for x in per_prompt]
@@ -86,7 +94,7 @@ def evaluate(
     best, best_interval = None, None
     if greedy:
         argmax = Sampling(sampling.max_tokens, temperature=0.0)
-        chosen = _graded(encoded, engine, reward, decode, argmax, generator)
+        chosen = peers.gather(_graded(encoded, engine, reward, decode, argmax, generator))
         marks = [_accuracy(x) for _, x in chosen]
         best, best_interval = sum(marks) / len(marks), mean_interval(marks)
         rows += _rows(chosen, 1, "greedy")
@@ -119,6 +127,8 @@ def _graded(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> list[tuple[Response, Reward]]:
+    if not encoded:  # more processes than prompts
+        return []
     rollouts = engine.sample(encoded, sampling, generator)
     responses = as_responses(rollouts, decode, sampling.max_tokens)
     return list(zip(responses, reward(responses), strict=True))

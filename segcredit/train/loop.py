@@ -159,6 +159,7 @@ def evaluate_state(state: State) -> Evaluation | None:
         settings.samples,
         settings.greedy,
         derive(state.seed, "evaluate", _optimized(state)) % 2**31,
+        peers=state.parallel,
     )
 
 

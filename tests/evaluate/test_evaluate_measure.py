@@ -1,7 +1,9 @@
 """Greedy, avg@k and pass@k of an engine whose answers are known."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from segcredit.evaluate import bootstrap_interval, evaluate
+from segcredit.train.parallel import Parallel
 from segcredit.types import Encoded, Prompt, Response, Reward, Rollouts, Sampling
 
 END = 9
@@ -204,3 +207,52 @@ def test_nothing_to_ask_and_a_reward_that_forgets_some() -> None:
     engine = Scripted(lambda n, time: [1, END])
     with pytest.raises(ValueError, match="shorter"):
         evaluate(prompts(2), engine, Forgets(), encode, decode, Sampling(3), 1)
+
+
+# ── Several processes ────────────────────────────────────────────────────────────────────────────
+
+
+class Dice(Scripted):
+    """Answers with whether its chance is below a half."""
+
+    def sample(
+        self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        chance = torch.rand(len(prompts), sampling.max_tokens, generator=generator)
+        drawn = iter((chance[:, 0] < 0.5).int().tolist())
+        greedy = sampling.temperature == 0
+        self.sampled = lambda n, time: [n % 2 if greedy else next(drawn), END]
+        self.greedy = self.sampled
+        return super().sample(prompts, sampling, generator)
+
+
+@dataclass(frozen=True)
+class Thread(Parallel):
+    """A process that is only a thread."""
+
+    table: list[list[Any]] = field(default_factory=list)
+    meeting: Barrier = field(default_factory=lambda: Barrier(1))
+
+    def gather(self, items: Sequence[Any]) -> list[Any]:
+        self.table[self.rank] = list(items)
+        self.meeting.wait(10)
+        found = [x for part in self.table for x in part]
+        self.meeting.wait(10)
+        return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_several_processes_find_what_one_would(size: int) -> None:
+    engines = [Dice(lambda n, time: []) for _ in range(1 + size)]
+    whole = measured(engines[0], 5, 4, seed=3)
+    assert 0 < whole.sampled < 1
+    table: list[list[Any]] = [[] for _ in range(size)]
+    meeting = Barrier(size)
+
+    def work(rank: int) -> Any:
+        peers = Thread(rank, size, table, meeting)
+        return measured(engines[1 + rank], 5, 4, seed=3, peers=peers)
+
+    with ThreadPoolExecutor(size) as pool:
+        assert all(found == whole for found in pool.map(work, range(size)))
+    assert sum(count for engine in engines[1:] for _, count in engine.asked) == 5 * 4 + 5
