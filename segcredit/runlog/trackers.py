@@ -110,7 +110,10 @@ class Trackio:
 
 
 class Mlflow:
-    """MLflow, which names runs itself: the run folder remembers the name."""
+    """MLflow, which names runs itself: the run folder remembers the name.
+
+    It refuses some signs in names of metrics, and with one of them the whole step.
+    """
 
     def __init__(
         self, folder: RunFolder, config: Mapping[str, Any], first_step: int | None
@@ -126,10 +129,15 @@ class Mlflow:
             self._mlflow.log_dict(dict(config), "config.yaml")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(metrics), step=step)
+        self._mlflow.log_metrics({_plain(name): x for name, x in metrics.items()}, step=step)
 
     def close(self) -> None:
         self._mlflow.end_run()
+
+
+def _plain(name: str) -> str:
+    """pass@4 → pass_at_4."""
+    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
 
 
 TRACKERS: Mapping[str, Callable[[RunFolder, Mapping[str, Any], int | None], Tracker]] = {

@@ -130,6 +130,18 @@ def test_mlflow_goes_on_with_the_run_it_named(
     assert len(mlflow.named("log_dict")) == 1
 
 
+def test_mlflow_is_told_names_that_it_takes(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters, digits, and _ - . : / and spaces; one other sign, and all of the step is lost."""
+    mlflow = Fake("mlflow", monkeypatch)
+    names = ["evaluation/pass@16", "time/a-b.c: d", "weight|λ"]
+    with MetricsWriter(folder.metrics, open_trackers(["mlflow"], folder, {})) as writer:
+        writer.write(0, "x", dict.fromkeys(names, 0.5))
+    ((told,), _) = mlflow.named("log_metrics")[0]
+    assert [*told] == ["x/evaluation/pass_at_16", "x/time/a-b.c: d", "x/weight__"]
+
+
 def test_one_that_cannot_start_costs_a_warning(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
