@@ -243,7 +243,7 @@ def killed_at(folder: Path, arm: str, lines: int) -> Call:
 def test_killed_again_and_again_it_ends_with_the_same_table(whole: Path, tmp_path: Path) -> None:
     write(tmp_path)
     before = workers()
-    for arm, lines in (("warm-start", 3), ("warm-critic", 1), ("sapo", 3), ("ppo", 6)):
+    for arm, lines in (("warm-start", 3), ("warm-critic", 1), ("ppo", 6)):
         killed_at(tmp_path, arm, lines)
         until = time.monotonic() + 20
         while workers() - before:  # they notice that nobody is there, and go

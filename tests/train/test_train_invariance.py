@@ -11,10 +11,12 @@ import pytest
 import torch
 from train.small import SMALL, recipe
 
+from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import collect
 from segcredit.train.metrics import Metrics
-from segcredit.train.stages import enter, next_prompts
+from segcredit.train.parallel import Parallel
+from segcredit.train.stages import enter, next_prompts, step_of
 from segcredit.train.update import update
 
 TOLERANCE = 1e-5
@@ -107,39 +109,41 @@ def test_the_order_of_rows_does_not_change_the_gradient(world):
     assert distance(whole, gradients(state, rollouts.select(order), 300)) < TOLERANCE
 
 
+def updated(policy: Path, parallel: Parallel) -> dict[str, dict]:
+    """Two updates of whole weights, and of adapters: this process's models and metrics."""
+    small, found = SMALL["grid"], {}
+    for trained, lora in {"weights": None, "lora": {"rank": 4, "alpha": 8}}.items():
+        made = recipe(
+            small,
+            {"name": "sapo", "kl": 0.01},
+            model={"tiny": small.tiny, **small.sizes, "lora": lora},
+            rollout={"prompts": 24, "samples": 1, "max_tokens": 16},
+            optimizer={"lr": 1e-3, "critic_lr": 1e-3, "eps": 1e-3},
+        )
+        state = build(make_plan(made), Policy.from_pretrained(str(policy)), parallel=parallel)
+        enter(state, made.stages[-1])
+        metrics = []
+        for _ in range(2):
+            metrics.append(step_of(state, made.stages[-1])[0])
+            state.step += 1
+            state.stage_step += 1
+        weights = {f"policy.{k}": v for k, v in state.policy.model.state_dict().items()}
+        weights |= {f"critic.{k}": v for k, v in state.critic.state_dict().items()}
+        found[trained] = {"weights": weights, "metrics": metrics}
+    return found
+
+
 WORKER = """
 import sys
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
-from train.small import SMALL, recipe
-from segcredit.models import Policy
-from segcredit.train.build import build, make_plan
+from pathlib import Path
 from segcredit.train.parallel import Parallel
-from segcredit.train.stages import enter, step_of
+from train.test_train_invariance import updated
 
 parallel = Parallel.start()
-small = SMALL["grid"]
-found = {}
-for trained, lora in {"weights": None, "lora": {"rank": 4, "alpha": 8}}.items():
-    made = recipe(
-        small,
-        {"name": "sapo", "kl": 0.01},
-        model={"tiny": small.tiny, **small.sizes, "lora": lora},
-        rollout={"prompts": 24, "samples": 1, "max_tokens": 16},
-        optimizer={"lr": 1e-3, "critic_lr": 1e-3, "eps": 1e-3},
-    )
-    state = build(make_plan(made), Policy.from_pretrained(sys.argv[3]), parallel=parallel)
-    enter(state, made.stages[-1])
-    metrics = []
-    for _ in range(2):
-        metrics.append(step_of(state, made.stages[-1])[0])
-        state.step += 1
-        state.stage_step += 1
-    weights = {f"policy.{k}": v for k, v in state.policy.model.state_dict().items()}
-    weights |= {f"critic.{k}": v for k, v in state.critic.state_dict().items()}
-    found[trained] = {"weights": weights, "metrics": metrics}
-torch.save(found, f"{sys.argv[1]}-{parallel.rank}.pt")
+torch.save(updated(Path(sys.argv[3]), parallel), f"{sys.argv[1]}-{parallel.rank}.pt")
 parallel.close()
 """
 
@@ -167,10 +171,8 @@ def in_processes(size: int, out: Path, policy: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def one_and_two(tmp_path_factory, warm) -> tuple[list[dict], list[dict]]:
-    folder = tmp_path_factory.mktemp("processes")
-    sizes = {1: folder / "one", 2: folder / "two"}
-    one, two = (in_processes(size, out, warm("grid")) for size, out in sizes.items())
-    return one, two
+    both = in_processes(2, tmp_path_factory.mktemp("processes") / "two", warm("grid"))
+    return [updated(warm("grid"), Parallel())], both
 
 
 @pytest.mark.parametrize("trained", ["weights", "lora"])
