@@ -13,6 +13,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from segcredit.analysis.result import number_text
+
 HERE = Path(__file__).resolve().parent
 TASKS = ("pictures", "text", "text, the response decides")
 OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO with PPO's horizon"
@@ -84,7 +86,7 @@ def draw(look: Look) -> Figure:
 
 
 def panel(axis: Axes, look: Look, task: int) -> None:
-    """Points, their 95 % intervals, and a dash where nothing was run."""
+    """Points, their 95 % intervals, and a word where nothing was run."""
     axis.set_facecolor(look.page)
     axis.set_xlim(-29, 29)
     axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
@@ -103,9 +105,8 @@ def panel(axis: Axes, look: Look, task: int) -> None:
         mean, low, high = difference(place)
         axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
         axis.plot(mean, at, "o", color=colour, markersize=5.5)
-        text = f"{mean:+.1f}".replace("-", "−")
         axis.annotate(
-            text,
+            number_text(mean, "+.1f"),
             (mean, at),
             (0, 5.5),
             textcoords="offset points",

@@ -17,8 +17,8 @@ import shutil
 from pathlib import Path
 
 from segcredit.study import load_study
-from segcredit.study.summary import Estimate, estimate
-from segcredit.study.tables import Table, markdown
+from segcredit.study.summary import estimate
+from segcredit.study.tables import Table, markdown, percent_text
 
 HERE = Path(__file__).resolve().parent
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
@@ -55,7 +55,7 @@ def rounds(name: str) -> str:
         labels |= {row["arm"]: row["label"] for row in _rows(place / "study.csv")}
         areas.append({})
         for row in _rows(place / "runs.csv"):
-            areas[-1].setdefault(row["arm"], {})[int(row["seed"])] = 100 * float(row["area"])
+            areas[-1].setdefault(row["arm"], {})[int(row["seed"])] = float(row["area"])
     reference = load_study(name).reference
     asked = [(arm, reference) for arm in labels if arm != reference]
     asked += [(arm, arm.removesuffix("_long")) for arm in labels if arm.endswith("_long")]
@@ -67,24 +67,18 @@ def rounds(name: str) -> str:
             for own in [x.get(arm, {})]
         ]
         pairs = [value for values in each for value in values]
-        means = estimate([estimate(values).mean for values in each])
+        found = [*map(estimate, each), estimate(pairs)]
+        means = estimate([x.mean for x in found[:-1]])
         label = labels[arm] if other == reference else f"{labels[arm]} − {labels[other]}"
-        texts = (*(difference(estimate(values)) for values in each), difference(estimate(pairs)))
-        rows.append((label, *texts, str(len(pairs)), difference(means) if means.num > 2 else "–"))
+        texts = [percent_text(x, "+") for x in found]
+        last = percent_text(means, "+") if means.num > 2 else "–"
+        rows.append((label, *texts, str(len(pairs)), last))
     columns = ("", *ROUNDS[: len(places)], "all pairs", "pairs", "rounds as the unit")
     return markdown(Table(columns, tuple(rows)))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     return [*csv.DictReader(path.read_text().splitlines())]
-
-
-def difference(found: Estimate) -> str:
-    """As the tables of results have it."""
-    if not found.num:
-        return "–"
-    ends = f" ({found.low:+.1f} … {found.high:+.1f})" if found.num > 1 else ""
-    return f"{found.mean:+.1f}{ends}".replace("-", "−")
 
 
 def fill(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from segcredit.evaluate.peers import Alone, Peers
+from segcredit.evaluate.peers import ALONE, Peers
 from segcredit.evaluate.statistics import mean_interval, pass_at_k
 from segcredit.inputs import as_responses, encode_all
 from segcredit.types import Encoded, Prompt, Response, Reward, RewardFn, RolloutEngine, Sampling
@@ -72,7 +72,7 @@ def evaluate(
     samples: int = 1,
     greedy: bool = True,
     seed: int = 0,
-    peers: Peers | None = None,
+    peers: Peers = ALONE,
 ) -> Evaluation:
     """``samples`` responses to each prompt and, if asked, the greedy one beside them.
 
@@ -81,7 +81,6 @@ def evaluate(
     """
     if not prompts:
         raise ValueError("nothing to evaluate on: got no prompts.")
-    peers = peers or Alone()
     encoded = encode_all(encode, peers.own(prompts))
     generator = torch.Generator().manual_seed(seed)
     torch.rand(peers.before(prompts) * samples, sampling.max_tokens, generator=generator)

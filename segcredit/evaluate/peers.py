@@ -23,7 +23,7 @@ class Peers(Protocol):
         ...
 
 
-class Alone:
+class _Alone:
     """No others."""
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -34,3 +34,6 @@ class Alone:
 
     def gather(self, items: Sequence[Item]) -> list[Item]:
         return list(items)
+
+
+ALONE = _Alone()

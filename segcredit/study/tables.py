@@ -27,11 +27,11 @@ def results_table(summary: Summary) -> Table:
                 arm.label,
                 _rate(arm),
                 f"{len(arm.runs)}",
-                _percent(arm.of(lambda run: run.accuracy[0]), interval=False),
-                _percent(arm.of(lambda run: run.area)),
-                _percent(arm.against(reference, lambda run: run.area), "+") if against else "",
-                _percent(arm.of(lambda run: run.final)),
-                _percent(arm.against(reference, lambda run: run.final), "+") if against else "",
+                percent_text(arm.of(lambda run: run.accuracy[0]), interval=False),
+                percent_text(arm.of(lambda run: run.area)),
+                percent_text(arm.against(reference, lambda run: run.area), "+") if against else "",
+                percent_text(arm.of(lambda run: run.final)),
+                percent_text(arm.against(reference, lambda run: run.final), "+") if against else "",
                 *(_published(numbers.get(arm.name)) for numbers in paper.values()),
             )
         )
@@ -229,8 +229,8 @@ def _columns(name: str, found: Estimate) -> dict[str, float]:
     return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
-def _percent(found: Estimate, sign: str = "", interval: bool = True) -> str:
-    """12.3 (10.1 … 14.5)."""
+def percent_text(found: Estimate, sign: str = "", interval: bool = True) -> str:
+    """12.3 (10.1 … 14.5), of shares; a dash where there is nothing."""
     form = f"{sign}.1f"
     mean = number_text(100 * found.mean, form)
     if not interval or not math.isfinite(found.low):
