@@ -58,7 +58,7 @@ def rounds(name: str) -> str:
             areas[-1].setdefault(row["arm"], {})[int(row["seed"])] = float(row["area"])
     reference = load_study(name).reference
     asked = [(arm, reference) for arm in labels if arm != reference]
-    asked += [(arm, arm.removesuffix("_long")) for arm in labels if arm.endswith("_long")]
+    asked += [(f"{arm}_long", arm) for arm in labels if f"{arm}_long" in labels]
     rows = []
     for arm, other in asked:
         each = [
