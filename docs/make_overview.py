@@ -33,8 +33,8 @@ ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
 ]
 """Kind, label, and on each task the study and arm; None: not run."""
-NOTES = {"table1 vc_ppo_long": "at half the rate"}
-"""What a point cannot be read without: two tuning seeds chose it by 0.6 points."""
+NOTES = dict.fromkeys(("table1 vc_ppo_long", "table1 sapo_short"), "at half the rate")
+"""What a point should not be read without."""
 
 
 @dataclass(frozen=True)

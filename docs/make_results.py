@@ -2,7 +2,8 @@
 
     segcredit study table1 fig4 --scale mini --jobs 12    # what is to be told
     python docs/make_results.py studies               # docs/results/NAME/, and results.md's tables
-    python docs/make_results.py held-out --suffix=-held-out
+    python docs/make_results.py held-out --suffix=-held-out    # other seeds
+    python docs/make_results.py fifth --suffix=-fifth          # a round beside another one's
 
 What stands in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's
 table of results, the rest of the page stays as it was written. ``NAME cost`` is its second table,
@@ -26,7 +27,7 @@ BLOCK = re.compile(
     r"(<!-- (?P<name>[\w-]+)(?P<what> cost| lift| rounds)? -->\n).*?(<!-- end -->)", re.DOTALL
 )
 ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
-"""Of a study that was made more than once; the last one's folder has no such name."""
+"""Of a study that was made more than once; for ``NAME rounds`` the last one's folder has none."""
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 
 
