@@ -19,11 +19,13 @@ LONGEST = 90.0
 """Seconds until what is waited for must have happened."""
 _SERVER = """
 import atexit, json, os, subprocess, sys, threading
+sys.path.append(sys.argv[1])
 import torch
 torch.set_num_threads(1)
 from segcredit.cli import main
 import segcredit.commands.terminal, segcredit.evaluate.checkpoint, segcredit.report
 import segcredit.train.trainer
+import forked_worker, segcredit.study.pool, segcredit.study.progress, segcredit.study.write
 import matplotlib.backends.backend_agg, matplotlib.figure, torch.utils.tensorboard
 from transformers.models.qwen2 import modeling_qwen2
 assert threading.active_count() == 1, threading.enumerate()
@@ -51,6 +53,8 @@ if order is not None:
         os.dup2(file, number)
     if not order["curves"]:  # they take longer than the run
         segcredit.report.draw_curves = lambda run, path: None
+    if order["forks"]:
+        segcredit.study.pool.start_worker = forked_worker.start_worker
     sys.argv = ["segcredit", *order["arguments"]]
     try:
         main()
@@ -121,7 +125,7 @@ class Server:
     def __init__(self, within: Sequence[str] = ()) -> None:
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
-            [*within, sys.executable, "-c", _SERVER],
+            [*within, sys.executable, "-c", _SERVER, str(Path(__file__).parent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -142,9 +146,10 @@ class Server:
         folder: Path,
         *arguments: object,
         curves: bool = False,
+        forks: bool = True,
         environment: dict[str, str] | None = None,
     ) -> Call:
-        """``segcredit`` with these arguments, begun in that folder."""
+        """``segcredit`` with these arguments, begun in that folder; a study's workers are forks."""
         self._calls += 1
         out, err = (folder / f"call-{os.getpid()}-{self._calls}.{x}" for x in ("out", "err"))
         for file in (out, err):
@@ -155,13 +160,16 @@ class Server:
             "out": str(out),
             "err": str(err),
             "curves": curves,
+            "forks": forks,
             "environment": environment or {},
         }
         return Call(self.ask(order), out, err, self)
 
-    def run(self, folder: Path, *arguments: object, curves: bool = False) -> Call:
+    def run(
+        self, folder: Path, *arguments: object, curves: bool = False, forks: bool = True
+    ) -> Call:
         """The same, to its end."""
-        call = self.start(folder, *arguments, curves=curves)
+        call = self.start(folder, *arguments, curves=curves, forks=forks)
         call.wait()
         return call
 
@@ -185,9 +193,9 @@ def start(folder: Path, *arguments: object, environment: dict[str, str] | None =
     return shared_server().start(folder, *arguments, environment=environment)
 
 
-def run(folder: Path, *arguments: object, curves: bool = False) -> Call:
+def run(folder: Path, *arguments: object, curves: bool = False, forks: bool = True) -> Call:
     """The same, to its end."""
-    return shared_server().run(folder, *arguments, curves=curves)
+    return shared_server().run(folder, *arguments, curves=curves, forks=forks)
 
 
 def several(folder: Path, size: int, *arguments: object) -> list[Call]:

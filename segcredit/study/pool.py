@@ -4,15 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from segcredit.study.process import start_worker
 
 FRESH_AFTER = 900.0
 """Seconds of training after which a process is replaced: short runs share its start, long ones
@@ -132,20 +132,7 @@ class Pool:
         self._started += 1
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{os.getpid()}-{self._started}.txt"
-        threads = dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads)
-        )
-        with log.open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "segcredit.study.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**threads, **os.environ, **_same_package(), "TOKENIZERS_PARALLELISM": "false"},
-                start_new_session=True,  # Ctrl-C comes through us
-            )
-        worker = Worker(process, log)
+        worker = Worker(start_worker(log, self.threads), log)
         self.workers.append(worker)
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
         return worker
@@ -173,10 +160,3 @@ class Pool:
             worker.process.wait()
         if not died:
             worker.log.unlink(missing_ok=True)
-
-
-def _same_package() -> dict[str, str]:
-    """This package, also where another one is installed."""
-    own = str(Path(str(files("segcredit"))).parent)
-    before = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": own if before is None else os.pathsep.join([own, before])}

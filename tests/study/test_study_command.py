@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from forked_cli import Call, run, start
+from forked_worker import NAME
 from tiny_runs import REWARD
 from typer.testing import CliRunner, Result
 
@@ -74,10 +76,10 @@ def runs_of(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study that nobody disturbed."""
+    """A study that nobody disturbed, and whose worker was really started."""
     folder = tmp_path_factory.mktemp("whole")
     write(folder)
-    call = run(folder, "study", "mine.yaml")
+    call = run(folder, "study", "mine.yaml", forks=False)
     assert call.wait() == 0, call.said + call.complained
     assert "Mine" in call.said
     return folder
@@ -215,14 +217,15 @@ def test_mistakes_are_one_message(arguments: tuple[str, ...], said: str, tmp_pat
 
 
 def workers() -> set[int]:
-    """Processes that train for a study."""
+    """Processes that train for a study and have not ended."""
     found = set()
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if b"segcredit.study.worker" in (place / "cmdline").read_bytes():
-                found.add(int(place.name))
+            name, state = re.findall(r"\((.*)\) (.)", (place / "stat").read_text())[0]
         except OSError:
             continue
+        if name == NAME and state != "Z":
+            found.add(int(place.name))
     return found
 
 
@@ -235,6 +238,7 @@ def killed_at(folder: Path, arm: str, lines: int) -> Call:
 
     call = start(folder, "study", "mine.yaml")
     assert call.wait_until(far_enough), call.said + call.complained
+    assert workers()
     os.kill(call.pid, signal.SIGKILL)
     assert call.wait() == -signal.SIGKILL
     return call
