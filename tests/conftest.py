@@ -12,6 +12,8 @@ import torch
 from jaxtyping import install_import_hook
 
 if importlib.util.find_spec("beartype"):
+    from shape_checks import check_types
+
     package = Path(__file__).parent.parent / "segcredit"
     modules = [f"segcredit.core.{file.stem}" for file in (package / "core").glob("*.py")]
     for name in ("kernels", "head_kernels"):  # Triton compiles the functions it finds there
@@ -26,12 +28,15 @@ if importlib.util.find_spec("beartype"):
             "integrations",
             "models",
             "partition",
-            "plan",
+            "plan.counting",  # these two name what only a type checker imports
+            "plan.source",
             "report",
         ),
         *("rewards", "rollout", "runlog", "study", "train", "types", "viewer"),
     ]
     install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")
+    plan = {f"segcredit.plan.{file.stem}" for file in (package / "plan").glob("*.py")}
+    check_types(plan - {f"segcredit.{name}" for name in rest})
 
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():

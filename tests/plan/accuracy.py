@@ -68,13 +68,19 @@ def value(found: Prediction, what: str) -> float:
     return (update_policy(found.job) + critic) / 1e15
 
 
+def compared(run: dict[str, Any], what: str, found: Prediction) -> Compared:
+    """One measurement beside its prediction."""
+    low, high = run["measured"][what]
+    return Compared(run["name"], what, low, high, value(found, what))
+
+
 def comparisons() -> Iterator[Compared]:
     """Every measurement beside its prediction."""
     file = json.loads((HERE / "measured.json").read_text(encoding="utf-8"))
     for run in file["runs"]:
         found = predicted(run, run.get("model", file["model"]))
-        for what, (low, high) in run["measured"].items():
-            yield Compared(run["name"], what, low, high, value(found, what))
+        for what in run["measured"]:
+            yield compared(run, what, found)
 
 
 def accuracy() -> str:
