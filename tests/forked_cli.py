@@ -23,11 +23,15 @@ sys.path.append(sys.argv[1])
 import torch
 torch.set_num_threads(1)
 from segcredit.cli import main
-import segcredit.commands.terminal, segcredit.evaluate.checkpoint, segcredit.report
+import segcredit.commands.report, segcredit.commands.terminal, segcredit.evaluate.checkpoint
+import segcredit.report
 import segcredit.train.trainer
 import forked_worker, segcredit.study.pool, segcredit.study.progress, segcredit.study.write
 import matplotlib.backends.backend_agg, matplotlib.figure, torch.utils.tensorboard
+import peft
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.qwen2 import modeling_qwen2
+get_checkpoint_conversion_mapping("qwen2")  # makes those of all models
 assert threading.active_count() == 1, threading.enumerate()
 
 def serve():
@@ -51,8 +55,9 @@ if order is not None:
     files = [os.open(order[name], os.O_WRONLY | os.O_APPEND) for name in ("out", "err")]
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
         os.dup2(file, number)
-    if not order["curves"]:  # they take longer than the run
+    if not order["pictures"]:  # they take longer than the run
         segcredit.report.draw_curves = lambda run, path: None
+        segcredit.commands.report.draw_analyses = lambda runs: []
     if order["forks"]:
         segcredit.study.pool.start_worker = forked_worker.start_worker
     sys.argv = ["segcredit", *order["arguments"]]
@@ -145,7 +150,7 @@ class Server:
         self,
         folder: Path,
         *arguments: object,
-        curves: bool = False,
+        pictures: bool = False,
         forks: bool = True,
         environment: dict[str, str] | None = None,
     ) -> Call:
@@ -159,17 +164,17 @@ class Server:
             "folder": str(folder),
             "out": str(out),
             "err": str(err),
-            "curves": curves,
+            "pictures": pictures,
             "forks": forks,
             "environment": environment or {},
         }
         return Call(self.ask(order), out, err, self)
 
     def run(
-        self, folder: Path, *arguments: object, curves: bool = False, forks: bool = True
+        self, folder: Path, *arguments: object, pictures: bool = False, forks: bool = True
     ) -> Call:
         """The same, to its end."""
-        call = self.start(folder, *arguments, curves=curves, forks=forks)
+        call = self.start(folder, *arguments, pictures=pictures, forks=forks)
         call.wait()
         return call
 
@@ -193,9 +198,9 @@ def start(folder: Path, *arguments: object, environment: dict[str, str] | None =
     return shared_server().start(folder, *arguments, environment=environment)
 
 
-def run(folder: Path, *arguments: object, curves: bool = False, forks: bool = True) -> Call:
+def run(folder: Path, *arguments: object, pictures: bool = False, forks: bool = True) -> Call:
     """The same, to its end."""
-    return shared_server().run(folder, *arguments, curves=curves, forks=forks)
+    return shared_server().run(folder, *arguments, pictures=pictures, forks=forks)
 
 
 def several(folder: Path, size: int, *arguments: object) -> list[Call]:

@@ -217,7 +217,7 @@ def test_the_demo(tmp_path: Path) -> None:
     small = ["model.hidden=32", "model.layers=1", "threads=1"]
     small += [f"stages.{number}.steps=1" for number in range(4)]
     small += ["stages.0.batch=2", "stages.1.batch=2", "rollout.prompts=4", "evaluation.prompts=4"]
-    call = run(tmp_path, "demo", *small, "--folder", "run", curves=True)
+    call = run(tmp_path, "demo", *small, "--folder", "run", pictures=True)
     assert call.code == 0, call.complained
     for line in ("model   Qwen2_5_VLForConditionalGeneration", "1 imitate: 1 steps", "reinforce"):
         assert line in call.said
