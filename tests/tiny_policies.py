@@ -104,8 +104,9 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@lru_cache
 def drawn(name: str, temperature: float = 1.0, max_tokens: int = 20, seed: int = 0) -> Rollouts:
-    """A response to each of the prompts, from the shared policy."""
+    """A response to each of the prompts, from the shared policy: never write to it, either."""
     sampling = Sampling(max_tokens, temperature)
     return engine(policy(name)).sample(encoded(name), sampling, seeded(seed))
 
