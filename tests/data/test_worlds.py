@@ -129,6 +129,11 @@ def test_another_seed_makes_another_world(name: str) -> None:
     assert len({x.id for made in prompts for x in made}) == 15
 
 
+many = pytest.mark.usefixtures("as_users_run_it")
+"""Thousands of prompts, for which checks, made elsewhere, would take longer than making them."""
+
+
+@many
 @pytest.mark.parametrize("name", WORLDS)
 def test_splits_are_disjoint(name: str) -> None:
     """Across seeds too, and where by chance they could not be."""
@@ -147,6 +152,7 @@ def test_splits_are_disjoint(name: str) -> None:
         assert len(test) > 5
 
 
+@many
 def test_small_worlds_repeat_themselves() -> None:
     """So the test above would fail without the hash."""
     for name, settings in SMALL.items():
@@ -161,6 +167,7 @@ def _without_names(x: tuple[str, tuple[object, ...]]) -> tuple[str, tuple[object
     return re.sub(r"\b[a-z]\b", lambda m: str(order.index(m[0])), text), images
 
 
+@many
 def test_splits_are_disjoint_whatever_the_names() -> None:
     world = make_world("derived_variables", **SMALL["derived_variables"])
     train, test = (

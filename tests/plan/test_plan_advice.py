@@ -23,9 +23,7 @@ FIELDS = {
 }
 
 
-few = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
-)
+few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 """Each plans a job many times over; jobs that are far too large are not drawn often."""
 
 
