@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from segcredit.analysis.result import number_text
+from segcredit.study import load_study
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("pictures", "text", "text, the response decides")
@@ -33,8 +34,8 @@ ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
 ]
 """Kind, label, and on each task the study and arm; None: not run."""
-NOTES = dict.fromkeys(("table1 vc_ppo_long", "table1 sapo_short"), "at half the rate")
-"""What a point should not be read without."""
+RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
+"""By a method's learning rate, as it was tuned, over SAPO's: what a point should be read with."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,15 @@ LOOKS = (
 )  # fmt: skip
 
 
-def difference(place: str) -> tuple[float, float, float]:
-    """Mean over the curve against SAPO's in points, and its interval."""
+def difference(place: str) -> tuple[float, float, float, str]:
+    """Mean over the curve against SAPO's in points, its interval, and a word on the rate."""
     study, arm = place.split()
     lines = (HERE / "results" / study / "study.csv").read_text().splitlines()
-    row = next(row for row in csv.DictReader(lines) if row["arm"] == arm)
+    rows = {row["arm"]: row for row in csv.DictReader(lines)}
+    row, reference = rows[arm], rows[load_study(rows[arm]["study"]).reference]
     mean, low, high = (100 * float(row[f"area_difference{x}"]) for x in ("", "_low", "_high"))
-    return mean, low, high
+    ratio = float(row["learning_rate"]) / float(reference["learning_rate"])
+    return mean, low, high, RATES[ratio]
 
 
 def draw(look: Look) -> Figure:
@@ -106,11 +109,10 @@ def panel(axis: Axes, look: Look, task: int) -> None:
     for at, (kind, _, places) in enumerate(ROWS):
         place, colour = places[task], look.kinds[kind]
         if place is None:
-            axis.text(15, at, "not run", color=look.dim, ha="center", va="center", fontsize=8)
+            axis.text(28, at, "not run", color=look.dim, ha="right", va="center", fontsize=8)
             continue
-        mean, low, high = difference(place)
-        if place in NOTES:
-            axis.text(15, at, NOTES[place], color=look.dim, ha="center", va="center", fontsize=8)
+        mean, low, high, word = difference(place)
+        axis.text(28, at, word, color=look.dim, ha="right", va="center", fontsize=8)
         axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
         axis.plot(mean, at, "o", color=colour, markersize=5.5)
         axis.annotate(
