@@ -65,6 +65,7 @@ bench: $(STAMP)  ## how fast are credit and a training step
 figures: $(STAMP)  ## draw the pictures of the idea and of the results again
 	$(BIN)/python docs/make_idea.py
 	$(BIN)/python docs/make_overview.py
+	$(BIN)/python docs/make_chains.py
 
 clean:  ## remove the environments and caches
 	rm -rf $(VENV) $(VERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

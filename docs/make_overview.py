@@ -6,6 +6,7 @@ anywhere: ``python docs/make_overview.py``; with ``--png FOLDER`` it also writes
 
 import argparse
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,16 +97,7 @@ def draw(look: Look) -> Figure:
 
 def panel(axis: Axes, look: Look, task: int) -> None:
     """Points, their 95 % intervals, and a word where nothing was run."""
-    axis.set_facecolor(look.page)
-    axis.set_xlim(-29, 29)
-    axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
-    axis.set_ylim(len(ROWS) - 0.5, -0.6)
-    axis.axvline(0.0, color=look.ink, linewidth=1.1)
-    axis.grid(True, axis="x", color=look.faint, linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.tick_params(colors=look.ink, length=0)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    prepare(axis, look, len(ROWS))
     for at, (kind, _, places) in enumerate(ROWS):
         place, colour = places[task], look.kinds[kind]
         if place is None:
@@ -113,26 +105,42 @@ def panel(axis: Axes, look: Look, task: int) -> None:
             continue
         mean, low, high, word = difference(place)
         axis.text(28, at, word, color=look.dim, ha="right", va="center", fontsize=8)
-        axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
-        axis.plot(mean, at, "o", color=colour, markersize=5.5)
-        axis.annotate(
-            number_text(mean, "+.1f"),
-            (mean, at),
-            (0, 5.5),
-            textcoords="offset points",
-            ha="center",
-            color=colour,
-            fontsize=8,
-            bbox={"facecolor": look.page, "edgecolor": "none", "pad": 0.6},
-        )
+        mark(axis, look, colour, at, (mean, low, high))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def prepare(axis: Axes, look: Look, rows: int) -> None:
+    """A panel of so many rows, in points above and below SAPO."""
+    axis.set_facecolor(look.page)
+    axis.set_xlim(-29, 29)
+    axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
+    axis.set_ylim(rows - 0.5, -0.6)
+    axis.axvline(0.0, color=look.ink, linewidth=1.1)
+    axis.grid(True, axis="x", color=look.faint, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.tick_params(colors=look.ink, length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def mark(axis: Axes, look: Look, colour: str, at: float, found: tuple[float, float, float]) -> None:
+    """A difference: its mean as a point and in figures, its interval as a line."""
+    mean, low, high = found
+    axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
+    axis.plot(mean, at, "o", color=colour, markersize=5.5)
+    axis.annotate(
+        number_text(mean, "+.1f"),
+        (mean, at),
+        (0, 5.5),
+        textcoords="offset points",
+        ha="center",
+        color=colour,
+        fontsize=8,
+        bbox={"facecolor": look.page, "edgecolor": "none", "pad": 0.6},
     )
-    parser.add_argument("--png", type=Path, help="a folder for bitmaps")
-    asked = parser.parse_args()
+
+
+def save(draw: Callable[[Look], Figure], name: str, png: Path | None) -> None:
+    """The picture in docs/img, light and dark, and as bitmaps if a folder is given."""
     settings = {
         "svg.hashsalt": "segcredit",  # the same bytes each time
         "svg.fonttype": "path",
@@ -143,12 +151,21 @@ def main() -> None:
     with mpl.rc_context(settings):
         for look in LOOKS:
             figure = draw(look)
-            path = HERE / "img" / f"results-{look.name}.svg"
+            path = HERE / "img" / f"{name}-{look.name}.svg"
             figure.savefig(path, metadata={"Date": None})
             print(path)
-            if asked.png is not None:
-                figure.savefig(asked.png / f"results-{look.name}.png", dpi=130)
+            if png is not None:
+                figure.savefig(png / f"{name}-{look.name}.png", dpi=130)
+
+
+def asked_png(told: str) -> Path | None:
+    """The folder for bitmaps, of the command line."""
+    parser = argparse.ArgumentParser(
+        description=told, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--png", type=Path, help="a folder for bitmaps")
+    return parser.parse_args().png  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":
-    main()
+    save(draw, "results", asked_png(__doc__ or ""))

@@ -4,11 +4,12 @@
     python docs/make_results.py studies               # docs/results/NAME/, and results.md's tables
     python docs/make_results.py held-out --suffix=-held-out    # other seeds
     python docs/make_results.py fifth --suffix=-fifth          # a round beside another one's
+    python docs/make_results.py sixth --prefix=chain- --only two    # one study of a folder
 
 What stands in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's
 table of results, the rest of the page stays as it was written. ``NAME cost`` is its second table,
 ``NAME lift`` its last; ``NAME rounds`` puts the differences of ``NAME-first``, ``-second``, … and
-``NAME`` side by side.
+``NAME`` side by side; ``NAME NAME … beside`` is a row for each of studies that have the same arms.
 """
 
 import argparse
@@ -17,17 +18,21 @@ import re
 import shutil
 from pathlib import Path
 
+from segcredit.analysis.result import number_text
 from segcredit.study import load_study
-from segcredit.study.summary import estimate
+from segcredit.study.summary import Estimate, estimate
 from segcredit.study.tables import Table, markdown, percent_text
 
 HERE = Path(__file__).resolve().parent
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
 BLOCK = re.compile(
-    r"(<!-- (?P<name>[\w-]+)(?P<what> cost| lift| rounds)? -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)(?P<what> cost| lift| rounds| beside)? -->\n)"
+    r".*?(<!-- end -->)",
+    re.DOTALL,
 )
 ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
-"""Of a study that was made more than once; for ``NAME rounds`` the last one's folder has none."""
+"""Of a study that was made more than once; the round whose folder is missing is ``NAME`` itself."""
+MEASURES = {"area": "over the curve", "final": "at the end"}
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 
 
@@ -48,11 +53,12 @@ def rounds(name: str) -> str:
 
     To the reference; and from one horizon to another, where a study has both (``x_long``, ``x``).
     """
-    places = [HERE / "results" / f"{name}-{x}" for x in ROUNDS]
-    places = [*(x for x in places if x.is_dir()), HERE / "results" / name]
+    last = next(x for x in ROUNDS if not (HERE / "results" / f"{name}-{x}").is_dir())
+    made = {x: HERE / "results" / (name if x == last else f"{name}-{x}") for x in ROUNDS}
+    places = {x: place for x, place in made.items() if place.is_dir()}
     labels: dict[str, str] = {}
     areas: list[dict[str, dict[int, float]]] = []
-    for place in places:
+    for place in places.values():
         labels |= {row["arm"]: row["label"] for row in _rows(place / "study.csv")}
         areas.append({})
         for row in _rows(place / "runs.csv"):
@@ -72,10 +78,40 @@ def rounds(name: str) -> str:
         means = estimate([x.mean for x in found[:-1]])
         label = labels[arm] if other == reference else f"{labels[arm]} − {labels[other]}"
         texts = [percent_text(x, "+") for x in found]
-        last = percent_text(means, "+") if means.num > 2 else "–"
-        rows.append((label, *texts, str(len(pairs)), last))
-    columns = ("", *ROUNDS[: len(places)], "all pairs", "pairs", "rounds as the unit")
+        over = percent_text(means, "+") if means.num > 2 else "–"
+        rows.append((label, *texts, str(len(pairs)), over))
+    columns = ("", *places, "all pairs", "pairs", "rounds as the unit")
     return markdown(Table(columns, tuple(rows)))
+
+
+def beside(names: list[str]) -> str:
+    """A row for each study: how it begins, the reference's accuracy, and the arms' differences."""
+    rows = []
+    for name in names:
+        arms = _rows(HERE / "results" / name / "study.csv")
+        title = (HERE / "results" / name / "study.md").read_text().splitlines()[0]
+        own = next(x for x in arms if not float(x["area_difference_high"]))  # the reference
+        others = [x for x in arms if x is not own]
+        rates = ", ".join(f"{float(x['learning_rate']):.3g}" for x in [own, *others])
+        rows.append(
+            (
+                f"[{title.rpartition(', ')[2]}](results/{name}/study.md)",
+                str(len(own["seeds"].split())),
+                number_text(100 * float(own["start"]), ".1f"),
+                number_text(float(own["explained_before"]), ".2f"),
+                rates,
+                _stated(own, "area"),
+                *(_stated(x, f"{what}_difference", "+") for x in others for what in MEASURES),
+            )
+        )
+    heads = [f"{x['label']}: {told}" for x in others for told in MEASURES.values()]
+    columns = ("", "seeds", "start", "critic", "rates", own["label"], *heads)
+    return markdown(Table(columns, tuple(rows)))
+
+
+def _stated(row: dict[str, str], what: str, sign: str = "") -> str:
+    mean, low, high = (float(row[f"{what}{end}"]) for end in ("", "_low", "_high"))
+    return percent_text(Estimate(mean, low, high, len(row["seeds"].split())), sign)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -86,14 +122,17 @@ def fill(text: str) -> str:
     """A page with every table between its marks as docs/results has it now."""
 
     def filled(block: re.Match[str]) -> str:
-        page = HERE / "results" / block["name"] / "study.md"
-        if not page.is_file():
+        names, what = block["names"].split(), block["what"]
+        pages = [HERE / "results" / name / "study.md" for name in names]
+        if not all(page.is_file() for page in pages):
             return block[0]
-        if block["what"] == " rounds":
-            return f"{block[1]}{rounds(block['name'])}{block[4]}"
-        tables = TABLE.findall(page.read_text())
-        place = {None: 0, " cost": 1, " lift": -1}[block["what"]]
-        return f"{block[1]}{tables[place]}{block[4]}"
+        if what == " beside":
+            table = beside(names)
+        elif what == " rounds":
+            table = rounds(names[0])
+        else:
+            table = TABLE.findall(pages[0].read_text())[{None: 0, " cost": 1, " lift": -1}[what]]
+        return f"{block[1]}{table}{block[4]}"
 
     return BLOCK.sub(filled, text)
 
@@ -105,12 +144,17 @@ def main() -> None:
     parser.add_argument("studies", type=Path, help="the folder of segcredit study")
     parser.add_argument("--scale", default="mini")
     parser.add_argument("--suffix", default="", help="of the names, to tell two folders apart")
+    parser.add_argument("--prefix", default="", help="likewise, before the name")
+    parser.add_argument("--only", action="append", default=[], help="a study of the folder")
     asked = parser.parse_args()
     found = sorted(asked.studies.glob(f"*-{asked.scale}/study.md"))
     if not found:
         parser.error(f"no study of scale {asked.scale} in {asked.studies}")
     for page in found:
-        name = page.parent.name.removesuffix(f"-{asked.scale}") + asked.suffix
+        own = page.parent.name.removesuffix(f"-{asked.scale}")
+        if asked.only and own not in asked.only:
+            continue
+        name = f"{asked.prefix}{own}{asked.suffix}"
         bring(page.parent, HERE / "results" / name)
         print(f"docs/results/{name}")
     results = HERE / "results.md"
