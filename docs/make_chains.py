@@ -10,7 +10,7 @@ from make_overview import HERE, OWN, SHORT, Look, asked_png, mark, prepare, save
 from matplotlib.figure import Figure
 
 STUDIES = {
-    "chain-two-half": "2 decisions in 49 tokens\nrate 6e-5, 16 seeds",
+    "chain-two-half": "2 decisions in 49 tokens",
     "chain-two": "2 decisions in 49 tokens",
     "chain-four": "4 decisions in 95 tokens",
     "chain-eight": "8 decisions in 220 tokens",
@@ -22,22 +22,26 @@ ARMS = {"sapo_short": (SHORT, "SAPO with PPO's horizon"), "ppo": (OWN, "PPO")}
 
 def draw(look: Look) -> Figure:
     """One row a length, in it both methods with the short horizon."""
-    figure = Figure(figsize=(7.4, 3.7), layout="constrained", facecolor=look.page)
+    figure = Figure(figsize=(7.8, 4.2), layout="constrained", facecolor=look.page)
     axis = figure.subplots()
     prepare(axis, look, len(STUDIES))
     axis.set_xlim(-28, 22)
-    axis.set_yticks(range(len(STUDIES)), [*STUDIES.values()])
     axis.set_xlabel(
         "points of held-out accuracy above SAPO, mean over the learning curve", color=look.ink
     )
-    for at, study in enumerate(STUDIES):
+    labels = []
+    for at, (study, label) in enumerate(STUDIES.items()):
         lines = (HERE / "results" / study / "study.csv").read_text().splitlines()
         rows = {row["arm"]: row for row in csv.DictReader(lines)}
+        rates = [f"{float(row['learning_rate']):g}" for row in rows.values()]
+        told = rates[0] if len({*rates}) == 1 else ", ".join(rates)
+        labels.append(f"{label}\n{len(rows['sapo']['seeds'].split())} seeds, rate {told}")
         for arm, offset in zip(ARMS, (-0.16, 0.2), strict=True):
             mean, low, high = (
                 100 * float(rows[arm][f"area_difference{end}"]) for end in ("", "_low", "_high")
             )
             mark(axis, look, look.kinds[ARMS[arm][0]], at + offset, (mean, low, high))
+    axis.set_yticks(range(len(STUDIES)), labels)
     handles = [
         axis.plot([], [], "o-", color=look.kinds[kind], label=label)[0]
         for kind, label in ARMS.values()

@@ -31,7 +31,9 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
-"""Of a study that was made more than once; the round whose folder is missing is ``NAME`` itself."""
+"""Of a study that was made more than once; in ``NAME-first``, … but for one of them:"""
+MAIN = {"table1": "fifth"}
+"""The round that is in ``NAME`` itself."""
 MEASURES = {"area": "over the curve", "final": "at the end"}
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 
@@ -53,8 +55,7 @@ def rounds(name: str) -> str:
 
     To the reference; and from one horizon to another, where a study has both (``x_long``, ``x``).
     """
-    last = next(x for x in ROUNDS if not (HERE / "results" / f"{name}-{x}").is_dir())
-    made = {x: HERE / "results" / (name if x == last else f"{name}-{x}") for x in ROUNDS}
+    made = {x: HERE / "results" / (name if MAIN.get(name) == x else f"{name}-{x}") for x in ROUNDS}
     places = {x: place for x, place in made.items() if place.is_dir()}
     labels: dict[str, str] = {}
     areas: list[dict[str, dict[int, float]]] = []
@@ -86,7 +87,7 @@ def rounds(name: str) -> str:
 
 def beside(names: list[str]) -> str:
     """A row for each study: how it begins, the reference's accuracy, and the arms' differences."""
-    rows = []
+    rows, labels = list[tuple[str, ...]](), list[list[str]]()
     for name in names:
         arms = _rows(HERE / "results" / name / "study.csv")
         title = (HERE / "results" / name / "study.md").read_text().splitlines()[0]
@@ -104,8 +105,11 @@ def beside(names: list[str]) -> str:
                 *(_stated(x, f"{what}_difference", "+") for x in others for what in MEASURES),
             )
         )
-    heads = [f"{x['label']}: {told}" for x in others for told in MEASURES.values()]
-    columns = ("", "seeds", "start", "critic", "rates", own["label"], *heads)
+        labels.append([own["label"], *(x["label"] for x in others)])
+    if any(x != labels[0] for x in labels):
+        raise ValueError(f"studies beside each other have the same arms; got {labels}")
+    heads = [f"{x}: {told}" for x in labels[0][1:] for told in MEASURES.values()]
+    columns = ("", "seeds", "start", "critic", "rates", labels[0][0], *heads)
     return markdown(Table(columns, tuple(rows)))
 
 
@@ -148,12 +152,12 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="a study of the folder")
     asked = parser.parse_args()
     found = sorted(asked.studies.glob(f"*-{asked.scale}/study.md"))
-    if not found:
-        parser.error(f"no study of scale {asked.scale} in {asked.studies}")
+    if asked.only:
+        found = [asked.studies / f"{x}-{asked.scale}" / "study.md" for x in asked.only]
+    if not found or not all(page.is_file() for page in found):
+        parser.error(f"no such study of scale {asked.scale} in {asked.studies}")
     for page in found:
         own = page.parent.name.removesuffix(f"-{asked.scale}")
-        if asked.only and own not in asked.only:
-            continue
         name = f"{asked.prefix}{own}{asked.suffix}"
         bring(page.parent, HERE / "results" / name)
         print(f"docs/results/{name}")
