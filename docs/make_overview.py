@@ -164,7 +164,8 @@ def asked_png(told: str) -> Path | None:
         description=told, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--png", type=Path, help="a folder for bitmaps")
-    return parser.parse_args().png  # type: ignore[no-any-return]
+    png: Path | None = parser.parse_args().png
+    return png
 
 
 if __name__ == "__main__":

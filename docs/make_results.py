@@ -9,24 +9,25 @@
 What stands in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's
 table of results, the rest of the page stays as it was written. ``NAME cost`` is its second table,
 ``NAME lift`` its last; ``NAME rounds`` puts the differences of ``NAME-first``, ``-second``, … and
-``NAME`` side by side; ``NAME NAME … beside`` is a row for each of studies that have the same arms.
+``NAME`` side by side; ``NAME NAME … beside``, ``steady`` and ``rates`` are side_by_side.py's.
 """
 
 import argparse
-import csv
 import re
 import shutil
 from pathlib import Path
 
-from segcredit.analysis.result import number_text
+from side_by_side import beside, rates, rows_of, steady
+
 from segcredit.study import load_study
-from segcredit.study.summary import Estimate, estimate
+from segcredit.study.summary import estimate
 from segcredit.study.tables import Table, markdown, percent_text
 
 HERE = Path(__file__).resolve().parent
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
 BLOCK = re.compile(
-    r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)(?P<what> cost| lift| rounds| beside)? -->\n)"
+    r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
+    r"(?P<what> cost| lift| rounds| beside| steady| rates)? -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -34,7 +35,7 @@ ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
 """Of a study that was made more than once; in ``NAME-first``, … but for one of them:"""
 MAIN = {"table1": "fifth"}
 """The round that is in ``NAME`` itself."""
-MEASURES = {"area": "over the curve", "final": "at the end"}
+SIDE_BY_SIDE = {"beside": beside, "steady": steady, "rates": rates}
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 
 
@@ -60,9 +61,9 @@ def rounds(name: str) -> str:
     labels: dict[str, str] = {}
     areas: list[dict[str, dict[int, float]]] = []
     for place in places.values():
-        labels |= {row["arm"]: row["label"] for row in _rows(place / "study.csv")}
+        labels |= {row["arm"]: row["label"] for row in rows_of(place / "study.csv")}
         areas.append({})
-        for row in _rows(place / "runs.csv"):
+        for row in rows_of(place / "runs.csv"):
             areas[-1].setdefault(row["arm"], {})[int(row["seed"])] = float(row["area"])
     reference = load_study(name).reference
     asked = [(arm, reference) for arm in labels if arm != reference]
@@ -85,57 +86,20 @@ def rounds(name: str) -> str:
     return markdown(Table(columns, tuple(rows)))
 
 
-def beside(names: list[str]) -> str:
-    """A row for each study: how it begins, the reference's accuracy, and the arms' differences."""
-    rows, labels = list[tuple[str, ...]](), list[list[str]]()
-    for name in names:
-        arms = _rows(HERE / "results" / name / "study.csv")
-        title = (HERE / "results" / name / "study.md").read_text().splitlines()[0]
-        own = next(x for x in arms if not float(x["area_difference_high"]))  # the reference
-        others = [x for x in arms if x is not own]
-        rates = ", ".join(f"{float(x['learning_rate']):.3g}" for x in [own, *others])
-        rows.append(
-            (
-                f"[{title.rpartition(', ')[2]}](results/{name}/study.md)",
-                str(len(own["seeds"].split())),
-                number_text(100 * float(own["start"]), ".1f"),
-                number_text(float(own["explained_before"]), ".2f"),
-                rates,
-                _stated(own, "area"),
-                *(_stated(x, f"{what}_difference", "+") for x in others for what in MEASURES),
-            )
-        )
-        labels.append([own["label"], *(x["label"] for x in others)])
-    if any(x != labels[0] for x in labels):
-        raise ValueError(f"studies beside each other have the same arms; got {labels}")
-    heads = [f"{x}: {told}" for x in labels[0][1:] for told in MEASURES.values()]
-    columns = ("", "seeds", "start", "critic", "rates", labels[0][0], *heads)
-    return markdown(Table(columns, tuple(rows)))
-
-
-def _stated(row: dict[str, str], what: str, sign: str = "") -> str:
-    mean, low, high = (float(row[f"{what}{end}"]) for end in ("", "_low", "_high"))
-    return percent_text(Estimate(mean, low, high, len(row["seeds"].split())), sign)
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    return [*csv.DictReader(path.read_text().splitlines())]
-
-
 def fill(text: str) -> str:
     """A page with every table between its marks as docs/results has it now."""
 
     def filled(block: re.Match[str]) -> str:
-        names, what = block["names"].split(), block["what"]
+        names, what = block["names"].split(), (block["what"] or "").strip()
         pages = [HERE / "results" / name / "study.md" for name in names]
         if not all(page.is_file() for page in pages):
             return block[0]
-        if what == " beside":
-            table = beside(names)
-        elif what == " rounds":
+        if what in SIDE_BY_SIDE:
+            table = SIDE_BY_SIDE[what](names)
+        elif what == "rounds":
             table = rounds(names[0])
         else:
-            table = TABLE.findall(pages[0].read_text())[{None: 0, " cost": 1, " lift": -1}[what]]
+            table = TABLE.findall(pages[0].read_text())[{"": 0, "cost": 1, "lift": -1}[what]]
         return f"{block[1]}{table}{block[4]}"
 
     return BLOCK.sub(filled, text)
