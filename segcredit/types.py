@@ -51,11 +51,14 @@ class Reward:
     value: float
     reason: str
     correct: bool | None = None
-    """Whether the answer was right; None: the function does not say."""
+    """Whether the answer was right; None: the reward does not say what is correct."""
     answered: bool | None = None
     """Whether an answer was found in the response at all; None: the function does not say."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What was added up: accuracy, format, length, …"""
+    verdict: bool = True
+    """False: the grader timed out, crashed or refused to compute, and ``reason`` says why. Such a
+    response counts as not correct."""
 
 
 @runtime_checkable
@@ -124,6 +127,9 @@ class Rollouts:
     truncated: Bool[Tensor, " B"]
     """Cut off at the length limit."""
 
+    correct: Bool[Tensor, " B"] | None = None
+    """Whether each response was right; None where the reward does not say what is correct. Filled
+    for every method."""
     logp_sampler: Float[Tensor, "B T"] | None = None
     """log π of each token as the sampler computed it, where log π_old was computed again."""
     entropy: Float[Tensor, "B T"] | None = None

@@ -3,7 +3,9 @@
 The function gets keyword arguments, each a list with one entry per response: ``prompts`` and
 ``completions``; the row's answer as ``answer``, ``solution`` and ``ground_truth``; ``num_tokens``,
 ``truncated``; and every other column of the row by its name. Without ``**kwargs`` it gets those
-that it names. It returns one finite number per response. It may be ``async``.
+that it names. It may be ``async``. It returns, for each response, a finite number; or, to say what
+is correct, ``{"reward": 0.7, "correct": True, "reason": "…"}`` or a
+:class:`segcredit.types.Reward`. Without ``correct`` there is no accuracy, only the mean reward.
 
 Two rules where TRL leaves a choice:
 
@@ -23,6 +25,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
+from segcredit.printable import printable
 from segcredit.rewards.callers import Caller, FileCaller, ThreadCaller
 from segcredit.rewards.errors import RewardError, shown
 from segcredit.rewards.pool import Failure
@@ -31,6 +34,8 @@ from segcredit.types import Response, Reward
 
 _SEARCH = 2.0
 """Deadlines that may be spent on finding out which response a function hangs on."""
+_REASON = 300
+"""Characters kept of a function's own reason."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,7 @@ class CustomReward:
             self._find_culprit(responses, answer)
         if "unusable" in answer:
             raise RewardError(f"the reward function {self.name} {answer['unusable']}")
-        values = self._checked(answer["rewards"], responses)
-        return [Reward(value, f"{self.name}: {value:g}") for value in values]
+        return self._checked(answer["rewards"], responses)
 
     def close(self) -> None:
         """Stop the function's process."""
@@ -112,7 +116,7 @@ class CustomReward:
             f"merely slow, raise its deadline (now {self.deadline:g} s)."
         )
 
-    def _checked(self, rewards: Any, responses: Sequence[Response]) -> list[float]:
+    def _checked(self, rewards: Any, responses: Sequence[Response]) -> list[Reward]:
         if isinstance(rewards, dict):
             self._fail(
                 f"must return a list with one number per response; it returned "
@@ -125,18 +129,38 @@ class CustomReward:
                 f"{len(responses)}, beginning",
                 responses[0],
             )
-        for x, response in zip(rewards, responses, strict=True):
-            if x is None:
-                self._fail(
-                    "returned None, which to TRL means 'not applicable'; here one function grades "
-                    "every response: return 0.0 for no reward. It was",
-                    response,
-                )
-            if isinstance(x, dict):
-                self._fail(f"must return numbers; it returned {shown(x['not'])}", response)
-            if not isfinite(x):
-                self._fail(f"must return finite numbers; it returned {x}", response)
-        return rewards
+        found = [self._reward(x, y) for x, y in zip(rewards, responses, strict=True)]
+        told = [x.correct is not None for x in found]
+        if any(told) and not all(told):
+            self._fail(
+                f"must say 'correct' for all responses or for none; it did for {sum(told)} of "
+                f"{len(told)}, but not",
+                responses[told.index(False)],
+            )
+        return found
+
+    def _reward(self, grade: Any, response: Response) -> Reward:
+        """One response's reward from what the function returned for it."""
+        told = grade if isinstance(grade, dict) and "reward" in grade else {"reward": grade}
+        value = told["reward"]
+        if value is None:
+            self._fail(
+                "returned None, which to TRL means 'not applicable'; here one function grades "
+                "every response: return 0.0 for no reward. It was",
+                response,
+            )
+        if isinstance(value, dict):
+            wanted = value.get("expected", "numbers")
+            self._fail(f"must return {wanted}; it returned {shown(value['not'])}", response)
+        if not isfinite(value):
+            self._fail(f"must return finite numbers; it returned {value}", response)
+        verdict = told.get("verdict", True)
+        return Reward(
+            value=value,
+            reason=printable(told.get("reason") or f"{self.name}: {value:g}", _REASON),
+            correct=told.get("correct") if verdict else False,
+            verdict=verdict,
+        )
 
     def _fail(self, what: str, response: Response) -> NoReturn:
         raise RewardError(

@@ -22,8 +22,8 @@ from segcredit.types import Response, Reward
 class MathReward:
     r"""accuracy·(the answer is right) + format·(``<think>…</think>`` then ``\boxed{}``) − length.
 
-    An answer for which the verifier was stopped or crashed earns no accuracy; its ``correct`` is
-    None, and its reason says so.
+    An answer for which the verifier was stopped or crashed counts as not correct; its ``verdict``
+    is False, and its reason says so.
     """
 
     extract: Literal["boxed", "hash", "auto"] = "boxed"
@@ -85,7 +85,14 @@ class MathReward:
             "format": self.format if self.format and format_ok(response.text) else 0.0,
             "length": 0.0 - penalty,
         }
-        return Reward(sum(parts.values()), verdict.reason, verdict.right, answered, parts)
+        return Reward(
+            value=sum(parts.values()),
+            reason=verdict.reason,
+            correct=bool(verdict.right),
+            answered=answered,
+            parts=parts,
+            verdict=verdict.right is not None,
+        )
 
 
 def math(

@@ -20,6 +20,8 @@ from typing import IO, Any
 OUT_OF_MEMORY = 75
 """Exit status of a worker that met its limit: it is in no state to go on."""
 _PR_SET_PDEATHSIG = 1
+_KEYS = ("reward", "correct", "reason", "verdict")
+"""What a function may return for a response in place of a number."""
 
 Handler = Callable[[Any], Any]
 
@@ -104,7 +106,7 @@ def function_from_file(path: str, name: str) -> Handler:
 def call(
     function: Callable[..., Any], arguments: Mapping[str, Any], unsendable: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the function returned, as plain numbers, or how it failed."""
+    """What the function returned, as plain numbers and dicts, or how it failed."""
     try:
         result = function(**_accepted(function, arguments, unsendable))
         if inspect.isawaitable(result):
@@ -157,10 +159,37 @@ def _missing(name: str, arguments: Mapping[str, Any], unsendable: Mapping[str, s
 
 
 def _plain(result: Any) -> Any:
-    """Numbers as floats, None as None, anything else as its description: ``{"not": …}``."""
+    """A list of numbers, None, or dicts of ``_KEYS``; anything else is ``{"not": description}``."""
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
         return {"not": _described(result)}
-    return [_plain_number(x) for x in result]
+    return [_plain_grade(x) for x in result]
+
+
+def _plain_grade(x: Any) -> Any:
+    """A number, or a number with what the function says about it."""
+    if all(hasattr(x, key) for key in ("value", "reason", "correct", "verdict")):  # a Reward
+        x = {"reward": x.value, "correct": x.correct, "reason": x.reason, "verdict": x.verdict}
+    if not isinstance(x, Mapping):
+        return _plain_number(x)
+    unknown = [str(key) for key in x if key not in _KEYS]
+    if unknown or "reward" not in x:
+        return {"not": _described(x), "expected": f"a dict of {', '.join(_KEYS)}"}
+    for key in ("correct", "verdict"):
+        if x.get(key) is not None and _flag(x[key]) is None:
+            return {"not": _described(x), "expected": f"true, false or None as {key!r}"}
+    return {
+        "reward": _plain_number(x["reward"]),
+        "correct": _flag(x.get("correct")),
+        "reason": None if x.get("reason") is None else str(x["reason"]),
+        "verdict": _flag(x.get("verdict")) is not False,
+    }
+
+
+def _flag(x: Any) -> bool | None:
+    """A bool, numpy's and torch's included; None for everything else."""
+    if hasattr(x, "item") and hasattr(x, "dtype"):
+        x = x.item()
+    return x if isinstance(x, bool) else None
 
 
 def _plain_number(x: Any) -> Any:

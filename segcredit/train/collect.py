@@ -61,9 +61,11 @@ def collect(
         rollouts = state.parallel.gather_rollouts(rollouts, encoded)
         values = torch.tensor([x.value for x in rewards], dtype=torch.float32)
         group = torch.arange(len(prompts)).repeat_interleave(samples)
-        rollouts = rollouts.replace(
-            reward=values.to(rollouts.mask.device), group=group.to(rollouts.mask.device)
-        )
+        device = rollouts.mask.device
+        rollouts = rollouts.replace(reward=values.to(device), group=group.to(device))
+        if all(x.correct is not None for x in rewards):
+            right = torch.tensor([bool(x.correct) for x in rewards])
+            rollouts = rollouts.replace(correct=right.to(device))
     with log.time("annotate"):
         rollouts = annotate(state, rollouts, needs)
     return Collected(rollouts, responses, rewards)

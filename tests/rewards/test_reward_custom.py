@@ -9,6 +9,7 @@ from grading import children, needs_proc, response
 
 from segcredit.rewards import CustomReward, RewardError, make_reward
 from segcredit.rewards.custom import arguments
+from segcredit.types import Reward
 
 RESPONSES = [
     response(f"say \\boxed{{{i}}}", str(i), id=f"p{i}", level=i, topic="sums") for i in range(4)
@@ -130,6 +131,28 @@ def test_a_callable() -> None:
     assert [r.value for r in make_reward(score)(RESPONSES[:1])] == [0.0]
 
 
+def test_a_function_may_say_what_is_correct(tmp_path: Path) -> None:
+    """Plain numbers say nothing about it; a dict or a Reward does."""
+    dicts = [
+        {"reward": 0.7, "correct": True, "reason": "close\x1b[2J"},
+        {"reward": 0.2, "correct": False},
+    ]
+    objects = [Reward(0.7, "close", True), Reward(0.0, "no time", False, verdict=False)]
+    (tmp_path / "graders.py").write_text(f"def score(completions):\n    return {dicts!r}\n")
+    for function in (lambda completions: dicts, str(tmp_path / "graders.py:score")):
+        with make_reward(function) as reward:
+            right, wrong = reward(RESPONSES[:2])
+        assert (right.value, right.correct, right.verdict) == (0.7, True, True)
+        assert right.reason.startswith("close")
+        assert right.reason.isprintable()
+        assert (wrong.value, wrong.correct) == (0.2, False)
+        assert wrong.reason.endswith(": 0.2")
+    first, second = make_reward(lambda completions: objects)(RESPONSES[:2])
+    assert (first.correct, first.reason) == (True, "close")
+    assert (second.correct, second.verdict, second.reason) == (False, False, "no time")
+    assert all(r.correct is None for r in make_reward(lambda level: level)(RESPONSES))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -187,6 +210,14 @@ def test_a_callable_that_hangs_or_raises() -> None:
         (None, r"a list with one number per response; it returned 'NoneType None'"),
         ("1111", r"a list with one number per response; it returned 'str '1111''"),
         ({"a": 1}, r"a list with one number per response; it returned 'dict"),
+        ([0.0, {"score": 1}, 0.0, 0.0], r"a dict of reward, correct, reason, verdict; .*'p1'"),
+        ([{"reward": 1.0, "correct": "yes"}] * 4, r"true, false or None as 'correct'; .*'p0'"),
+        ([{"reward": None}] * 4, r"returned None, .* on prompt 'p0'"),
+        ([{"reward": "1"}] * 4, r"must return numbers; it returned 'str '1'' on prompt 'p0'"),
+        (
+            [{"reward": 1.0, "correct": True}, 0.5, 0.5, 0.5],
+            r"'correct' for all responses or for none; it did for 1 of 4, but not on prompt 'p1'",
+        ),
     ],
 )
 def test_what_is_returned_is_checked(result: object, message: str) -> None:
