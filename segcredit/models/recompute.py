@@ -25,12 +25,19 @@ def recompute_activations(model: PreTrainedModel, lora: Lora | None = None) -> N
     settings: dict[str, Any] = {"use_reentrant": False}
     if lora is not None:
         settings["context_fn"] = lora.recomputing
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    # transformers 5.23 renamed both the method and its keyword; the old names warn there
+    renamed = hasattr(model, "activation_checkpointing_enable")
+    enable = (
+        model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
+    )
+    enable(settings)
 
 
 def recomputes(model: nn.Module) -> bool:
-    """Whether a forward pass with gradients will do so now."""
-    return torch.is_grad_enabled() and bool(getattr(model, "is_gradient_checkpointing", False))
+    """Whether a forward pass with gradients recomputes activations now."""
+    return torch.is_grad_enabled() and any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    )
 
 
 @contextmanager

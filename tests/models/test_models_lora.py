@@ -152,6 +152,7 @@ def test_gradients_are_those_of_the_sum_computed_by_hand(name: str) -> None:
             )
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
 @each
 def test_merged_weights_are_pefts_own(name: str, tmp_path: Path) -> None:
     policy = with_lora(name)

@@ -12,11 +12,12 @@ from tiny_policies import (
     seeded,
     some_rollouts,
 )
+from transformers import PreTrainedModel
 
 from segcredit.inputs import packed_inputs
 from segcredit.models import Critic, Policy
 from segcredit.models.packed import PACKED, packs, set_attention
-from segcredit.models.recompute import recompute_activations
+from segcredit.models.recompute import recompute_activations, recomputes
 from segcredit.train.micro import balanced
 from segcredit.types import Encoded, Rollouts, Sampling
 
@@ -64,6 +65,33 @@ def test_packed_equals_padded(name: str, holes: bool, recomputed: bool) -> None:
         recompute_activations(owner.model)
     for ours, theirs in zip(
         everything(owner, rollouts), everything(fresh_policy(name), rollouts), strict=True
+    ):
+        assert float((ours - theirs).abs().max()) <= CLOSE * max(1.0, float(theirs.abs().max()))
+
+
+def test_activations_are_recomputed_under_the_names_of_transformers_5_23(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = getattr(PreTrainedModel, "activation_checkpointing_enable", None)
+
+    def old_name(*_: object, **__: object) -> None:
+        raise FutureWarning("deprecated and will be removed in v6")
+
+    if new is None:  # before 5.23
+        before = PreTrainedModel.gradient_checkpointing_enable
+        monkeypatch.setattr(
+            PreTrainedModel, "activation_checkpointing_enable", before, raising=False
+        )
+        monkeypatch.setattr(PreTrainedModel, "gradient_checkpointing_enable", old_name)
+        monkeypatch.setattr(PreTrainedModel, "is_gradient_checkpointing", property(old_name))
+    owner = packing("qwen2")
+    assert not recomputes(owner.model)
+    recompute_activations(owner.model)
+    assert recomputes(owner.model)
+    for ours, theirs in zip(
+        everything(owner, drawn("qwen2")),
+        everything(fresh_policy("qwen2"), drawn("qwen2")),
+        strict=True,
     ):
         assert float((ours - theirs).abs().max()) <= CLOSE * max(1.0, float(theirs.abs().max()))
 
