@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from golden_batch import LAM, PROB, PROB_EVERY, PROB_THRESHOLD, A, B, Response
+from tiny_runs import write_recipe
 from typer.testing import CliRunner, Result
 
-from segcredit import __version__
+from segcredit import Trainer, __version__
 from segcredit.cli import app, main
+from segcredit.config import load_recipe
+from segcredit.viewer.strategies import STRATEGIES
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 PLAIN = {"tokens": ["So", " x", " =", " 2"]}
@@ -172,6 +175,65 @@ def test_the_default_is_entropy_where_there_are_entropies():
 def test_a_strategy_asked_for_twice_is_shown_once():
     shown = shown_as_json("-s", "token", "-s", "token", "-s", "all", stdin=lines(PLAIN))
     assert [cut["strategy"] for cut in shown].count("token") == 1
+
+
+# Files that training writes
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run: two steps of SAPO, both recorded, with one evaluation."""
+    folder = tmp_path_factory.mktemp("trained")
+    stages = [{"kind": "warm_start", "steps": 1, "batch": 4}, {"kind": "optimize", "steps": 2}]
+    saved = {"every": 2, "rollouts_every": 1, "rollouts": 3}
+    recipe = write_recipe(folder, stages=stages, save=saved, reward=f"{folder}/reward.py:by_length")
+    Trainer.from_recipe(load_recipe(str(recipe))).train(folder / "run")
+    return folder / "run"
+
+
+def test_rollouts_of_a_run_are_shown_under_every_partition(trained):
+    files = sorted((trained / "rollouts").glob("*.jsonl"))
+    assert len(files) == 2
+    for file in [*files, *(trained / "watched").glob("*.jsonl")]:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        result = segment(str(file), "-s", "all", "--json")
+        assert result.exit_code == 0, result.stderr
+        cuts = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [cut["strategy"] for cut in cuts] == [*STRATEGIES] * len(rows)
+        by_token = [cut for cut in cuts if cut["strategy"] == "token"]
+        for row, cut in zip(rows, by_token, strict=True):
+            assert cut["id"] == row["prompt_id"]
+            assert column(cut, "text") == row["pieces"]
+            assert column(cut, "value") == row["value"]
+            assert column(cut, "entropy_at_end") == row["entropy"]
+            assert column(cut, "advantage")[-1] == pytest.approx(row["reward"] - row["value"][-1])
+
+
+def test_a_run_alone_is_its_last_rollouts(trained):
+    last = sorted((trained / "rollouts").glob("*.jsonl"))[-1]
+    assert segment(str(trained), "--json").stdout == segment(str(last), "--json").stdout != ""
+    page = segment(str(trained))
+    assert page.exit_code == 0, page.stderr
+    assert last.name in plain(page.stdout)
+
+
+def test_evaluations_keep_texts_alone(trained):
+    file = next((trained / "evaluations").glob("*.jsonl"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    result = segment(str(file), "-s", "response", "--json")
+    assert result.exit_code == 0, result.stderr
+    cuts = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [column(cut, "text") for cut in cuts] == [[row["response"]] for row in rows]
+
+
+def test_a_recorded_probability_may_be_rounded_to_more_than_one():
+    recorded = {"prompt_id": "7", "response": "ab", "pieces": ["a", "b"]}
+    (cut,) = shown_as_json(
+        "-s", "probability", stdin=lines(recorded | {"logp_old": [1e-4, -0.5], "tokens": [5, 6]})
+    )
+    assert cut["id"] == "7"
+    wrong = segment("-", stdin=lines(recorded | {"logp_old": [0.1, -0.5]}))
+    assert "logp must be a list of finite numbers ≤ 0" in error_of(wrong)
 
 
 # Errors: one line, exit code 2, what to type

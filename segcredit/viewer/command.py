@@ -26,11 +26,14 @@ EPILOG = rf"""[bold]Strategies: where to cut[/bold]
   Instead of "tokens": "text", a string. One entry per token, as far as known:
   "entropy", "prob" or "logp", "value" (V of the prefix before the token),
   "mask" (false at tool output). Once: "reward", "id", "prompt".
+  Files that training writes are read as they are (RUN/rollouts, RUN/watched,
+  RUN/evaluations); RUN alone shows its last rollouts.
 
 [bold]Examples[/bold]
   segcredit segment --example
   segcredit segment --example -s newline -s step
   segcredit segment rollouts.jsonl -s all --limit 1
+  segcredit segment runs/demo-20261115-101500 -s all --limit 1
   segcredit segment rollouts.jsonl --fraction 0.1 --json | jq .segments
 
 The responses of --example are hand-made; their numbers are made up to illustrate."""
@@ -43,7 +46,10 @@ def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
 def segment(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="JSONL, one response per line; - is standard input."),
+        typer.Argument(
+            metavar="FILE",
+            help="JSONL, one response per line; a run (its last rollouts); - is standard input.",
+        ),
     ] = None,
     example: Annotated[
         bool, typer.Option("--example", help="Show the responses that come with segcredit.")

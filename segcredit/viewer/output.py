@@ -8,10 +8,11 @@ from rich.console import Console
 from segcredit.viewer.as_json import as_json
 from segcredit.viewer.cut import Cut, partitions
 from segcredit.viewer.page import Page
-from segcredit.viewer.reading import EXAMPLE
+from segcredit.viewer.reading import EXAMPLE, rollouts_of
 from segcredit.viewer.rows import Row
 from segcredit.viewer.run import run
 from segcredit.viewer.settings import Settings
+from segcredit.viewer.visible import one_line
 
 
 def to_terminal(
@@ -22,7 +23,10 @@ def to_terminal(
     page = Page(Console(width=width, highlight=False), settings)
     if path == EXAMPLE:
         page.note("Hand-made responses; the numbers are made up to illustrate.")
-    left_out = run(path, strategies, made, settings, limit, page.row)
+    file = rollouts_of(path)
+    if file != path:
+        page.note(f"The last rollouts of this run: {one_line(file)}")
+    left_out = run(file, strategies, made, settings, limit, page.row)
     page.legend()
     if path == EXAMPLE:
         page.note("Next: segcredit segment --example -s all, then a file of yours (--help).")
@@ -37,7 +41,7 @@ def to_json(path: str, strategies: Sequence[str], settings: Settings, limit: int
         for cut in cuts:
             print(as_json(label, cut, settings))
 
-    left_out = run(path, strategies, partitions(settings), settings, limit, show)
+    left_out = run(rollouts_of(path), strategies, partitions(settings), settings, limit, show)
     if left_out:
         print(_left_out(left_out), file=sys.stderr)
 

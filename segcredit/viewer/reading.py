@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Never
+from typing import IO, Any, Never
 
 from pydantic import ValidationError
 
+from segcredit.runlog.folder import RunFolder, by_step
 from segcredit.viewer.errors import InputError, nearest
 from segcredit.viewer.rows import Row
 
@@ -18,6 +19,17 @@ EXAMPLE = str(Path(__file__).with_name("example.jsonl"))
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TYPE = 'type e.g. {"text": "The answer is 12."}'
+
+
+def rollouts_of(path: str) -> str:
+    """The last rollouts that a run kept, where ``path`` is its folder; else ``path`` itself."""
+    if path == STDIN:
+        return path
+    try:
+        kept = [file for _, file in by_step(RunFolder(path).rollouts) if file.suffix == ".jsonl"]
+    except (OSError, ValueError, RuntimeError):  # no such place; opening it says why
+        return path
+    return str(kept[-1]) if kept else path
 
 
 @contextmanager
@@ -38,7 +50,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is none of that name; check the path, or type --example"
     if isinstance(error, IsADirectoryError):
-        return "this is a directory; name one of the files in it"
+        return "this is a directory; name one of the files in it, or a run that kept rollouts"
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"it cannot be opened ({reason}); check the path and its permissions"
 
@@ -82,9 +94,42 @@ def parse_row(line: bytes) -> Row:
             f"on a line of its own, as {{…}}"
         )
     try:
-        return Row.model_validate(content)
+        return Row.model_validate(
+            _from_training(content) if _is_from_training(content) else content
+        )
     except ValidationError as error:
         raise InputError(_explain(error)) from None
+
+
+_NAMES_IN_TRAINING = {"prompt_id": "id", "prompt": "prompt", "reward": "reward"} | {
+    name: name for name in ("entropy", "value")
+}
+"""Columns of a run's rollouts, watched and evaluations → fields of a row."""
+_ROUNDING = 1e-3
+"""A log-probability that is computed in low precision may exceed zero by so much."""
+
+
+def _is_from_training(content: dict[str, Any]) -> bool:
+    """Whether a run wrote the line: its tokens are ids, and their texts are called pieces."""
+    return "response" in content and "prompt_id" in content
+
+
+def _from_training(content: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row, of a line that a run wrote; what a row has no field for is left out."""
+    row = {name: content[key] for key, name in _NAMES_IN_TRAINING.items() if key in content}
+    if "pieces" in content:
+        row["tokens"] = content["pieces"]
+    elif content["response"] == "":  # an evaluation keeps texts alone: the end token came first
+        row["tokens"] = [""]
+    else:
+        row["text"] = content["response"]
+    if isinstance(logp := content.get("logp_old"), list):
+        row["logp"] = [_rounded_to_zero(x) for x in logp]
+    return row
+
+
+def _rounded_to_zero(x: object) -> object:
+    return 0.0 if isinstance(x, float) and 0 < x < _ROUNDING else x
 
 
 _JSON_NAMES = {
