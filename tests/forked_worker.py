@@ -13,7 +13,7 @@ NAME = "study.worker"
 """What /proc calls such a process: its command line is that of the one it was forked from."""
 
 
-def start_worker(log: Path, threads: int) -> "subprocess.Popen[str]":
+def start_worker(log: Path, threads: int, device: str | None = None) -> "subprocess.Popen[str]":
     """In place of ``segcredit.study.process.start_worker``."""
     with log.open("w") as errors:
         return subprocess.Popen(

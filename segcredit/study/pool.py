@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from segcredit.study.process import start_worker
+from segcredit.study.process import start_worker, visible_devices
 
 FRESH_AFTER = 900.0
 """Seconds of training after which a process is replaced: short runs share its start, long ones
@@ -40,6 +40,8 @@ class Worker:
 
     process: "subprocess.Popen[str]"
     log: Path
+    device: str | None = None
+    """The one GPU that it sees; None: all that are visible."""
     order: Order | None = None
     busy_since: float = 0.0
     used: float = 0.0
@@ -70,10 +72,12 @@ class Worker:
 
 @dataclass
 class Pool:
-    """At most ``jobs`` processes at a time, each with its share of the cores."""
+    """At most ``jobs`` processes at a time, each with its share of the cores and one GPU."""
 
     jobs: int
     logs: Path
+    devices: tuple[str, ...] = field(default_factory=visible_devices)
+    """GPUs to spread the processes over; none: the processes see what this one sees."""
     workers: list[Worker] = field(default_factory=list)
     _events: "SimpleQueue[tuple[Worker, dict[str, Any]]]" = field(default_factory=SimpleQueue)
     _started: int = 0
@@ -89,15 +93,35 @@ class Pool:
         return self.jobs - sum(worker.order is not None for worker in self.workers)
 
     def begin(self, order: Order) -> None:
-        """Train it in an idle process, or in a new one."""
-        idle = [worker for worker in self.workers if worker.order is None]
-        worker = idle[0] if idle else self._start()
+        """Train it on the GPU with the fewest runs, in an idle process or in a new one."""
+        worker = self._worker(order)
         try:
             worker.give(order, self.threads)
         except OSError:  # it died while it was idle
             worker.order = None
             self._retire(worker)
-            self._start().give(order, self.threads)
+            self._start(worker.device).give(order, self.threads)
+
+    def _worker(self, order: Order) -> Worker:
+        choice: tuple[str | None, ...] = self.devices
+        if not choice or _names_its_gpu(order.recipe):
+            choice = (None,)
+        best = min(choice, key=self._load)
+        idle = [worker for worker in self.workers if worker.order is None]
+        usable = sorted(
+            (worker for worker in idle if worker.device in choice),
+            key=lambda worker: self._load(worker.device),
+        )
+        full = len(self.workers) >= self.jobs
+        if usable and (full or self._load(usable[0].device) == self._load(best)):
+            return usable[0]
+        if full:
+            self._retire(idle[0])
+        return self._start(best)
+
+    def _load(self, device: str | None) -> int:
+        """How many runs are on a GPU now."""
+        return sum(x.order is not None and x.device == device for x in self.workers)
 
     def events(self, wait: float) -> Iterator[tuple[Order, dict[str, Any]]]:
         """What has happened since, waiting a moment for the first."""
@@ -128,11 +152,11 @@ class Pool:
         for worker in [*self.workers]:
             self._retire(worker)
 
-    def _start(self) -> Worker:
+    def _start(self, device: str | None) -> Worker:
         self._started += 1
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{os.getpid()}-{self._started}.txt"
-        worker = Worker(start_worker(log, self.threads), log)
+        worker = Worker(start_worker(log, self.threads, device), log, device)
         self.workers.append(worker)
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
         return worker
@@ -160,3 +184,8 @@ class Pool:
             worker.process.wait()
         if not died:
             worker.log.unlink(missing_ok=True)
+
+
+def _names_its_gpu(recipe: dict[str, Any]) -> bool:
+    """Whether a recipe says cuda:1, counted among all visible GPUs."""
+    return ":" in str((recipe.get("model") or {}).get("device"))

@@ -1,14 +1,41 @@
-"""How a process that trains is started."""
+"""How a process that trains is started, and on which GPU."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-def start_worker(log: Path, threads: int) -> "subprocess.Popen[str]":
-    """One that is told what to do on its stdin and answers on its stdout; the rest is its log."""
+
+def visible_devices(
+    environment: Mapping[str, str] = os.environ, count: Callable[[], int] | None = None
+) -> tuple[str, ...]:
+    """The visible GPUs, as CUDA_VISIBLE_DEVICES names them: indices, UUIDs or MIG devices.
+
+    ``count`` says how many GPUs CUDA sees; torch does where it is None. CUDA ignores what follows
+    the first invalid entry, so its count ends the list, except for MIG devices: a process sees one
+    of them at most, and so do not all of them count.
+    """
+    if count is None:
+        from torch.cuda import device_count as count
+    seen = count()
+    if seen == 0:
+        return ()
+    if VISIBLE not in environment:
+        return tuple(str(index) for index in range(seen))
+    named = [name.strip() for name in environment[VISIBLE].split(",")]
+    mig = [name for name in named if name.startswith("MIG-")]
+    return tuple(dict.fromkeys(mig or named[:seen]))
+
+
+def start_worker(log: Path, threads: int, device: str | None = None) -> "subprocess.Popen[str]":
+    """One that is told what to do on its stdin and answers on its stdout; the rest is its log.
+
+    It sees the GPU ``device`` alone, or every GPU that this process sees.
+    """
     shares = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     with log.open("w") as errors:
         return subprocess.Popen(
@@ -21,6 +48,7 @@ def start_worker(log: Path, threads: int) -> "subprocess.Popen[str]":
                 **{name: str(share) for name, share in shares.items()},
                 **os.environ,
                 **_same_package(),
+                **({} if device is None else {VISIBLE: device}),
                 "TOKENIZERS_PARALLELISM": "false",
             },
             start_new_session=True,  # Ctrl-C comes through us
