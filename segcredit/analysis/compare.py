@@ -108,10 +108,10 @@ class Curve:
 
 
 def group_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Group]:
-    """Runs whose config.yaml are equal but for seed and name; of one seed, the first run."""
+    """Runs whose config.yaml are equal but for seed, name and segcredit's version; one per seed."""
     found: dict[str, dict[str, tuple[Run, str]]] = {}
     for run, name in zip(runs, names, strict=True):
-        rest = {key: x for key, x in run.config.items() if key not in ("seed", "name")}
+        rest = {key: x for key, x in run.config.items() if key not in ("seed", "name", "version")}
         key = json.dumps(rest, sort_keys=True, default=str)
         found.setdefault(key, {}).setdefault(json.dumps(run.config.get("seed")), (run, name))
     groups = [list(group.values()) for group in found.values()]

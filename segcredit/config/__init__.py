@@ -2,6 +2,7 @@
 
 from segcredit.config.read import (
     GIVEN_IN_PYTHON,
+    VERSION,
     RecipeError,
     apply_overrides,
     load_recipe,
@@ -30,6 +31,7 @@ from segcredit.config.recipe import (
 
 __all__ = [
     "GIVEN_IN_PYTHON",
+    "VERSION",
     "DataSettings",
     "EvaluationSettings",
     "LoraSettings",

@@ -12,11 +12,14 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from segcredit import __version__
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
 
 GIVEN_IN_PYTHON = "given_in_python"
 """Where config.yaml says what was an object and not a setting."""
+VERSION = "version"
+"""Where config.yaml says which version of segcredit wrote it."""
 BASE = "base"
 """The key under which a recipe names what it is a change of."""
 NAMED = ("algorithm", "reward", "partition")
@@ -208,13 +211,25 @@ def _of_one_name(before: Any, value: dict[str, Any]) -> Any:
 
 def parse_recipe(found: dict[str, Any], source: str = "recipe") -> Recipe:
     """A recipe from plain data; every mistake in one message."""
+    settings = {key: x for key, x in found.items() if key != VERSION}
     try:
-        return Recipe.model_validate(found)
+        return Recipe.model_validate(settings)
     except ValidationError as error:
         found_out = [line for problem in error.errors() for line in _explain(problem).splitlines()]
         lines = [f"  {line}" for line in found_out]
         count = "one mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        if _numbers(found.get(VERSION)) > _numbers(__version__):
+            count = (
+                f"written by version {shown(found[VERSION])} of segcredit; this is version "
+                f"{__version__}: upgrade segcredit. What this version does not understand:"
+            )
         raise RecipeError(f"{source}: {count}\n" + "\n".join(lines)) from None
+
+
+def _numbers(version: Any) -> tuple[int, ...]:
+    """Major, minor and patch, to compare versions; none of what is no version."""
+    found = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", str(version))
+    return tuple(int(x or 0) for x in found.groups()) if found else ()
 
 
 def _only_in_python(path: Path, given: Any) -> str:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from segcredit import __version__
 from segcredit.report.cuts import PARTITIONS
 from segcredit.report.overview import overview
 from segcredit.report.pictures import as_data_uri
@@ -138,7 +138,7 @@ def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]
         with _not_too_deep(run.path):
             shown.append(overview(run))
     return {
-        "version": version("segcredit"),
+        "version": __version__,
         "runs": shown,
         "files": [part.listed() for part in rows],
         "partitions": [name for name, _ in PARTITIONS],

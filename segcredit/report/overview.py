@@ -110,9 +110,13 @@ def _measured(row: Mapping[str, Any], key: str) -> list[Any]:
     return [plain_number(row.get(name)) for name in (key, f"{key}_low", f"{key}_high")]
 
 
+IRRELEVANT = ("seed", "name", "threads", "version")
+"""Settings in which runs of one group may differ."""
+
+
 def _without_seed(config: Mapping[str, Any]) -> str:
     """Equal for runs that differ in nothing but the seed."""
-    rest = {key: x for key, x in config.items() if key not in ("seed", "name", "threads")}
+    rest = {key: x for key, x in config.items() if key not in IRRELEVANT}
     return yaml.safe_dump(rest)
 
 

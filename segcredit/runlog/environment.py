@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from segcredit import __version__
+
 PACKAGES = (
     "accelerate",
     "datasets",
@@ -26,7 +28,6 @@ PACKAGES = (
     "pydantic",
     "ray",
     "safetensors",
-    "segcredit",
     "sympy",
     "tensorboard",
     "tokenizers",
@@ -104,7 +105,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    versions = {}
+    versions = {"segcredit": __version__}  # also of a package that is only on PYTHONPATH
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

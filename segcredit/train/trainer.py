@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segcredit.config import GIVEN_IN_PYTHON, Recipe, RecipeError, parse_recipe
+from segcredit import __version__
+from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
 from segcredit.rollout import HFEngine, VllmEngine
 from segcredit.runlog import (
     MetricsWriter,
@@ -169,12 +170,13 @@ class Trainer:
         """config.yaml, first of all: with it a run can be resumed, without it not."""
         record = self.recipe.as_dict()
         if resume:
-            before = {k: x for k, x in read_run(run.path).config.items() if k != GIVEN_IN_PYTHON}
+            noted = (GIVEN_IN_PYTHON, VERSION)
+            before = {k: x for k, x in read_run(run.path).config.items() if k not in noted}
             changed = sorted(_different(before, record))
             if changed:
                 watch.note(f"From here on with other settings than before: {', '.join(changed)}")
         if not resume or changed:
-            write_yaml_atomically(run.config, record | self._given())
+            write_yaml_atomically(run.config, {VERSION: __version__} | record | self._given())
         if not run.environment.exists():
             write_json_atomically(run.environment, describe_environment())
 

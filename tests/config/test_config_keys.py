@@ -8,6 +8,7 @@ import pytest
 import yaml
 from tiny_runs import changed
 
+from segcredit import __version__
 from segcredit.config import Recipe, RecipeError, load_recipe, parse_recipe, recipe_path
 from segcredit.config.read import _shipped
 
@@ -49,6 +50,24 @@ def the_error_of(**changes: Any) -> str:
 )
 def test_unknown_keys_with_the_nearest_of_that_place(changes: Any, expected: str) -> None:
     assert the_error_of(**changes).startswith(expected)
+
+
+@pytest.mark.parametrize("version", ["999.0.0", "0.1.1", "0.2.0.dev3", 12.5])
+def test_a_recipe_of_a_newer_version_says_so(version: Any) -> None:
+    with pytest.raises(RecipeError) as error:
+        parse_recipe(changed(version=version, rollout__vines=3), "my.yaml")
+    headline, line = str(error.value).splitlines()
+    assert headline == (
+        f"my.yaml: written by version {version!r} of segcredit; this is version {__version__}: "
+        f"upgrade segcredit. What this version does not understand:"
+    )
+    assert line.startswith("  rollout.vines: unknown key.")
+
+
+@pytest.mark.parametrize("version", [__version__, "0.0.9", "nonsense", None, [1]])
+def test_a_recipe_of_this_version_has_a_mistake(version: Any) -> None:
+    assert error_of(changed(version=version, rollout__vines=3))[0].startswith("rollout.vines: unk")
+    assert parse_recipe(changed(version=version)) == parse_recipe(changed())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tiny_runs import changed, write_recipe
 
-from segcredit import Trainer
+from segcredit import Trainer, __version__
 from segcredit.config import Recipe, RecipeError, load_recipe
 from segcredit.config.read import recipe_path, shipped_recipes
 
@@ -173,7 +173,8 @@ def test_the_runs_record_is_complete_and_names_no_base(
     recipe = load_recipe(str(path), ["seed=3"])
     Trainer.from_recipe(recipe).train(tmp_path / "run")
     record = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert set(record) == set(Recipe.model_fields)
+    assert set(record) == {*Recipe.model_fields, "version"}
+    assert record["version"] == __version__
     (tmp_path / "recipe.yaml").unlink()
     assert load_recipe(str(tmp_path / "run" / "config.yaml")) == recipe
 

@@ -416,7 +416,10 @@ def test_writing_twice_gives_the_same_page(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_in_their_seed_belong_together(tmp_path: Path) -> None:
-    seeds = [make_run(tmp_path / f"s{n}", seed=n, config={"name": f"n{n}"}) for n in range(2)]
+    seeds = [
+        make_run(tmp_path / f"s{n}", seed=n, config={"name": f"n{n}", "version": f"0.{n}.0"})
+        for n in range(2)
+    ]
     other = make_run(tmp_path / "other", seed=2, config={"algorithm": {"name": "ppo"}})
     data = report_of(*seeds, other, to=tmp_path / "x.html").data
     groups = [run["group"] for run in data["overview"]["runs"]]

@@ -1,5 +1,6 @@
 """environment.json says what is needed to repeat a run, and nothing about whose machine it was."""
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from segcredit import __version__
+from segcredit.report.build import gather_overview
+from segcredit.runlog import read_run
 from segcredit.runlog.environment import describe_environment, source_commit, without_secrets
 
 
@@ -25,6 +29,22 @@ def test_versions_hardware_and_command() -> None:
     assert found["hardware"]["memory_gib"] > 0
     assert bool(found["hardware"]["gpus"]) == torch.cuda.is_available()
     assert abs(datetime.now(UTC) - datetime.fromisoformat(found["started"])) < timedelta(minutes=1)
+
+
+def test_a_package_that_is_only_on_the_path_has_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = importlib.metadata.distribution
+
+    def not_installed(name: str) -> importlib.metadata.Distribution:
+        if name == "segcredit":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
+    assert describe_environment()["packages"]["segcredit"] == __version__
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    assert gather_overview([read_run(tmp_path)], [])["version"] == __version__
 
 
 def test_the_host_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
