@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,24 +11,25 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(
-    environment: Mapping[str, str] = os.environ, count: Callable[[], int] | None = None
+    environment: Mapping[str, str] = os.environ, count: int | None = None
 ) -> tuple[str, ...]:
     """The visible GPUs, as CUDA_VISIBLE_DEVICES names them: indices, UUIDs or MIG devices.
 
-    ``count`` says how many GPUs CUDA sees; torch does where it is None. CUDA ignores what follows
-    the first invalid entry, so its count ends the list, except for MIG devices: a process sees one
-    of them at most, and so do not all of them count.
+    ``count`` is the number of GPUs that CUDA sees; None: ask torch. CUDA ignores what follows the
+    first invalid entry, so the list ends at its count. MIG devices are taken as they are listed: a
+    process sees at most one of them.
     """
     if count is None:
-        from torch.cuda import device_count as count
-    seen = count()
-    if seen == 0:
+        from torch.cuda import device_count
+
+        count = device_count()
+    if count == 0:
         return ()
     if VISIBLE not in environment:
-        return tuple(str(index) for index in range(seen))
+        return tuple(str(index) for index in range(count))
     named = [name.strip() for name in environment[VISIBLE].split(",")]
     mig = [name for name in named if name.startswith("MIG-")]
-    return tuple(dict.fromkeys(mig or named[:seen]))
+    return tuple(dict.fromkeys(mig or named[:count]))
 
 
 def start_worker(log: Path, threads: int, device: str | None = None) -> "subprocess.Popen[str]":

@@ -31,7 +31,7 @@ from segcredit.study.process import VISIBLE, start_worker, visible_devices
 def test_which_gpus_are_visible(
     environment: dict[str, str], count: int, expected: tuple[str, ...]
 ) -> None:
-    assert visible_devices(environment, lambda: count) == expected
+    assert visible_devices(environment, count) == expected
 
 
 @pytest.fixture
