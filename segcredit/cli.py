@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from segcredit import __version__
 from segcredit.commands import analyze as analysis
 from segcredit.commands import evaluate as evaluation
 from segcredit.commands import plan as planning
@@ -15,6 +14,7 @@ from segcredit.commands import report as reporting
 from segcredit.commands import study as studying
 from segcredit.commands import train as training
 from segcredit.commands import verl as on_verl
+from segcredit.version import __version__
 from segcredit.viewer import command as segment
 from segcredit.viewer.visible import one_line
 

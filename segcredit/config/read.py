@@ -12,9 +12,9 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from segcredit import __version__
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
+from segcredit.version import __version__
 
 GIVEN_IN_PYTHON = "given_in_python"
 """Where config.yaml says what was an object and not a setting."""

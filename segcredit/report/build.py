@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from segcredit import __version__
 from segcredit.report.cuts import PARTITIONS
 from segcredit.report.overview import overview
 from segcredit.report.pictures import as_data_uri
 from segcredit.report.rows import page_rows, prompt_id
 from segcredit.runlog import Run
 from segcredit.runlog.rollouts import evenly, sample_rollouts
+from segcredit.version import __version__
 
 Kind = Literal["rollouts", "watched"]
 Progress = Callable[[str], None]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
 from segcredit.rollout import HFEngine, VllmEngine
 from segcredit.runlog import (
@@ -26,6 +25,7 @@ from segcredit.train.parallel import Parallel
 from segcredit.train.saving import forget_after, restore
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
+from segcredit.version import __version__
 
 
 @dataclass(frozen=True)

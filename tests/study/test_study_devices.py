@@ -1,6 +1,7 @@
 """Runs of a study are spread over the visible GPUs; the test machine needs none."""
 
 import subprocess
+import time
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
@@ -130,7 +131,10 @@ def test_a_real_worker_sees_one_gpu(
     monkeypatch.setenv(VISIBLE, "GPU-0a,GPU-8932f937")
     worker = start_worker(tmp_path / "log.txt", 1, device)
     try:
-        found = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+        deadline = time.monotonic() + 20
+        while not (seen := Path(f"/proc/{worker.pid}/environ").read_bytes()):  # filled after exec
+            assert time.monotonic() < deadline
+        found = seen.split(b"\0")
         assert [x for x in found if x.startswith(VISIBLE.encode())] == [
             f"{VISIBLE}={device or 'GPU-0a,GPU-8932f937'}".encode()
         ]
