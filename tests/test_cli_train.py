@@ -172,6 +172,25 @@ def test_check_prints_the_plan_and_loads_nothing(
     assert sorted(x.name for x in tmp_path.iterdir()) == ["recipe.yaml", "reward.py"]
 
 
+@pytest.mark.usefixtures("no_model_is_loaded")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rollout__prompts": 7}, "7 responses, 2 mini-batches of 3 or 4, 1 epoch(s)"),
+        (
+            {"algorithm": "restem", "stages__2": {"kind": "optimize", "steps": 1}},
+            "8 responses, up to 2 mini-batches of what the method selects from them, 1 epoch(s)",
+        ),
+    ],
+)
+def test_check_prints_the_sizes_that_mini_batches_will_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = segcredit("train", write_recipe(tmp_path, **settings), "--check")
+    assert f"a step: {said}\n" in result.stdout, result.output
+
+
 # ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 

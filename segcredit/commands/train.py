@@ -10,7 +10,6 @@ from segcredit.commands.complain import complain
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from segcredit.config import Recipe
     from segcredit.train.trainer import Trainer
 
 EPILOG = """\
@@ -181,7 +180,6 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
     import yaml
 
     recipe, plan = trainer.recipe, trainer.plan
-    rows = recipe.rollout.prompts * recipe.rollout.samples
     size = plan.train.size
     plain = yaml.safe_dump(recipe.as_dict(), sort_keys=False, allow_unicode=True)
     console.print(plain, markup=False, highlight=False)
@@ -189,17 +187,23 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
         f"method: {plan.algorithm!r}",
         f"needs: {', '.join(sorted(plan.algorithm.needs)) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
-        f"a step: {_drawn(recipe, rows)}, {recipe.update.epochs} epoch(s)",
+        f"a step: {_drawn(trainer)}, {recipe.update.epochs} epoch(s)",
         "everything fits: no model was loaded",
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False)
 
 
-def _drawn(recipe: "Recipe", rows: int) -> str:
-    """What a step draws, and into how many mini-batches it is cut."""
+def _drawn(trainer: "Trainer") -> str:
+    """Describe what a step draws and how it is split into mini-batches."""
+    recipe, algorithm = trainer.recipe, trainer.plan.algorithm
     count, tree = recipe.update.minibatches, recipe.rollout.tree
-    if tree is None:
-        return f"{rows} responses, {count} mini-batches of {rows / count:g}"
-    shape = "-".join(map(str, tree.branching))
-    return f"{recipe.rollout.prompts} trees that branch {shape}, {count} mini-batches"
+    if tree is not None:
+        shape = "-".join(map(str, tree.branching))
+        return f"{recipe.rollout.prompts} trees that branch {shape}, {count} mini-batches"
+    rows = recipe.rollout.prompts * recipe.rollout.samples
+    if not hasattr(algorithm, "credit"):
+        return f"{rows} responses, up to {count} mini-batches of what the method selects from them"
+    size, more = divmod(rows, count)
+    sizes = f"{size} or {size + 1}" if more else f"{size}"
+    return f"{rows} responses, {count} mini-batches of {sizes}"

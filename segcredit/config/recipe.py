@@ -167,7 +167,7 @@ class RolloutSettings(Settings):
     """How responses are drawn in a step."""
 
     prompts: Whole = Field(128, ge=1)
-    """Distinct prompts per step."""
+    """Distinct prompts per step, so at most as many as the data has."""
     samples: Whole = Field(1, ge=1)
     """Responses per prompt; group methods (grpo, gspo, rloo) need at least 2."""
     max_tokens: Whole = Field(2048, ge=1)

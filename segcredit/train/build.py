@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from segcredit.algorithms.asks import continues, grows_trees, is_offline, rescored
-from segcredit.config import PretrainCritic, Recipe, RecipeError, WarmStart
+from segcredit.config import Optimize, PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.evaluate.engine import make_engine
@@ -357,6 +357,33 @@ def _device_problems(name: str) -> list[str]:
     return []
 
 
+def _too_few_prompts(plan: Plan) -> list[str]:
+    """Batches of distinct prompts that are larger than the training set."""
+    size, recipe = plan.train.size, plan.recipe
+    if size is None:
+        return []
+    asked = {
+        "rollout.prompts": recipe.rollout.prompts
+        if any(
+            isinstance(x, Optimize) or (isinstance(x, PretrainCritic) and x.prompts is None)
+            for x in recipe.stages
+        )
+        else 0
+    }
+    asked |= {
+        f"stages.{number}.prompts": stage.prompts
+        for number, stage in enumerate(recipe.stages)
+        if isinstance(stage, PretrainCritic) and stage.prompts is not None
+    }
+    more = "add rows" if recipe.data.world is None else f"set data.size={max(asked.values())}"
+    return [
+        f"{name}: expected at most {size}, the number of training prompts, since the prompts of a "
+        f"step are distinct; got {count}. Set {name}={size} or less, or {more}"
+        for name, count in asked.items()
+        if count > size
+    ]
+
+
 def _check(plan: Plan) -> None:
     """What only the data and the method together can tell."""
     recipe, first = plan.recipe, plan.train.take(0, 1)[0]
@@ -405,14 +432,10 @@ def _check(plan: Plan) -> None:
             "rollout.prefixes limits the continuations of begun responses, and this method draws "
             "none: remove it"
         )
+    problems += _too_few_prompts(plan)
     if "baseline" in plan.algorithm.needs:
         if not isinstance(plan.train, Listed):
             problems.append("this method tracks prompts, so they must come again: set data.size")
-        elif recipe.rollout.prompts > plan.train.size:
-            problems.append(
-                f"rollout.prompts is {recipe.rollout.prompts}, but there are only "
-                f"{plan.train.size} prompts, and this method takes each at most once a step"
-            )
         if recipe.rollout.samples != 1:
             problems.append("this method takes one response per prompt: set rollout.samples to 1")
     if problems:

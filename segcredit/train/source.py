@@ -38,19 +38,37 @@ class Listed:
         return len(self.prompts)
 
     def take(self, position: int, count: int) -> list[Prompt]:
-        return [self._at(position + i) for i in range(count)]
+        """The prompts of one step; all distinct where there are as many.
 
-    def _at(self, place: int) -> Prompt:
-        turn, rest = divmod(place, len(self.prompts))
-        return self.prompts[self._order(turn)[rest] if self.shuffle else rest]
+        Steps of ``count`` prompts follow one another, so ``position`` says in which step a pass
+        ends: the next pass begins with prompts that this step does not have yet.
+        """
+        size = len(self.prompts)
+        places = [divmod(position + i, size) for i in range(count)]
+        if not self.shuffle:
+            return [self.prompts[rest] for _, rest in places]
+        orders = {turn: self._order(turn, count, position % count) for turn, _ in places}
+        return [self.prompts[orders[turn][rest]] for turn, rest in places]
 
-    def _order(self, turn: int) -> list[int]:
-        orders = self.__dict__.setdefault("_orders", {})
-        if turn not in orders:
-            orders.clear()  # only the present pass is asked for again
-            drawn = generator(self.seed, "order", turn)
-            orders[turn] = torch.randperm(len(self.prompts), generator=drawn).tolist()
-        return orders[turn]
+    def _order(self, turn: int, count: int, start: int) -> list[int]:
+        """The order of one pass, by way of all earlier ones."""
+        size = len(self.prompts)
+        kept = self.__dict__.setdefault("_orders", {})
+        known = [x for x in kept if x[1:] == (count, start) and x[0] <= turn]
+        last = max(known, default=(-1, count, start))
+        order: list[int] = kept.get(last, [])
+        for number in range(last[0] + 1, turn + 1):
+            drawn = generator(self.seed, "order", number)
+            shuffled = torch.randperm(size, generator=drawn).tolist()
+            before = (number * size - start) % count  # taken by the step in which a pass ends
+            taken = set(order[-before:]) if number and before and count <= size else set()
+            first = [x for x in shuffled if x not in taken][: count - before]
+            later = set(shuffled).difference(first)
+            order = first + [x for x in shuffled if x in later]
+        for old in [x for x in kept if x[1:] != (count, start) or x[0] < turn - 1]:
+            del kept[old]  # only the present pass and the next are asked for again
+        kept[turn, count, start] = order
+        return order
 
 
 @dataclass(frozen=True)

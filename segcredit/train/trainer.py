@@ -61,7 +61,7 @@ class Trainer:
     ) -> None:
         found: dict[str, Any] = {"stages": [{"kind": "optimize", "steps": steps}], **settings}
         objects: dict[str, Any] = {}
-        found["model"] = model if isinstance(model, dict) else {"path": str(model)}
+        found["model"] = _model(model)
         found["data"] = _data(data, test, objects)
         if isinstance(algorithm, str | dict):
             found["algorithm"] = algorithm
@@ -187,6 +187,20 @@ class Trainer:
             for name, x in self._objects.items()
         }
         return {GIVEN_IN_PYTHON: shown} if shown else {}
+
+
+def _model(model: str | Path | dict[str, Any]) -> dict[str, Any]:
+    """Settings of the model; an object in memory is refused, since resuming needs a folder."""
+    if isinstance(model, dict):
+        return model
+    if isinstance(model, str | Path):
+        return {"path": str(model)}
+    raise TypeError(
+        f"model: expected a folder, a hub id, or settings such as {{'path': …, 'dtype': …}}; got a "
+        f"{type(model).__name__}. Save a loaded model with its tokenizer and pass the folder: "
+        f"model.save_pretrained('my-model'); tokenizer.save_pretrained('my-model'); "
+        f"Trainer(model='my-model', …)"
+    )
 
 
 def _data(

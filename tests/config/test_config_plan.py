@@ -18,6 +18,8 @@ from segcredit.train.build import make_plan
 from segcredit.train.source import Generated, Listed
 
 OPTIMIZE = [{"kind": "optimize", "steps": 1}]
+FEW: dict[str, Any] = {"rollout__prompts": 1, "update__minibatches": 1, "stages": OPTIMIZE}
+"""Steps for which one row is enough."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_a_plan_has_its_parts() -> None:
     assert isinstance(plan.train, Generated)
     assert isinstance(plan.test, Listed)
     assert plan.test.size == 8
-    plan = make_plan(parse_recipe(changed(data__size=5)))
+    plan = make_plan(parse_recipe(changed(data__size=5, rollout__prompts=5)))
     assert isinstance(plan.train, Listed)
     assert plan.train.size == 5
     asked, held_out = plan.train.take(0, 5), plan.test.take(0, 8) if plan.test else []
@@ -142,10 +144,42 @@ def test_what_tracking_prompts_asks_for() -> None:
         stages=[{"kind": "warm_start", "steps": 1}, *OPTIMIZE],
     )
     assert message.splitlines()[1:] == [
-        "  rollout.prompts is 8, but there are only 5 prompts, and this method takes each at most "
-        "once a step",
+        "  rollout.prompts: expected at most 5, the number of training prompts, since the prompts "
+        "of a step are distinct; got 8. Set rollout.prompts=5 or less, or set data.size=8",
         "  this method takes one response per prompt: set rollout.samples to 1",
     ]
+
+
+def test_a_step_draws_no_prompt_twice(tmp_path: Path, model: Path) -> None:
+    """Distinct prompts are promised, so a set that is too small is refused."""
+    train = write_rows(tmp_path / "train.jsonl", *[GOOD] * 7)
+    given: dict[str, Any] = {"model": {"path": str(model)}, "data": {"train": [train]}}
+    message = problems(**given, stages=OPTIMIZE)
+    assert message.splitlines()[1:] == [
+        "  rollout.prompts: expected at most 7, the number of training prompts, since the prompts "
+        "of a step are distinct; got 8. Set rollout.prompts=7 or less, or add rows"
+    ]
+    make_plan(parse_recipe(changed(**given, stages=OPTIMIZE, rollout__prompts=7)))
+    stages = [{"kind": "pretrain_critic", "steps": 1, "prompts": 9}, *OPTIMIZE]
+    message = problems(**given, stages=stages, rollout__prompts=7)
+    assert "  stages.0.prompts: expected at most 7, " in message
+    make_plan(parse_recipe(changed(data__size=8)))
+    assert "got 8. Set rollout.prompts=7 or less, or set data.size=8" in problems(data__size=7)
+
+
+@pytest.mark.parametrize(("count", "first"), [(4, 0), (6, 0), (7, 0), (5, 3), (3, 1)])
+def test_steps_across_the_end_of_a_pass_have_distinct_prompts(count: int, first: int) -> None:
+    prompts = make_world("derived_variables").prompts("train", 0, 7)
+    source = Listed(prompts, seed=3)
+    steps = [source.take(first + i * count, count) for i in range(40)]
+    for step in steps:
+        assert len({x.id for x in step}) == count
+    taken = [x.id for step in steps for x in step][(-first) % 7 :]
+    for turn in range(len(taken) // 7):
+        assert len(set(taken[turn * 7 : turn * 7 + 7])) == 7, "each prompt once in a pass"
+    again = Listed(prompts, seed=3)  # as after a resume
+    assert [again.take(first + i * count, count) for i in range(30, 40)] == steps[30:]
+    assert len({tuple(taken[i * 7 : i * 7 + 7]) for i in range(9)}) == 9, "shuffled anew"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +219,7 @@ def test_bad_rows_of_all_files_by_file_and_line(tmp_path: Path, model: Path) -> 
     train = write_rows(tmp_path / "train.jsonl", GOOD, {"problem": "?"}, 3)
     test = write_rows(tmp_path / "test.jsonl", [], GOOD)
     data = {"train": [train], "test": [test]}
-    made = changed(model={"path": str(model)}, data=data, stages=OPTIMIZE)
+    made = changed(model={"path": str(model)}, data=data, **FEW)
     with pytest.raises(BadRows) as error:
         make_plan(parse_recipe(made))
     lines = str(error.value).splitlines()
@@ -237,7 +271,7 @@ def test_a_model_without_a_chat_template_asks_for_one(
     assert "Set data.template" in message
     assert "\n" not in message, "not once for every row"
     data["template"] = "{question}"
-    plan = make_plan(parse_recipe(changed(model={"path": path}, data=data, stages=OPTIMIZE)))
+    plan = make_plan(parse_recipe(changed(model={"path": path}, data=data, **FEW)))
     assert plan.codec.render(plan.train.take(0, 1)[0]) == "a = 1 ; a ?"
 
 

@@ -162,6 +162,15 @@ def test_mistakes_are_found_when_the_trainer_is_made(
     assert expected in str(error.value)
 
 
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_loaded_model_is_refused_with_what_to_pass(model: Path, rows: Rows) -> None:
+    loaded: Any = Policy.from_pretrained(model).model
+    with pytest.raises(
+        TypeError, match=r"^model: expected a folder.*; got a Qwen2ForCausalLM\. Save"
+    ):
+        Trainer(loaded, rows, **SETTINGS)
+
+
 def test_bad_rows_of_both_sets_are_told_together(model: Path, rows: Rows) -> None:
     with pytest.raises(BadRows) as error:
         Trainer(model, [rows[0], {"problem": "no answer"}], test=[3, rows[1]], **SETTINGS)
