@@ -210,7 +210,7 @@ def test_a_runs_config_repeats_it(tmp_path: Path) -> None:
     assert refused.code == 2
     assert re.fullmatch(
         rf"error: {tmp_path}/again already holds a run \(.*\)\. Go on with it: segcredit train "
-        rf"--resume {tmp_path}/again\. Or choose another folder\.\n",
+        rf"--resume {tmp_path}/again --trust-run\. Or choose another folder\.\n",
         refused.complained,
     )
     finished = run(tmp_path, "train", "--resume", "again")

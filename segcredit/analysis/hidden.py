@@ -1,5 +1,6 @@
 """Last hidden states of a run's saved policy before every token of recorded responses."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,14 @@ from jaxtyping import Float, Int
 
 from segcredit.analysis.result import CannotAnalyseError
 from segcredit.runlog import Run
+from segcredit.runlog.untrusted import FLAG, require_trust
 
 if TYPE_CHECKING:
     from segcredit.models import Policy
     from segcredit.types import Encoded, Prompt
 
 TOKENS_AT_ONCE = 16_384
+_PARTS = ("model", "data")
 OLDER = (
     "its rollouts hold no messages: it was written by an older version, which did not keep what a "
     "prompt is made of."
@@ -29,18 +32,24 @@ def last_whole_checkpoint(run: Run) -> Path:
     return path
 
 
-def load_policy(run: Run, checkpoint: Path) -> "Policy":
-    """The policy of a checkpoint, as the run's config.yaml says."""
+def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy":
+    """The policy of a checkpoint, as the run's config.yaml says; its code only if trusted."""
     import torch
     from safetensors import SafetensorError
 
     from segcredit.models import Policy
 
-    settings = run.config.get("model") or {}
+    settings, data = (x if isinstance(x, dict) else {} for x in map(run.config.get, _PARTS))
+    if not trust_run:
+        command = f"segcredit analyze {shlex.quote(str(run.path))} --probe {FLAG}"
+        try:
+            require_trust({"model": settings}, run.path, command)
+        except ValueError as error:
+            raise CannotAnalyseError(str(error)) from None
     dtype = torch.bfloat16 if settings.get("dtype") == "bfloat16" else torch.float32
     try:
         trusted = settings.get("trust_remote_code") is True
-        template = (run.config.get("data") or {}).get("template")
+        template = data.get("template")
         policy = Policy.from_pretrained(checkpoint / "policy", dtype, trusted, template)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]

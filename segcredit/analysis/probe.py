@@ -49,7 +49,7 @@ def lift_of_probe(run: Run, name: str, steps: Sequence[Step], settings: Settings
     require_column(steps, "entropy", "the method did not ask for it.")
     _check_rows(steps)
     checkpoint = last_whole_checkpoint(run)
-    found = probe(run, steps, settings, load_policy(run, checkpoint))
+    found = probe(run, steps, settings, load_policy(run, checkpoint, settings.trust_run))
     nothing = not found.r_squared > 0
     note = NOTE.format(checkpoint.name, f"{found.r_squared:.1%}", KNOWS_NOTHING if nothing else "")
     more: dict[str, Any] = {

@@ -26,6 +26,8 @@ class Settings:
     """Responses of each that are read, evenly spread; None: all."""
     probe: bool = False
     """Whether to fit a value probe, for which the last checkpoint is loaded."""
+    trust_run: bool = False
+    """Whether the probe may run code that the run's config.yaml asks for (trust_remote_code)."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.threshold < 1.0:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segcredit.commands.complain import complain
+from segcredit.commands.train import TrustRun
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +47,7 @@ def analyze(
         bool,
         typer.Option("--probe", help="Lift by a value probe on the last checkpoint as well."),
     ] = False,
+    trust_run: TrustRun = False,
     threshold: Annotated[
         float, typer.Option("--threshold", "-d", help="Quantile from which ΔV is large.")
     ] = 0.9,
@@ -74,6 +76,7 @@ def analyze(
             window=window,
             seed=seed,
             probe=probe or "lift_probe" in names,
+            trust_run=trust_run,
         )
         if settings.probe:
             from segcredit.commands.quiet import quiet_libraries

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcredit.commands.complain import complain
+from segcredit.commands.train import TrustRun
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,6 +89,7 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
     ] = None,
+    trust_run: TrustRun = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The numbers as one JSON object, not as a table.")
     ] = False,
@@ -121,6 +123,7 @@ def evaluate(
                 engine=engine,  # type: ignore[arg-type]
                 seed=seed,
                 output=output,
+                trust_run=trust_run,
                 **(PAPER if paper else {}) | given,
             )
     except (ValueError, CheckpointError, OSError) as error:

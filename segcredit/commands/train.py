@@ -36,6 +36,11 @@ segcredit demo stages.3.steps=20  [dim]# less of it[/dim]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…")
 ]
+TrustRun = Annotated[
+    bool,
+    typer.Option("--trust-run", help="Run code that the run's config.yaml names; see SECURITY.md."),
+]
+"""Of every command that loads a run's model or reward."""
 Folder = Annotated[
     Path | None, typer.Option("--folder", "-o", help="Run folder; runs/NAME-DATE if not given.")
 ]
@@ -43,7 +48,7 @@ Folder = Annotated[
 
 def demo(overrides: Overrides = None, folder: Folder = None) -> None:
     """Train a tiny vision-language model on this machine: imitation first, then SAPO."""
-    _run("demo", overrides or [], folder, resume=None, check=False, skip_bad_rows=False)
+    _run("demo", overrides or [], folder, None, False, False, False)
 
 
 def train(
@@ -61,6 +66,7 @@ def train(
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave bad rows of the data out.")
     ] = False,
+    trust_run: TrustRun = False,
 ) -> None:
     """Train a model by a recipe."""
     if resume is not None and recipe is not None and "=" not in recipe:
@@ -69,8 +75,10 @@ def train(
         raise typer.BadParameter("which recipe? Try: segcredit train demo")
     if resume is not None and folder is not None:
         raise typer.BadParameter("--resume names the run's folder already: leave --folder out")
+    if trust_run and resume is None:
+        raise typer.BadParameter("--trust-run goes with --resume RUN: a recipe is trusted as it is")
     given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]
-    _run(recipe or "", given, folder, resume, check, skip_bad_rows)
+    _run(recipe or "", given, folder, resume, check, skip_bad_rows, trust_run)
 
 
 def _run(
@@ -80,9 +88,10 @@ def _run(
     resume: Path | None,
     check: bool,
     skip_bad_rows: bool,
+    trust_run: bool,
 ) -> None:
     try:
-        _train(recipe, overrides, folder, resume, check, skip_bad_rows)
+        _train(recipe, overrides, folder, resume, check, skip_bad_rows, trust_run)
     except KeyboardInterrupt:  # before training began, or while its results were shown
         typer.echo("Stopped.")
         raise typer.Exit(130) from None
@@ -95,14 +104,14 @@ def _train(
     resume: Path | None,
     check: bool,
     skip_bad_rows: bool,
+    trust_run: bool,
 ) -> None:
     from rich.console import Console
 
     from segcredit.commands.quiet import quiet_libraries
     from segcredit.commands.terminal import Terminal, result_table
-    from segcredit.config import load_recipe
-    from segcredit.runlog import RunFolder, resume_command
-    from segcredit.runlog.folder import require_run
+    from segcredit.config import load_recipe, load_run_recipe
+    from segcredit.runlog import resume_command
     from segcredit.train.checkpoint import CheckpointError
     from segcredit.train.loop import Stopped
     from segcredit.train.optimizer import NotFinite
@@ -114,10 +123,11 @@ def _train(
     if skip_bad_rows:
         overrides = [*overrides, "data.skip_bad_rows=true"]
     try:
-        if resume is not None:
-            require_run(RunFolder(resume))
-            recipe, folder = str(resume / "config.yaml"), resume
-        trainer = Trainer.from_recipe(load_recipe(recipe, overrides))
+        if resume is None:
+            chosen = load_recipe(recipe, overrides)
+        else:
+            chosen, folder = load_run_recipe(resume, overrides, trust_run), resume
+        trainer = Trainer.from_recipe(chosen)
         for row in trainer.plan.bad:
             console.print(f"left out: {row}", style="yellow", markup=False, highlight=False)
         if check:

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
+from segcredit.runlog import RunFolder, resume_command
+from segcredit.runlog.folder import require_run
+from segcredit.runlog.untrusted import PlainLoader, parse_yaml, read_yaml, require_trust
 from segcredit.version import __version__
 
 GIVEN_IN_PYTHON = "given_in_python"
@@ -30,12 +33,12 @@ class RecipeError(ValueError):
     """A recipe that cannot run, with every reason at once."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(PlainLoader):
     """YAML in which 1e-5 is a number, and a key that stands twice is a mistake."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key in keys if key != "<<" and keys.count(key) > 1), None)
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = next((key for key, count in keys.items() if key != "<<" and count > 1), None)
         if twice is not None:
             raise ValueError(f"{shown(twice)} stands twice, line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
@@ -46,10 +49,6 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     [*"-+.0123456789"],
 )
-
-
-def _parse(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # a safe loader: plain data only
 
 
 def recipe_path(name: str) -> Path:
@@ -109,6 +108,24 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return parse_recipe(apply_overrides(recipe_settings(name), overrides), str(recipe_path(name)))
 
 
+def load_run_recipe(
+    folder: str | Path, overrides: Sequence[str] = (), trust_run: bool = False
+) -> Recipe:
+    """Load the recipe of a run, to go on with it; refuses one that names code of its own.
+
+    Args:
+        overrides: ``key.path=value``; code that these name is allowed.
+        trust_run: Allow the code that the run's config.yaml names, too (``--trust-run``).
+    """
+    path = Path(folder).expanduser()
+    require_run(RunFolder(path))
+    recipe = load_recipe(str(path / "config.yaml"), overrides)
+    if not trust_run:
+        typed = [override.partition("=")[0] for override in overrides]
+        require_trust(recipe.as_dict(), path, resume_command(path), typed)
+    return recipe
+
+
 def recipe_settings(name: str) -> dict[str, Any]:
     """What a recipe and its bases say, as plain data, not yet validated: to build on."""
     return _with_bases(recipe_path(name))
@@ -146,9 +163,9 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """One file as it is."""
     try:
-        found = _parse(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        found = read_yaml(path, _Loader)
+    except ValueError as error:
+        raise RecipeError(f"{path}: not YAML: {error}") from None
     if not isinstance(found, dict):
         raise RecipeError(f"{path}: expected a mapping of settings; got {type(found).__name__}.")
     if given := found.get(GIVEN_IN_PYTHON):
@@ -252,8 +269,8 @@ def _override(found: dict[str, Any], override: str) -> None:
     if key == BASE:
         raise RecipeError(f"base stands in a file and is no override; got {override!r}.")
     try:
-        value = _parse(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parse_yaml(text, _Loader)
+    except ValueError:
         raise RecipeError(f"{key}: the value {shown(text)} is not YAML.") from None
     place: Any = found
     *path, last = key.split(".")

@@ -18,6 +18,7 @@ from segcredit.config.arithmetic import check_arithmetic
 from segcredit.data.worlds import make_world
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
+from segcredit.runlog.untrusted import names_file
 from segcredit.template import check_template
 from segcredit.types import Algorithm
 
@@ -412,7 +413,7 @@ class Recipe(Settings):
     @classmethod
     def _known_reward(cls, spec: str | dict[str, Any]) -> str | dict[str, Any]:
         name = spec if isinstance(spec, str) else spec["name"]
-        if ":" in name or name.endswith(".py"):
+        if names_file(name):
             return spec  # a file may come later; it is looked for before a model loads
         try:
             make_reward(spec)

@@ -1,5 +1,6 @@
 """Evaluate what is on disk: a run's last checkpoint, a Hugging Face folder, or a hub id."""
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
+from segcredit.runlog.untrusted import FLAG, require_trust
 from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt, Sampling
 
@@ -42,6 +44,7 @@ def evaluate_checkpoint(
     engine: Literal["hf", "vllm"] | None = None,
     seed: int = 0,
     output: Path | None = None,
+    trust_run: bool = False,
 ) -> Evaluation:
     """A run brings its own test data, reward, sampling and template; what is given goes first.
 
@@ -54,9 +57,14 @@ def evaluate_checkpoint(
         greedy: Whether the greedy response is asked for, too.
         engine: Who samples: transformers, or vLLM; None: as in the run.
         output: Where every response is written, a line each.
+        trust_run: Run the code that the run's config.yaml names; without it such a run is refused.
     """
     found = _find(checkpoint)
     recipe = found.recipe
+    if recipe is not None and not trust_run:
+        command = f"segcredit evaluate {shlex.quote(checkpoint)} {FLAG}"
+        typed = [] if reward is None else ["reward"]
+        require_trust(recipe.as_dict(), Path(checkpoint), command, typed)
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
     if template is None and recipe is not None:
         template = recipe.data.template

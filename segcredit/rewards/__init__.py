@@ -17,6 +17,7 @@ from segcredit.rewards.exact import ExactReward
 from segcredit.rewards.extract import boxed, format_ok, hash_answer
 from segcredit.rewards.length import authors_length_penalty
 from segcredit.rewards.math import MathReward, geo3k, gsm8k
+from segcredit.runlog.untrusted import names_file
 from segcredit.types import RewardFn
 
 REWARDS: Mapping[str, Callable[..., RewardFn]] = {
@@ -66,7 +67,7 @@ def make_reward(spec: str | Mapping[str, Any] | Callable[..., Any]) -> RewardFn:
 
 
 def _by_name(name: str, settings: dict[str, Any]) -> RewardFn:
-    if ":" in name or name.endswith(".py"):
+    if names_file(name):
         _require_known(name, settings, ["deadline", "conversational"])
         return CustomReward(name, **settings)
     if name not in REWARDS:

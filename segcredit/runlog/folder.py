@@ -9,6 +9,7 @@ from types import TracebackType
 
 from segcredit.runlog.atomic import remove_leftovers
 from segcredit.runlog.lock import Lock, LockedError
+from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
 _STEP = re.compile(r"step-(\d+)(\.jsonl)?")
 _LONGEST_NAME = 50  # characters: file names end at 255 bytes, and a character has up to 4
@@ -196,8 +197,13 @@ def runs_in(root: Path) -> list[Path]:
 
 
 def resume_command(path: Path) -> str:
-    """What to type to go on with a run."""
-    return f"segcredit train --resume {shlex.quote(str(path))}"
+    """What to type to go on with a run; with leave to run its code, if its settings name any."""
+    try:
+        config = read_yaml(path / "config.yaml")
+    except (OSError, ValueError):  # missing or damaged: resuming it says so
+        config = None
+    flag = f" {FLAG}" if isinstance(config, dict) and requests_of(config) else ""
+    return f"segcredit train --resume {shlex.quote(str(path))}{flag}"
 
 
 def new_run_path(name: str, root: str | Path = "runs") -> Path:

@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.lines import read_lines, revived
 from segcredit.runlog.manifest import CheckpointError, verify
 from segcredit.runlog.rollouts import read_rollouts
+from segcredit.runlog.untrusted import read_yaml
 
 
 class Run:
@@ -129,8 +128,8 @@ def read_run(path: str | Path) -> Run:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        config = read_yaml(path)
+    except ValueError as error:
         raise ValueError(f"{path} must be YAML; reading it failed: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a mapping of settings; got {type(config).__name__}.")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from segcredit.config.read import _base_path, _folder, _merged, _parse, _with_bases, shipped_recipes
+from segcredit.config.read import _base_path, _folder, _merged, _read, _with_bases, shipped_recipes
 
 FILES = sorted(path for path in _folder().rglob("*.yaml") if path.parent != _folder())
 LEAVES = [path for name, path in shipped_recipes().items() if "/" in name]
@@ -90,7 +90,7 @@ def restated(own: dict[str, Any], under: dict[str, Any], path: str = "") -> list
 @pytest.mark.parametrize("path", LEAVES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe_states_only_what_differs(path: Path) -> None:
     """Its own lines change its bases, and each base changes those before it."""
-    own = _parse(path.read_text())
+    own = _read(path)
     names = own.pop("base")
     under: dict[str, Any] = {}
     for name in names:
@@ -104,7 +104,7 @@ def test_a_recipe_states_only_what_differs(path: Path) -> None:
 
 @each_file
 def test_files_that_name_a_base_do_not_repeat_it(path: Path) -> None:
-    own = _parse(path.read_text())
+    own = _read(path)
     base = own.pop("base", None)
     if isinstance(base, str):
         assert restated(own, _with_bases(_base_path(path, base))) == []
@@ -115,7 +115,7 @@ def test_every_part_is_used() -> None:
 
     def visit(path: Path) -> None:
         used.add(path.resolve())
-        base = _parse(path.read_text()).get("base") or []
+        base = _read(path).get("base") or []
         for name in [base] if isinstance(base, str) else base:
             visit(_base_path(path, name))
 

@@ -56,7 +56,8 @@ def step_of(said: str) -> re.Match[str]:
     """Where it says that it stopped, on a line that can be copied."""
     found = re.search(
         r"\nFinishing this step, then saving\. Press Ctrl-C again to stop at once\.\n(?:.*\n)*"
-        r"stopped after step (\d+), which is saved\. To go on: (segcredit train --resume \S+)\n$",
+        r"stopped after step (\d+), which is saved\. To go on: "
+        r"(segcredit train --resume \S+ --trust-run)\n$",
         said,
     )
     assert found is not None, said
@@ -111,7 +112,7 @@ def test_from_a_shell_and_back(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert complained == ""
     step, command = step_of(said).groups()
-    assert command == f"segcredit train --resume {tmp_path / 'run'}"
+    assert command == f"segcredit train --resume {tmp_path / 'run'} --trust-run"
     done = run(tmp_path, *command.split()[1:], f"stages.2.steps={int(step) - 4}")
     assert done.code == 0, done.complained
     assert f"Going on after step {step} of {int(step) + 1}." in done.said
@@ -151,10 +152,10 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     call.signal(signal.SIGINT)
     assert call.wait() == 130
     assert time.monotonic() - begun < 30
-    assert re.search(
-        rf"Stopped at once, .* To go on from there: segcredit train --resume {tmp_path}/run$",
-        call.said.rstrip(),
-    ), call.said
+    go_on = f"segcredit train --resume {tmp_path}/run --trust-run"
+    assert re.search(rf"Stopped at once, .* To go on from there: {go_on}$", call.said.rstrip()), (
+        call.said
+    )
     assert call.complained == ""
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     saved = find_latest(tmp_path / "run" / "checkpoints")

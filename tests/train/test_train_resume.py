@@ -251,7 +251,7 @@ def test_on_a_full_disk_it_stops_and_goes_on_when_there_is_room(
     found = re.fullmatch(
         r"error: disk full at .*/run/checkpoints: checkpoint step-\d+ needs at least .* MiB, .* "
         r"MiB are free\. Nothing finished is lost: the last whole checkpoint is .*/(step-\d+)\. "
-        rf".* then type: segcredit train --resume {disk}/run\n",
+        rf".* then type: segcredit train --resume {disk}/run --trust-run\n",
         call.complained,
     )
     assert found is not None, call.complained

@@ -1,0 +1,132 @@
+"""What a run folder may not do to the machine that reads it: exhaust it, or run code on it.
+
+Run folders are passed around. Their ``config.yaml`` is data from somebody else: it is read within
+fixed limits, and code that it names runs only if the user asks for that (SECURITY.md).
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from segcredit.printable import printable
+
+BYTES = 1_000_000
+"""Largest YAML file that is read; a complete config.yaml has about 3,000."""
+NODES = 20_000
+"""Most values of a document, each alias counted as everything that it stands for."""
+DEPTH = 50
+"""Deepest nesting."""
+DIGITS = 100
+"""Longest number."""
+FLAG = "--trust-run"
+"""The command-line option that allows what a run folder asks for."""
+
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML of plain data whose size in memory is bounded before any of it is built.
+
+    Aliases (``*x``) and merge keys (``<<``) repeat a value: ten lines of them can stand for
+    billions of values. Each alias counts as all the values it repeats.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._count = self._depth = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        alias = self.check_event(yaml.AliasEvent)
+        before = self._count
+        self._count += 1
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise ValueError(
+                f"expected at most {DEPTH} levels of nesting; got a value nested deeper"
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if alias:
+            if id(node) not in self._sizes:  # its anchor is still open
+                raise ValueError("expected plain values; got an alias to a value that contains it")
+            self._count += self._sizes[id(node)] - 1
+        else:
+            self._sizes[id(node)] = self._count - before
+        if self._count > NODES:
+            raise ValueError(
+                f"expected at most {NODES:,} values, an alias counted as what it repeats; got more"
+            )
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if number and len(str(node.value)) > DIGITS:
+            raise ValueError(f"expected numbers of at most {DIGITS} characters; got a longer one")
+        return super().construct_object(node, deep)
+
+
+def parse_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
+    """Plain data from YAML that anybody may have written; raises ValueError, and nothing else."""
+    if len(text) > BYTES:
+        raise ValueError(f"expected at most {BYTES:,} bytes; got {len(text):,}")
+    try:
+        return yaml.load(text, Loader=loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
+        # PyYAML on a value that is not what its tag says, such as !!bool maybe
+        raise ValueError(f"a value does not fit its tag ({error!r})") from None
+
+
+def read_yaml(path: Path, loader: type[PlainLoader] = PlainLoader) -> Any:
+    """The same from a file, of which no more is read than may be in it."""
+    with path.open("rb") as file:
+        return parse_yaml(file.read(BYTES + 1).decode(), loader)
+
+
+def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings by which a config.yaml asks to run code, and what each of them says."""
+    found = {}
+    reward, model = config.get("reward"), config.get("model")
+    key, name = "reward", reward
+    if isinstance(reward, dict):
+        key, name = "reward.name", reward.get("name")
+    if isinstance(name, str) and names_file(name):
+        found[key] = name
+    if isinstance(model, dict) and model.get("trust_remote_code"):
+        found["model.trust_remote_code"] = "true"
+    return found
+
+
+def names_file(reward: str) -> bool:
+    """Whether a reward is a function in a file, ``file.py:function``, and none of the package's."""
+    return ":" in reward or reward.endswith(".py")
+
+
+def require_trust(
+    config: Mapping[str, Any], folder: Path, command: str, typed: Iterable[str] = ()
+) -> None:
+    """Raise ValueError if a run's settings ask to run code that the user did not name.
+
+    Args:
+        config: The settings that are about to be used.
+        folder: The run folder that they come from.
+        command: What to type to allow it.
+        typed: Keys of settings that the user gave; these need no further permission.
+    """
+    given = tuple(typed)
+    asked = {
+        key: value
+        for key, value in requests_of(config).items()
+        if not any(key == x or key.startswith(f"{x}.") for x in given)
+    }
+    if not asked:
+        return
+    settings = ", ".join(f"{key}: {printable(value, 80)}" for key, value in asked.items())
+    raise ValueError(
+        f"{folder}: expected a run that names no code of its own; got {settings} in its "
+        f"config.yaml, which would run code on this machine. If you trust this run, type: {command}"
+    )
