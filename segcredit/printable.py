@@ -1,9 +1,26 @@
-"""Rows are untrusted: what an error message quotes of them is printable and short."""
+"""Values as texts: quotations of untrusted rows, printable and short; numbers, rounded one way."""
 
+import math
 import unicodedata
 from collections.abc import Iterable
 
 _LIMIT = 60
+
+
+def number_text(x: float, form: str) -> str:
+    """A number with a true minus sign, or a dash where it is not finite."""
+    return f"{x:{form}}".replace("-", "−") if math.isfinite(x) else "–"
+
+
+def share_text(share: float) -> str:
+    """A share in per cent: 47.9 %."""
+    return f"{number_text(100 * share, '.1f')} %" if math.isfinite(share) else "–"
+
+
+def points_text(before: float, after: float) -> str:
+    """The difference of two shares that are not rounded, in percentage points: +23.0 points."""
+    change = after - before
+    return f"{number_text(100 * change, '+.1f')} points" if math.isfinite(change) else "–"
 
 
 def printable(text: str, limit: int | None = None) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from segcredit.printable import number_text
+
 DIGITS = 6
 """Of written numbers: no more than the rollouts have."""
 
@@ -70,11 +72,6 @@ def plain(x: Any) -> Any:
     if isinstance(x, float):
         return float(f"{x:.{DIGITS}g}") if np.isfinite(x) else None
     return x
-
-
-def number_text(x: float, form: str) -> str:
-    """With a true minus, or a dash where there is no number."""
-    return f"{x:{form}}".replace("-", "−") if np.isfinite(x) else "–"
 
 
 def interval_text(ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
+from segcredit.printable import points_text, share_text
 from segcredit.train.trainer import Result
 
 STAGES = {
@@ -117,6 +118,5 @@ def result_table(result: Result) -> Table | None:
     for how in ("sampled", "greedy"):
         if how in result.before and how in result.after:
             old, new = result.before[how], result.after[how]
-            gain = f"{100 * (new - old):+.1f} points"
-            table.add_row(how, f"{old:.1%}", f"{new:.1%}", gain)
+            table.add_row(how, share_text(old), share_text(new), points_text(old, new))
     return table

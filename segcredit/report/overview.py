@@ -1,12 +1,14 @@
 """What ran, how it went: everything of a run but its responses, as the page reads it."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from segcredit.algorithms import make_algorithm
+from segcredit.printable import points_text, share_text
 from segcredit.report.rows import LONGEST, plain_number, shortened
 from segcredit.runlog import Run
 
@@ -18,6 +20,8 @@ RESULTS = (
     ("response_length", "tokens per response"),
     ("truncated", "truncated"),
 )
+SHARES = ("sampled", "greedy", "truncated")
+"""Those that are shown in per cent."""
 STAGES = ("warm_start", "pretrain_critic", "optimize", "evaluation")
 
 
@@ -85,10 +89,24 @@ def results(run: Run) -> list[dict[str, Any]]:
         return []
     first, last = rows[0], rows[-1] if len(rows) > 1 else {}
     return [
-        {"label": label, "before": _measured(first, key), "after": _measured(last, key)}
+        {
+            "label": label,
+            "before": _measured(first, key),
+            "after": _measured(last, key),
+            "texts": _texts(first.get(key), last.get(key)) if key in SHARES else None,
+        }
         for key, label in RESULTS
         if key in first
     ]
+
+
+def _texts(before: Any, after: Any) -> list[str]:
+    """Before, after and change as the terminal has them: a browser would round otherwise."""
+    old, new = (
+        x if isinstance(x, float) or (type(x) is int and abs(x) < 2**53) else math.nan
+        for x in (before, after)
+    )
+    return [share_text(old), share_text(new), points_text(old, new)]
 
 
 def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:

@@ -191,6 +191,8 @@ def test_the_overview_says_what_ran_and_how_it_went(open_page: Opener, page_file
     assert card.locator("h2").inner_text() == "ordinary"
     assert "40.0 % (35.0–45.0)" in card.inner_text()
     assert "+50.0 points" in card.inner_text()
+    shown = card.locator(".results tr", has_text="sampled").locator("td").all_inner_texts()
+    assert shown == ["40.0 % (35.0–45.0)", "90.0 % (85.0–95.0)", "+50.0 points"]
     page.click("summary >> text=The whole configuration")
     assert "world: shape_grid" in card.inner_text()
     titles = page.locator(".chart h3").all_inner_texts()

@@ -26,11 +26,13 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
+from segcredit.commands.terminal import result_table
 from segcredit.report import Figure, Limits, serve, write_report
 from segcredit.report.build import Rows
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
 from segcredit.runlog.rollouts import read_rollouts
+from segcredit.train.trainer import Result as TrainResult
 
 
 class Page(HTMLParser):
@@ -149,6 +151,31 @@ def test_curves_and_results_are_those_of_the_metrics(tmp_path: Path) -> None:
     assert (facts["method"], facts["seed"], facts["source"]) == ("sapo", "0", "0123456789ab")
     assert "seed: 0" in shown["config"]
     assert {"credit", "ratio"} <= {name for name, _ in shown["method"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (14 / 256, 73 / 256, ["5.5 %", "28.5 %", "+23.0 points"]),  # of rounded shares: +23.1
+        (1 / 16, 3 / 16, ["6.2 %", "18.8 %", "+12.5 points"]),  # a browser rounds 6.25 to 6.3
+        (0.9, 0.25, ["90.0 %", "25.0 %", "−65.0 points"]),
+        (0.5, math.nan, ["50.0 %", "–", "–"]),
+    ],
+)
+def test_page_and_terminal_round_alike(
+    tmp_path: Path, before: float, after: float, said: list[str]
+) -> None:
+    run = make_run(tmp_path / "a")
+    shares = iter((before, after))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [x for x in lines if x["stage"] != "evaluation"]
+    lines += [{"step": n, "stage": "evaluation", "sampled": x} for n, x in enumerate(shares)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    (row,) = report_of(run).data["overview"]["runs"][0]["results"]
+    assert row["texts"] == said
+    table = result_table(TrainResult(None, None, {"sampled": before}, {"sampled": after}))
+    assert table is not None
+    assert [next(iter(x.cells)) for x in table.columns][1:] == said
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ const number = (x) => {
   const shown = Math.abs(x) >= 1e-3 || x === 0 ? String(x) : x.toExponential();
   return shown.replaceAll("-", "−");
 };
-const percent = (x) => (isNumber(x) ? `${(100 * x).toFixed(1)} %` : "–");
 const extent = (values) => {
   let low = Infinity, high = -Infinity;
   for (const x of values) {

@@ -73,13 +73,11 @@ const overviewView = {
         el("dl", { class: "facts" }, run.facts.map(([label, fact]) => [el("dt", { text: label }), el("dd", { text: visible(fact) })]))));
   },
 
-  resultRow({ label, before, after }) {
-    const share = label.includes("accuracy") || label === "truncated";
-    const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
-    const say = (found) => [share ? percent(found[0]) : number(found[0]), interval(found)];
-    const change = isNumber(after[0]) && isNumber(before[0]) ? after[0] - before[0] : null;
-    const said = change === null ? "–" : share ? `${change >= 0 ? "+" : "−"}${Math.abs(100 * change).toFixed(1)} points` : number(Number(change.toPrecision(3)));
-    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, say(before)), el("td", {}, say(after)), el("td", { text: said }));
+  resultRow({ label, before, after, texts }) {
+    const interval = ([, low, high]) => (texts && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
+    const change = isNumber(after[0]) && isNumber(before[0]) ? number(Number((after[0] - before[0]).toPrecision(3))) : "–";
+    const [old, now, said] = texts ?? [number(before[0]), number(after[0]), change]; // texts are rounded as on the terminal
+    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: said }));
   },
 
   lines(parts) {
