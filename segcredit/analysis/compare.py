@@ -16,12 +16,11 @@ from segcredit.analysis.result import (
     CannotAnalyseError,
     Table,
     interval_text,
-    number_text,
     plain,
 )
 from segcredit.analysis.settings import Settings
 from segcredit.analysis.trend import smooth
-from segcredit.printable import printable
+from segcredit.printable import number_text, printable
 from segcredit.runlog import Run
 
 STAGE = "optimize"

@@ -18,12 +18,12 @@ from segcredit.analysis.result import (
     CannotAnalyseError,
     Table,
     interval_text,
-    number_text,
     plain,
 )
 from segcredit.analysis.segment_shapes import unit_lengths, unit_of
 from segcredit.analysis.settings import QUANTILES, Settings
 from segcredit.analysis.trend import slope, slope_over_steps, smooth, spearman
+from segcredit.printable import number_text
 from segcredit.runlog import Run
 
 SHOWN = (0.7, 0.9, 0.95)

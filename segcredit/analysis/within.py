@@ -11,10 +11,11 @@ from segcredit.analysis.drawing.within import draw_within
 from segcredit.analysis.method import method_of
 from segcredit.analysis.padding import pad
 from segcredit.analysis.reading import Step, require_column
-from segcredit.analysis.result import Analysis, CannotAnalyseError, Table, number_text, plain
+from segcredit.analysis.result import Analysis, CannotAnalyseError, Table, plain
 from segcredit.analysis.segment_shapes import unit_lengths, unit_of
 from segcredit.analysis.settings import Settings
 from segcredit.analysis.trend import smooth
+from segcredit.printable import number_text
 from segcredit.runlog import Run
 
 

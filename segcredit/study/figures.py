@@ -16,9 +16,9 @@ from segcredit.analysis.result import (
     CannotAnalyseError,
     Table,
     interval_text,
-    number_text,
     plain,
 )
+from segcredit.printable import number_text
 from segcredit.runlog import read_run
 from segcredit.study.drawing import (
     Lifts,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from segcredit.analysis.result import Table, number_text
+from segcredit.analysis.result import Table
+from segcredit.printable import number_text
 from segcredit.study.summary import ArmSummary, Estimate, Summary
 
 DIGITS = 10

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from segcredit.analysis.drawing.style import COLOURS, INK, REFERENCE, band, integer_steps
-from segcredit.analysis.result import number_text
+from segcredit.printable import number_text
 
 if TYPE_CHECKING:
     from segcredit.analysis.lift_curves import LiftCurves
