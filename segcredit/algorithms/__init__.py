@@ -6,12 +6,12 @@ from inspect import signature
 
 from segcredit.algorithms.dpo import dpo, dpo_positive
 from segcredit.algorithms.dvo import dvo
-from segcredit.algorithms.grpo import grpo
+from segcredit.algorithms.grpo import grpo, grpo_deepseekmath, grpo_spo, grpo_verl
 from segcredit.algorithms.gspo import gspo
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ppo import ppo
 from segcredit.algorithms.restem import restem
-from segcredit.algorithms.rloo import rloo, rloo_reinforce
+from segcredit.algorithms.rloo import rloo, rloo_reinforce, rloo_spo
 from segcredit.algorithms.sapo import sapo, sapo_authors, sapo_token_ratio
 from segcredit.algorithms.single_stream_spo import single_stream_spo
 from segcredit.algorithms.spo import spo_chain, spo_tree
@@ -29,9 +29,13 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "vc_ppo": vc_ppo,
     "vapo": vapo,
     "grpo": grpo,
+    "grpo_verl": grpo_verl,
+    "grpo_deepseekmath": grpo_deepseekmath,
+    "grpo_spo": grpo_spo,
     "gspo": gspo,
     "rloo": rloo,
     "rloo_reinforce": rloo_reinforce,
+    "rloo_spo": rloo_spo,
     "vineppo": vineppo,
     "spo_chain": spo_chain,
     "spo_tree": spo_tree,

@@ -3,7 +3,8 @@
 ``offline`` and ``restarts`` are class attributes of a method, which may be of one's own.
 """
 
-from segcredit.algorithms.credit import ValueDifference
+from segcredit.algorithms.credit import GroupZScore, LeaveOneOut, ValueDifference
+from segcredit.algorithms.dpo import DirectPreference
 from segcredit.types import Algorithm
 
 
@@ -38,3 +39,9 @@ def continues(algorithm: Algorithm) -> bool:
 def grows_trees(algorithm: Algorithm) -> bool:
     """Whether responses to a prompt are branches of one tree (SPO-tree)."""
     return "parent" in algorithm.needs
+
+
+def compares_responses(algorithm: Algorithm) -> bool:
+    """Whether a prompt needs two responses or more: they are compared (GRPO, RLOO, DPO)."""
+    group = isinstance(getattr(algorithm, "credit", None), GroupZScore | LeaveOneOut)
+    return group or isinstance(algorithm, DirectPreference)

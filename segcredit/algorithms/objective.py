@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -92,6 +92,25 @@ class MicroBatchTokenMean:
         if micro_batch is None:
             micro_batch = torch.zeros(len(mask), dtype=torch.long, device=mask.device)
         return micro_batch_token_shares(mask, micro_batch, dtype)
+
+
+ReduceBy = Literal["response", "token", "sum"]
+"""A reduction by name: ResponseMean, TokenMean, or each response's sum (ConstantMean of 1)."""
+
+
+def reduction(name: str) -> Reduction:
+    """The reduction of that name (see ``ReduceBy``)."""
+    if name == "response":
+        return ResponseMean()
+    if name == "token":
+        return TokenMean()
+    if name == "sum":
+        return ConstantMean(1.0)
+    known = ", ".join(repr(x) for x in get_args(ReduceBy))
+    raise ValueError(
+        f"a reduction must be one of {known}; got {name!r}. "
+        f"Set reduce='response' for DeepSeekMath's GRPO, reduce='token' for verl's."
+    )
 
 
 @runtime_checkable
@@ -305,6 +324,25 @@ class Term(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class K3:
+    """The k3 estimator with clamps, as an ``Estimator``."""
+
+    limit: float | None = None
+    """Upper bound of the estimate (verl: 10)."""
+    log_ratio_limit: float | None = None
+    """Clamp of the log-ratio to ±log_ratio_limit (verl: 20; SPO: 10)."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            require_positive("kl_clamp", self.limit, "verl uses 10; None does not clamp.")
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        return k3(logp, logp_ref, self.limit, self.log_ratio_limit)
+
+
 @dataclass(frozen=True, repr=False)
 class LossKL:
     """β · KL estimate between π_θ and π_ref, as a loss (GRPO)."""
@@ -363,4 +401,4 @@ class PositiveNLL:
 
 def clamped_k3(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """k3 limited to [0, 10], its log-ratio to ±10 (VinePPO's and SPO's code)."""
-    return k3(logp, logp_ref, limit=10.0)
+    return k3(logp, logp_ref, limit=10.0, log_ratio_limit=10.0)

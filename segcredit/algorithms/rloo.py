@@ -1,6 +1,9 @@
 """RLOO: the response against the mean of its siblings."""
 
+from dataclasses import replace
+
 from segcredit.algorithms.credit import LeaveOneOut
+from segcredit.algorithms.grpo import grpo_spo
 from segcredit.algorithms.objective import (
     Clipped,
     ConstantMean,
@@ -36,3 +39,11 @@ def rloo_reinforce(kl: float = 0.05) -> PolicyGradient:
         reduce=ConstantMean(1.0),
         kl=RewardKL(kl) if kl else None,
     )
+
+
+def rloo_spo(clip: tuple[float, float] = (0.2, 0.2), kl: float = 1e-4) -> PolicyGradient:
+    """RLOO as SPO's repository runs it (AIFrameResearch/SPO): Figure 4's baseline.
+
+    Its GRPO (``grpo_spo``) with leave-one-out credit: token ratios, whitened, k3 in the loss.
+    """
+    return replace(grpo_spo(clip, kl), credit=LeaveOneOut())

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from segcredit.algorithms.asks import compares_responses
+
 if TYPE_CHECKING:
     from segcredit.config.recipe import PretrainCritic, Recipe
-
-GROUP_METHODS = ("grpo", "gspo", "rloo", "rloo_reinforce", "dpo", "dpo_positive")
 
 
 def check_arithmetic(recipe: "Recipe") -> None:
@@ -29,7 +29,7 @@ def check_arithmetic(recipe: "Recipe") -> None:
             problems += _pretraining_problems(f"stages.{number}", stage, recipe)
     algorithm = recipe.make_algorithm()
     name = recipe.algorithm if isinstance(recipe.algorithm, str) else recipe.algorithm["name"]
-    if name in GROUP_METHODS and recipe.rollout.samples < 2:
+    if compares_responses(algorithm) and recipe.rollout.samples < 2:
         problems.append(
             f"{name} compares the responses to one prompt, so rollout.samples must be at least 2; "
             f"got {recipe.rollout.samples}"

@@ -187,16 +187,24 @@ def k2(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tens
 
 
 def k3(
-    logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"], limit: float | None = None
+    logp: Float[Tensor, "B T"],
+    logp_ref: Float[Tensor, "B T"],
+    limit: float | None = None,
+    log_ratio_limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
     """e^u − u − 1 with u = log π_ref − log π: unbiased, never negative.
 
-    ``limit`` clamps u to ±limit and the result to [0, limit] (VinePPO: 10).
+    Args:
+        limit: clamps the result to [0, limit] (VinePPO: 10; verl: 10).
+        log_ratio_limit: clamps u to ±log_ratio_limit first (SPO: 10; verl: 20).
     """
     u = -k1(logp, logp_ref)
+    if log_ratio_limit is not None:
+        u = u.clamp(-log_ratio_limit, log_ratio_limit)
     if limit is None:
         return torch.expm1(u) - u
-    u = u.clamp(-limit, limit)
+    # e^u overflows beyond 88, and the gradient of the clamped result would be 0 · ∞
+    u = u.clamp(max=80.0)
     return (torch.expm1(u) - u).clamp(0.0, limit)
 
 

@@ -120,6 +120,16 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
     return rollouts
 
 
+@torch.no_grad()
+def score_now(state: State, rollouts: Rollouts) -> Tensor:
+    """log π of each token under the present policy, micro-batch by micro-batch, (B, T)."""
+    cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
+    (logp,) = _in_parts(
+        state, rollouts, cut, lambda part: state.policy.score(part, state.temperature)[:1]
+    )
+    return logp
+
+
 def _in_parts(
     state: State,
     rollouts: Rollouts,

@@ -1,11 +1,12 @@
 """One step of reinforcement learning, as a story."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from segcredit.algorithms.asks import is_offline, restarts
-from segcredit.train.collect import Collected, collect
+from segcredit.train.collect import Collected, collect, score_now
 from segcredit.train.continuations import Continuations
 from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
@@ -45,7 +46,7 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
     with log.time("sync"):
         state.sync()
         if state.tracker is not None:
-            log.add(state.tracker.update(state.policy, rollouts, state.recipe.rollout.temperature))
+            log.add(state.tracker.update(rollouts, partial(score_now, state)))
     tokens = float(rollouts.mask.sum())
     log.add({"tokens_per_second": tokens / log.seconds})
     return Stepped(collected, prepared.shown, logp_new, log.result())

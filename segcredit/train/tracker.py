@@ -1,15 +1,16 @@
 """The value of each prompt, remembered from step to step (single-stream SPO)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from segcredit.core.tracker import tracker_init, tracker_update, tracker_value, tracker_weight
-from segcredit.models import Policy
 from segcredit.types import Prompt, Rollouts
 
+Score = Callable[[Rollouts], Tensor]
+"""log π of each token of these rollouts under the present policy, (B, T)."""
 OFFLINE_SAMPLES = 8
 """Responses per prompt from which its first value comes."""
 
@@ -22,7 +23,7 @@ class Tracker:
         self.alpha = torch.full((len(prompts),), 0.5)
         self.beta = torch.full((len(prompts),), 0.5)
         self.last: dict[int, tuple[Tensor, Tensor]] = {}
-        """Tokens and log π of the response that was seen last."""
+        """Each prompt's last response: its tokens, and their log π after the step that drew it."""
 
     def begin(self, names: Sequence[str], reward: Float[Tensor, " B"]) -> None:
         """First values, from offline samples of the policy."""
@@ -45,18 +46,21 @@ class Tracker:
         return drawn.tolist()
 
     @torch.no_grad()
-    def update(self, policy: Policy, rollouts: Rollouts, temperature: float) -> dict[str, float]:
-        """After the policy's step: forget as far as the policy has moved, then count the reward."""
+    def update(self, rollouts: Rollouts, score: Score) -> dict[str, float]:
+        """After the policy's step: forget as far as the policy has moved, then count the reward.
+
+        log π is stored as it is after the step, so that the next drift counts the steps since.
+        """
         assert rollouts.prompts is not None
         names = [x.prompt.id for x in rollouts.prompts]
         where = self._where(names)
-        drift = self._drift(policy, rollouts, where.tolist(), temperature)
+        drift = self._drift(rollouts, where.tolist(), score)
         alpha, beta = tracker_update(
             self.alpha[where], self.beta[where], rollouts.reward.cpu(), drift
         )
         self.alpha[where], self.beta[where] = alpha, beta
         mask, tokens, logp = (
-            x.cpu() for x in (rollouts.mask, rollouts.tokens, rollouts.logp_old.float())
+            x.cpu() for x in (rollouts.mask, rollouts.tokens, score(rollouts).float())
         )
         for row, place in enumerate(where.tolist()):
             self.last[place] = (
@@ -65,9 +69,7 @@ class Tracker:
             )
         return {"tracker/drift": float(drift.mean())}
 
-    def _drift(
-        self, policy: Policy, rollouts: Rollouts, places: list[int], temperature: float
-    ) -> Float[Tensor, " B"]:
+    def _drift(self, rollouts: Rollouts, places: list[int], score: Score) -> Float[Tensor, " B"]:
         """Token mean of |Δ log π| on each prompt's previous response; 0 on a first visit."""
         drift = torch.zeros(len(places))
         known = [row for row, place in enumerate(places) if place in self.last]
@@ -89,7 +91,7 @@ class Tracker:
             chosen.truncated,
             prompts=chosen.prompts,
         )
-        now = policy.score(old, temperature)[0].cpu()
+        now = score(old).cpu()
         moved = (now - before).abs().masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1)
         drift[torch.tensor(known)] = moved
         return drift

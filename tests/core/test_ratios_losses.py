@@ -1,5 +1,7 @@
 """Ratios, losses, reductions and adjustments against their oracles."""
 
+import math
+
 import oracles as o
 import pytest
 import torch
@@ -172,9 +174,14 @@ def test_k3_is_exact_for_tiny_differences() -> None:
     assert losses.k3(torch.zeros(1, 1), u).item() == pytest.approx(5.001667e-7, rel=1e-3)
 
 
-def test_k3_limit() -> None:
-    far = losses.k3(torch.tensor([[-50.0]]), torch.zeros(1, 1), limit=10.0)
-    assert far.item() == 10.0
+def test_k3_clamps_log_ratio_and_estimate_apart() -> None:
+    """u = 50 and −10.5: verl clamps u at ±20 and the estimate at 10, so −10.5 is left alone."""
+    logp = torch.tensor([[-50.0, 10.5]], dtype=torch.float64)
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    got = losses.k3(logp, zero, limit=10.0, log_ratio_limit=20.0).tolist()[0]
+    assert got == pytest.approx([10.0, 9.5 + math.exp(-10.5)])
+    got = losses.k3(logp, zero, log_ratio_limit=10.0).tolist()[0]
+    assert got == pytest.approx([math.exp(10) - 11, 9 + math.exp(-10)])
 
 
 @given(
