@@ -3,21 +3,37 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
+LOCK   := requirements-dev.lock
+PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup test lint types imports unit demo studies bench figures clean verl-setup test-verl
+.PHONY: help setup lock test lint types imports unit demo studies bench figures clean verl-setup test-verl
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP)  ## create .venv and install everything into it
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(LOCK)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12)); \
 	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 and 3.12; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(PIP) --require-hashes --no-deps -r $(LOCK)
+	@# torch by version alone: its builds (CPU, CUDA) have different hashes, and come from different places
+	$(BIN)/python $(PIP) -c constraints.txt torch
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+
+UV := .venv-lock/bin/uv
+
+lock: $(UV)  ## pin every package of .venv with its hashes, from pyproject.toml and constraints.txt
+	@# torch is left out, and named as never needed, so that no CUDA is pinned
+	echo "torch; sys_platform == 'none'" | $(UV) pip compile pyproject.toml requirements-dev.in --extra dev \
+	  --constraints constraints.txt --overrides - --no-emit-package torch --python-version 3.11 --universal \
+	  --generate-hashes --no-annotate --no-header --no-emit-index-url --system-certs --quiet -o $(LOCK) $(UPGRADE)
+
+$(UV):
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python $(PIP) uv==0.13.8
 
 test: lint types imports unit  ## everything that CI runs
 
@@ -68,4 +84,4 @@ figures: $(STAMP)  ## draw the pictures of the idea and of the results again
 	$(BIN)/python docs/make_chains.py
 
 clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(VERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VERL) .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

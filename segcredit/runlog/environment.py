@@ -15,12 +15,16 @@ from segcredit.version import __version__
 
 PACKAGES = (
     "accelerate",
+    "antlr4-python3-runtime",
     "datasets",
     "deepspeed",
     "flash-attn",
     "jaxtyping",
+    "jinja2",
+    "latex2sympy2_extended",
     "liger-kernel",
     "math-verify",
+    "mpmath",
     "numpy",
     "peft",
     "pillow",
@@ -38,6 +42,7 @@ PACKAGES = (
     "verl",
     "vllm",
 )
+"""Recorded where they are installed: what trains, and what decides grades and prompts."""
 
 _SECRET = re.compile(r"(?i)(api|access|auth|private)[_.-]?key|token(?!s|i)|secret|passw(or)?d")
 """Names of settings whose values nobody should read; max_tokens and tokenizer are none."""
