@@ -309,7 +309,7 @@ def imitation_and_preference() -> dict[str, object]:
     chosen, rejected = t([-1.0]), t([-2.0])
 
     steps = TopEntropy(0.3)
-    dvo = algorithms.dvo(partition=steps)
+    dvo = algorithms.dvo(partition=steps, weight_cap=None)  # the paper's, without SPO's weight
     only_a, outputs_a = rollouts_of([A])
     batch = dvo.minibatch(dvo.prepare(only_a, lambda *_: t([g.STEP_VALUES])))
     segments = batch.credit.segments

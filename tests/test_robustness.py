@@ -180,6 +180,12 @@ def test_a_non_finite_reward_is_named_by_group_methods() -> None:
     for name in ("grpo", "rloo", "spo_tree", "single_stream_spo"):
         with pytest.raises(ValueError, match="must be finite"):
             ALGORITHMS[name]().prepare(rollouts.replace(reward=reward), fake_monte_carlo)
+    for name in ("restem", "dpo", "dpo_positive", "dvo", "vineppo", "spo_chain"):
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            reward[3] = bad
+            some = rollouts.replace(reward=reward, truncated=torch.arange(len(rollouts)) == 3)
+            with pytest.raises(ValueError, match="reward must be finite"):
+                ALGORITHMS[name]().prepare(some, fake_monte_carlo)
     bad_ref = rollouts.logp_ref.clone()
     bad_ref[rollouts.mask] = torch.nan
     with pytest.raises(ValueError, match="logp_ref must be finite"):
@@ -198,6 +204,10 @@ BAD_SETTINGS = {
     "most": lambda: algorithms.vineppo(most=0),
     "alpha": lambda: algorithms.vapo(alpha=-1.0),
     "per_prompt": lambda: algorithms.restem(per_prompt=0),
+    "temperature": lambda: algorithms.restem(temperature=0.0),
+    "temperature of pairs": lambda: algorithms.dpo(temperature=-1.0),
+    "truncated": lambda: algorithms.vineppo(truncated_reward=float("nan")),
+    "weight": lambda: algorithms.dvo(weight_cap=0.0),
     "pairs": lambda: algorithms.dpo_positive(penalty=-1.0),
     "two partitions": lambda: algorithms.sapo(fraction=0.1, partition=partition.Newline()),
 }

@@ -1,19 +1,59 @@
-"""What a method asks of a run beyond the columns it needs; a method that says nothing asks nothing.
+"""What a method asks of a run beyond the columns it needs; defaults apply where it says nothing.
 
-``offline`` and ``restarts`` are class attributes of a method, which may be of one's own.
+``offline``, ``restarts``, ``fits_credit``, ``draws`` and ``temperature`` are attributes of a
+method, which may be of one's own.
 """
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from segcredit.algorithms.credit import GroupZScore, LeaveOneOut, ValueDifference
 from segcredit.algorithms.dpo import DirectPreference
-from segcredit.types import Algorithm
+from segcredit.types import Algorithm, Batch, MonteCarlo, Rollouts
 
 
 def is_offline(algorithm: Algorithm) -> bool:
-    """Whether its loss reads no π_old, only log π of the model itself, at temperature 1.
+    """Whether its loss reads no π_old, only log π of the model itself.
 
-    So nobody need know how likely the responses were when they were drawn (RestEM, DPO, DVO).
+    So nobody need know how likely the responses were when they were drawn (RestEM, DPO).
     """
     return bool(getattr(algorithm, "offline", False))
+
+
+def loss_temperature(algorithm: Algorithm, sampled_at: float) -> float:
+    """Temperature of log π in the loss, given the sampling temperature.
+
+    The method's attribute ``temperature``, where None is the sampling temperature. A method without
+    the attribute is computed at the sampling temperature, as π_old is, or at 1 if it is offline.
+    """
+    own = getattr(algorithm, "temperature", 1.0 if is_offline(algorithm) else None)
+    return sampled_at if own is None else float(own)
+
+
+def fits_credit(algorithm: Algorithm) -> bool:
+    """Whether its credit is a regression target, which must not be weighted (DVO)."""
+    return bool(getattr(algorithm, "fits_credit", False))
+
+
+def prepare(
+    algorithm: Algorithm,
+    rollouts: Rollouts,
+    monte_carlo: MonteCarlo,
+    generator: torch.Generator,
+) -> Batch:
+    """The method's batch; one with ``draws`` gets the run's generator (DPO draws pairs)."""
+    if getattr(algorithm, "draws", False):
+        return algorithm.prepare(rollouts, monte_carlo, generator=generator)  # type: ignore[call-arg]
+    return algorithm.prepare(rollouts, monte_carlo)
+
+
+def scored(
+    algorithm: Algorithm, reward: Float[Tensor, "*N"], truncated: Bool[Tensor, "*N"]
+) -> Float[Tensor, "*N"]:
+    """Rewards of continuations as the method counts them: a truncated one may earn nothing."""
+    credit = getattr(algorithm, "credit", None)
+    return credit.scored(reward, truncated) if isinstance(credit, ValueDifference) else reward
 
 
 def rescored(algorithm: Algorithm) -> bool:

@@ -1,12 +1,18 @@
 """Parts that assign credit: rollouts and token rewards in, advantages over units out."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from segcredit.core.advantages import Credit, length_adaptive_lambda, segment_gae
+from segcredit.core.advantages import (
+    Credit,
+    length_adaptive_lambda,
+    segment_gae,
+    terminal_reward,
+)
 from segcredit.core.checks import (
     keep,
     positions,
@@ -159,12 +165,20 @@ class ValueDifference:
     samples: int = 9
     """Fresh continuations per estimated prefix."""
     most: int | None = None
-    """Estimate at most this many units of a response, from its beginning (VinePPO, GSM8K: 25)."""
+    """Estimate the prompt and at most this many units of a response after it, so ``most`` + 1
+    states (VinePPO, GSM8K: 25); None: all."""
+    truncated_reward: float | None = None
+    """Reward of a truncated response or continuation, whatever it says; None: as graded."""
 
     def __post_init__(self) -> None:
         require_at_least("samples", self.samples, 1, "VinePPO and SPO use 9.")
         if self.most is not None:
             require_at_least("most", self.most, 1, "None estimates every unit.")
+        if self.truncated_reward is not None and not math.isfinite(self.truncated_reward):
+            raise ValueError(
+                f"truncated_reward must be finite; got {self.truncated_reward}. VinePPO and SPO "
+                f"use 0.0; None keeps the grade."
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -181,18 +195,27 @@ class ValueDifference:
                 "ValueDifference estimates values by sampling continuations; got no sampler. "
                 "Pass prepare(rollouts, monte_carlo=…)."
             )
+        # a change of the outcome alone: a KL penalty in the token rewards stays as it is
+        change = self.scored(rollouts.reward, rollouts.truncated) - rollouts.reward
+        reward = reward + terminal_reward(change, rollouts.mask)
         estimated = self.estimated(rollouts, segments)
         state_value = monte_carlo(rollouts, segments, estimated, self.samples)
         estimated = estimated & ~state_value.isnan()
         advantage = value_difference(segments.sum(reward), state_value, segments.mask, estimated)
         return Credit(segments.spread(advantage), None, segments), estimated
 
+    def scored(self, reward: Float[Tensor, "*N"], truncated: Bool[Tensor, "*N"]) -> Tensor:
+        """Rewards as credit counts them, of responses or of continuations."""
+        if self.truncated_reward is None:
+            return reward
+        return keep(~truncated, reward, self.truncated_reward)
+
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
         """The units whose start gets a value; the others get no credit."""
         estimated = self.over.estimated(rollouts, segments)
         if self.most is None:
             return estimated
-        return estimated & (positions(segments.width, estimated.device) < self.most)
+        return estimated & (positions(segments.width, estimated.device) <= self.most)
 
 
 @dataclass(frozen=True)

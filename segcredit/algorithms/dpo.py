@@ -7,7 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import at_least_float32, keep, require_at_least, require_positive
+from segcredit.core.checks import (
+    at_least_float32,
+    finite_vector,
+    keep,
+    require,
+    require_at_least,
+    require_positive,
+)
+from segcredit.core.group import rank_within
 from segcredit.core.losses import dpo as dpo_loss
 from segcredit.core.losses import dpo_positive as dpo_positive_loss
 from segcredit.core.losses import k1
@@ -19,26 +27,41 @@ class DirectPreference:
     """Direct preference optimisation (arXiv 2305.18290); with a penalty, DPO+ (2402.13228)."""
 
     offline: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
 
     beta: float = 0.1
     penalty: float = 0.0
     """λ of DPO+'s hinge on the chosen response's own log-ratio; 0 is DPO."""
     pairs_per_prompt: int = 64
-    threshold: float = 1.0
-    """Reward from which a response counts as correct."""
+    threshold: float = 0.5
+    """Reward from which a response counts as correct, unless it is truncated."""
+    temperature: float | None = None
+    """Temperature of log π and log π_ref; None: the sampling temperature (VinePPO's code)."""
 
     def __post_init__(self) -> None:
         require_positive("beta", self.beta, "0.1 is usual.")
         require_at_least("penalty", self.penalty, 0.0, "DPO+ uses 50; 0 is DPO.")
         require_at_least("pairs_per_prompt", self.pairs_per_prompt, 1, "VinePPO uses 64.")
+        if self.temperature is not None:
+            require_positive("temperature", self.temperature, "None: the sampling temperature.")
 
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"logp_ref"})
 
-    def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """Correct × incorrect pairs per prompt as neighbouring rows: the chosen, the rejected."""
-        chosen, rejected = self._pairs(rollouts)
+    def prepare(
+        self,
+        rollouts: Rollouts,
+        monte_carlo: MonteCarlo | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Batch:
+        """Correct × incorrect pairs per prompt as neighbouring rows: the chosen, the rejected.
+
+        ``generator`` draws the pairs of prompts that have more than ``pairs_per_prompt``; None:
+        torch's global generator.
+        """
+        require(finite_vector("reward", rollouts.reward))
+        chosen, rejected = self._pairs(rollouts, generator)
         if len(chosen) == 0:
             raise NothingToLearn(
                 "no prompt has both a correct and an incorrect response, so there is no pair. "
@@ -48,13 +71,15 @@ class DirectPreference:
         paired = rollouts.select(rows)
         return Batch(rollouts=paired, loss_mask=paired.mask, rows_per_item=2)
 
-    def _pairs(self, rollouts: Rollouts) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
-        """Rows of the chosen and of the rejected responses, at most so many pairs per prompt.
+    def _pairs(
+        self, rollouts: Rollouts, generator: torch.Generator | None
+    ) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+        """Rows of the chosen and of the rejected responses.
 
-        Of n correct and w incorrect responses, pair k joins i = k mod n with (i + k div n) mod w:
-        every correct response is used once before any is used twice.
+        A prompt with more pairs than ``pairs_per_prompt`` gives a random sample of them, without
+        replacement. A truncated response is never chosen, whatever its reward; it may be rejected.
         """
-        correct = rollouts.reward >= self.threshold
+        correct = (rollouts.reward >= self.threshold) & ~rollouts.truncated
         order = correct.long().argsort(descending=True, stable=True)
         order = order[rollouts.group[order].argsort(stable=True)]  # by prompt, correct ones first
         _, prompt, size = rollouts.group[order].unique_consecutive(
@@ -62,12 +87,15 @@ class DirectPreference:
         )
         right = torch.zeros_like(size).index_add(0, prompt, correct[order].long())
         wrong = size - right
-        num_pairs = (right * wrong).clamp(max=self.pairs_per_prompt)
+        num_pairs = right * wrong
         of = torch.repeat_interleave(num_pairs)  # the prompt of each pair
         k = torch.arange(len(of), device=of.device) - (num_pairs.cumsum(0) - num_pairs)[of]
+        if bool((num_pairs > self.pairs_per_prompt).any()):
+            shuffled = torch.randperm(len(of), generator=generator).to(of.device)
+            drawn = shuffled[rank_within(of[shuffled]) < self.pairs_per_prompt].sort().values
+            of, k = of[drawn], k[drawn]
         first = (size.cumsum(0) - size)[of]
-        i = k % right[of]
-        j = (i + k // right[of]) % wrong[of]
+        i, j = k // wrong[of], k % wrong[of]
         return order[first + i], order[first + right[of] + j]
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
@@ -98,13 +126,22 @@ class DirectPreference:
         return delta[0::2], delta[1::2]
 
 
-def dpo(beta: float = 0.1, pairs_per_prompt: int = 64, threshold: float = 1.0) -> DirectPreference:
-    """DPO, β = .1."""
-    return DirectPreference(beta, 0.0, pairs_per_prompt, threshold)
+def dpo(
+    beta: float = 0.1,
+    pairs_per_prompt: int = 64,
+    threshold: float = 0.5,
+    temperature: float | None = None,
+) -> DirectPreference:
+    """DPO, β = .1; pairs and temperature as for DPO+."""
+    return DirectPreference(beta, 0.0, pairs_per_prompt, threshold, temperature)
 
 
 def dpo_positive(
-    beta: float = 0.1, penalty: float = 50.0, pairs_per_prompt: int = 64, threshold: float = 1.0
+    beta: float = 0.1,
+    penalty: float = 50.0,
+    pairs_per_prompt: int = 64,
+    threshold: float = 0.5,
+    temperature: float | None = None,
 ) -> DirectPreference:
-    """DPO+ (also DPOP): λ = 50; VinePPO's baselines use β = .1 on MATH, .3 on GSM8K."""
-    return DirectPreference(beta, penalty, pairs_per_prompt, threshold)
+    """DPO+ (also DPOP) as VinePPO runs it: λ = 50, β = .1 on MATH and .3 on GSM8K."""
+    return DirectPreference(beta, penalty, pairs_per_prompt, threshold, temperature)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from segcredit.algorithms.credit import Case, ValueDifference
 from segcredit.core.advantages import terminal_reward
-from segcredit.core.losses import direct_value, k1
+from segcredit.core.checks import require_positive
+from segcredit.core.losses import capped_weight, direct_value, k1
 from segcredit.core.reduce import token_shares, weighted_sum
 from segcredit.partition import Newline, Partition
 from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
@@ -17,15 +18,29 @@ from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
 
 @dataclass(frozen=True)
 class DirectValue:
-    """Direct Value Optimization (arXiv 2502.13723), offline: ½ (β Σ_step log-ratio − target)².
+    """Direct Value Optimization (arXiv 2502.13723): w · ½ (β Σ_step log-ratio − target)².
 
     target = r_m + V̂(s_{m+1}) − V̂(s_m), never whitened; mean over the mini-batch's estimated steps.
     """
 
-    offline: ClassVar[bool] = True
+    fits_credit: ClassVar[bool] = True
 
     beta: float = 0.1
     credit: ValueDifference = field(default_factory=lambda: ValueDifference(over=Newline()))
+    weight_cap: float | None = 10.0
+    """w = min(exp Σ_step (log π − log π_old), cap), a constant (SPO's code); None: w = 1 (the
+    paper, offline)."""
+
+    def __post_init__(self) -> None:
+        if self.weight_cap is not None:
+            require_positive(
+                "weight_cap", self.weight_cap, "SPO's code uses 10; None does not weigh."
+            )
+
+    @property
+    def offline(self) -> bool:
+        """Without the weight, its loss reads no π_old."""
+        return self.weight_cap is None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -58,11 +73,27 @@ class DirectValue:
         logp_ref = batch.rollouts.column("logp_ref", "DirectValue")
         step = segments.sum(k1(outputs.logp, logp_ref))
         target = segments.at_start(batch.credit.advantage)
-        error = direct_value(step, target, self.beta)
-        policy = weighted_sum(error, batch.share("policy"))
-        return Loss(policy=policy, metrics={"value_regression": policy.detach()})
+        error, share = direct_value(step, target, self.beta), batch.share("policy")
+        metrics = {}
+        if self.weight_cap is not None:
+            moved = segments.sum(k1(outputs.logp, batch.rollouts.logp_old))
+            weight = capped_weight(moved, self.weight_cap)
+            error = weight * error
+            metrics["step_weight"] = weighted_sum(weight, share)
+        policy = weighted_sum(error, share)
+        return Loss(policy=policy, metrics={"value_regression": policy.detach(), **metrics})
 
 
-def dvo(beta: float = 0.1, samples: int = 9, partition: Partition | None = None) -> DirectValue:
-    """DVO with Monte-Carlo values at each line. Its β is not reported; .1 is SPO's repository's."""
-    return DirectValue(beta, ValueDifference(over=partition or Newline(), samples=samples))
+def dvo(
+    beta: float = 0.1,
+    samples: int = 9,
+    partition: Partition | None = None,
+    weight_cap: float | None = 10.0,
+) -> DirectValue:
+    """DVO with Monte-Carlo values at each line, weighted as SPO's repository does.
+
+    The paper's β was not found; .1 and the weight are SPO's repository's. ``weight_cap=None`` is
+    the paper's unweighted, offline loss, of the model itself at temperature 1.
+    """
+    credit = ValueDifference(over=partition or Newline(), samples=samples)
+    return DirectValue(beta, credit, weight_cap)

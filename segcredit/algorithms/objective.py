@@ -350,6 +350,8 @@ class LossKL:
     coef: float
     estimator: Estimator = k3
     reduce: Reduction = field(default_factory=ResponseMean)
+    only_in_loss: bool = False
+    """Penalize only the tokens that enter the policy loss (SPO); False: all."""
 
     def __post_init__(self) -> None:
         require_at_least("coef", self.coef, 0.0, "GRPO in SAPO's Table 7: 0.01.")
@@ -366,10 +368,10 @@ class LossKL:
         return frozenset({"logp_ref"})
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
-        return batch.rollouts.mask
+        return batch.loss_mask if self.only_in_loss else batch.rollouts.mask
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
-        mask = batch.rollouts.mask
+        mask = self.mask(batch)
         logp_ref = batch.rollouts.column("logp_ref", "LossKL")
         # masked before the exponential: after it, the gradient of garbage would be 0 · inf
         return self.coef * self.estimator(keep(mask, outputs.logp), keep(mask, logp_ref))
@@ -399,6 +401,15 @@ class PositiveNLL:
         return self.coef * nll(keep(batch.rollouts.mask, outputs.logp))
 
 
-def clamped_k3(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """k3 limited to [0, 10], its log-ratio to ±10 (VinePPO's and SPO's code)."""
-    return k3(logp, logp_ref, limit=10.0, log_ratio_limit=10.0)
+def k3_at_most_10(
+    logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """k3 clamped to [0, 10]; the log-ratio is not clamped (VinePPO's code)."""
+    return k3(logp, logp_ref, limit=10.0)
+
+
+def k3_of_clamped_ratio(
+    logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """k3 of a log-ratio clamped to ±10 (SPO's code, whose cap of 1e9 on the result never acts)."""
+    return k3(logp, logp_ref, log_ratio_limit=10.0)

@@ -7,7 +7,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from segcredit.core.checks import at_least_float32, keep, require_at_least
+from segcredit.core.checks import (
+    at_least_float32,
+    finite_vector,
+    keep,
+    require,
+    require_at_least,
+    require_positive,
+)
 from segcredit.core.group import rank_within
 from segcredit.core.losses import nll
 from segcredit.core.reduce import response_shares, weighted_sum
@@ -29,9 +36,13 @@ class RestEM:
     """Reward from which a response counts as correct."""
     per_prompt: int = 10
     """At most so many kept responses per prompt."""
+    temperature: float | None = None
+    """Temperature of log π in the loss; None: the sampling temperature (VinePPO's code)."""
 
     def __post_init__(self) -> None:
         require_at_least("per_prompt", self.per_prompt, 1, "The paper keeps 10.")
+        if self.temperature is not None:
+            require_positive("temperature", self.temperature, "None: the sampling temperature.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -39,6 +50,7 @@ class RestEM:
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """The kept responses."""
+        require(finite_vector("reward", rollouts.reward))
         kept = (rollouts.reward >= self.threshold) & ~rollouts.truncated
         if not bool(kept.any()):
             raise NothingToLearn(
@@ -64,6 +76,8 @@ def _dtype(batch: Batch) -> torch.dtype:
     return at_least_float32(batch.rollouts.logp_old).dtype
 
 
-def restem(threshold: float = 1.0, per_prompt: int = 10) -> RestEM:
-    """RestEM, as above."""
-    return RestEM(threshold, per_prompt)
+def restem(
+    threshold: float = 1.0, per_prompt: int = 10, temperature: float | None = None
+) -> RestEM:
+    """RestEM as VinePPO runs it; ``temperature=1.0`` fits the model's own likelihood."""
+    return RestEM(threshold, per_prompt, temperature)

@@ -1,6 +1,6 @@
 """SPO (segment): segments between unlikely tokens, credited by Monte-Carlo values or a tree."""
 
-from segcredit.algorithms.credit import TreeDifference, ValueDifference
+from segcredit.algorithms.credit import CreditPart, TreeDifference, ValueDifference
 from segcredit.algorithms.objective import (
     Clipped,
     ConstantMean,
@@ -8,7 +8,7 @@ from segcredit.algorithms.objective import (
     LowProbability,
     TokenMean,
     Whiten,
-    clamped_k3,
+    k3_of_clamped_ratio,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import TokenRatio
@@ -21,21 +21,16 @@ def spo_chain(
     samples: int = 9,
     clip: tuple[float, float] = (0.2, 0.2),
     kl: float = 1e-4,
+    truncated_reward: float | None = 0.0,
 ) -> PolicyGradient:
     """Segment Policy Optimization, chain (arXiv 2505.23564).
 
     Cut before every 5th token with π_old < .9; 9 continuations per cut; only tokens with
-    π_old < .9 enter whitening and loss.
+    π_old < .9 enter whitening, policy loss and KL. A truncated response or continuation earns 0.
     """
-    return PolicyGradient(
-        credit=ValueDifference(over=ProbabilityCutpoints(threshold, every), samples=samples),
-        ratio=TokenRatio(),
-        surrogate=Clipped(*clip),
-        reduce=TokenMean(),
-        only=LowProbability(threshold),
-        adjust_minibatch=(Whiten(),),
-        terms=(LossKL(kl, clamped_k3, ConstantMean(1.0)),) if kl else (),
-    )
+    cuts = ProbabilityCutpoints(threshold, every)
+    credit = ValueDifference(cuts, samples, truncated_reward=truncated_reward)
+    return _spo(credit, threshold, clip, kl)
 
 
 def spo_tree(
@@ -47,13 +42,23 @@ def spo_tree(
     """SPO over a tree of continuations, each edge one row of the rollouts.
 
     V(node) = mean of its children, Â(edge) = V(child) − V(parent); ``normalise`` divides by the
-    siblings' deviation (its "grpo"). Branching 6-6-6 and the edge buffer are settings of the run.
+    siblings' deviation (its "grpo"). The update is the chain's. A truncated leaf keeps its grade,
+    as in SPO's code. Branching is a setting of the run.
     """
+    return _spo(TreeDifference(normalise=normalise), threshold, clip, kl)
+
+
+def _spo(
+    credit: CreditPart, threshold: float, clip: tuple[float, float], kl: float
+) -> PolicyGradient:
+    """The update that SPO's chain and tree share: its trainer (ppo_trainer.py)."""
+    penalty = LossKL(kl, k3_of_clamped_ratio, ConstantMean(1.0), only_in_loss=True)
     return PolicyGradient(
-        credit=TreeDifference(normalise=normalise),
-        ratio=TokenRatio(),
+        credit=credit,
+        ratio=TokenRatio(limit=10.0),
         surrogate=Clipped(*clip),
         reduce=TokenMean(),
         only=LowProbability(threshold),
-        terms=(LossKL(kl, clamped_k3, ConstantMean(1.0)),) if kl else (),
+        adjust_minibatch=(Whiten(),),
+        terms=(penalty,) if kl else (),
     )

@@ -7,7 +7,7 @@ from segcredit.algorithms.objective import (
     LossKL,
     TokenMean,
     Whiten,
-    clamped_k3,
+    k3_at_most_10,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import TokenRatio
@@ -20,19 +20,21 @@ def vineppo(
     kl: float = 1e-4,
     partition: Partition | None = None,
     most: int | None = None,
+    truncated_reward: float | None = 0.0,
 ) -> PolicyGradient:
     """VinePPO (arXiv 2410.01679): K = 9 continuations per step, no critic.
 
-    ``most`` limits the steps that are estimated (its GSM8K runs: 25).
+    ``most`` limits the estimates to the prompt and that many steps (its GSM8K runs: 25). A
+    truncated response or continuation earns ``truncated_reward``; None keeps its grade.
 
     Whitened over each mini-batch; KL 1e-4 · k3, clamped to [0, 10], summed over the response
     (its code). Steps are lines; its own splitters differ by data set (docs/deviations.md).
     """
     return PolicyGradient(
-        credit=ValueDifference(over=partition or Newline(), samples=samples, most=most),
+        credit=ValueDifference(partition or Newline(), samples, most, truncated_reward),
         ratio=TokenRatio(),
         surrogate=Clipped(*clip),
         reduce=TokenMean(),
         adjust_minibatch=(Whiten(),),
-        terms=(LossKL(kl, clamped_k3, ConstantMean(1.0)),) if kl else (),
+        terms=(LossKL(kl, k3_at_most_10, ConstantMean(1.0)),) if kl else (),
     )

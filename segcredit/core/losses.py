@@ -222,6 +222,11 @@ def dpo_positive(
     return -logsigmoid(beta * (chosen - rejected - penalty * (-chosen).clamp(min=0.0)))
 
 
+def capped_weight(log_ratio: Float[Tensor, "B M"], cap: float) -> Float[Tensor, "B M"]:
+    """min(exp Σ_{t ∈ step} (log π − log π_old), cap), a constant: DVO's weight in SPO's code."""
+    return log_ratio.detach().exp().clamp(max=cap)
+
+
 def direct_value(
     log_ratio: Float[Tensor, "B M"], target: Float[Tensor, "B M"], beta: float
 ) -> Float[Tensor, "B M"]:

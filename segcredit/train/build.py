@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from segcredit.algorithms.asks import continues, grows_trees, is_offline, rescored
+from segcredit.algorithms.asks import continues, fits_credit, grows_trees, is_offline, rescored
 from segcredit.config import Optimize, PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
@@ -396,6 +396,7 @@ def _check(plan: Plan) -> None:
     if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
         problems.append(problem)
     credited = hasattr(plan.algorithm, "credit") and not is_offline(plan.algorithm)
+    credited = credited and not fits_credit(plan.algorithm)
     if recipe.rollout.mismatch_cap is not None and not credited:
         problems.append("rollout.mismatch_cap weighs credit, and this method has none: remove it")
     if (lacking := why_not(recipe.optimizer.kind)) is not None:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from segcredit.algorithms.asks import scored
 from segcredit.core.segments import Segments
 from segcredit.train.metrics import Metrics
 from segcredit.train.seeds import generator
@@ -67,8 +68,10 @@ class Continuations:
         """Mean reward behind each beginning."""
         rows = [x for x in begun for _ in range(samples)]
         graded = self.state.parallel.gather(self._graded(rows))
-        reward = torch.tensor([reward for reward, _ in graded]).view(-1, samples)
-        tokens = sum(count for _, count in graded)
+        graded_at = torch.tensor([reward for reward, _, _ in graded])
+        truncated = torch.tensor([cut for _, cut, _ in graded])
+        reward = scored(self.state.algorithm, graded_at, truncated).view(-1, samples)
+        tokens = sum(count for _, _, count in graded)
         self.log.add(
             {
                 "continuations/prefixes": float(len(begun)),
@@ -79,8 +82,8 @@ class Continuations:
         )
         return reward.mean(dim=1)
 
-    def _graded(self, rows: Sequence[Begun]) -> list[tuple[float, int]]:
-        """Reward and drawn tokens of this process's share of the continuations."""
+    def _graded(self, rows: Sequence[Begun]) -> list[tuple[float, bool, int]]:
+        """Reward, truncation and drawn tokens of this process's share of the continuations."""
         state, settings = self.state, self.state.recipe.rollout
         drawn = generator(state.seed, "continue", *self.purpose)
         own = state.parallel.own(rows)
@@ -94,7 +97,10 @@ class Continuations:
         responses = whole_responses(state, own, made)
         rewards = state.reward(responses)
         counts = made.mask.sum(dim=1).tolist()
-        return [(x.value, count) for x, count in zip(rewards, counts, strict=True)]
+        return [
+            (x.value, response.truncated, count)
+            for x, response, count in zip(rewards, responses, counts, strict=True)
+        ]
 
 
 def beginnings(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from segcredit.algorithms import asks
 from segcredit.train.tree import rows_with_credit
 from segcredit.types import Algorithm, Batch, MonteCarlo, NothingToLearn, Rollouts
 
@@ -27,11 +28,16 @@ class Prepared:
         return old if self.rows is None else old.index_copy(0, self.rows, logp.to(old.dtype))
 
 
-def prepare(algorithm: Algorithm, rollouts: Rollouts, monte_carlo: MonteCarlo) -> Prepared:
+def prepare(
+    algorithm: Algorithm,
+    rollouts: Rollouts,
+    monte_carlo: MonteCarlo,
+    generator: torch.Generator,
+) -> Prepared:
     """Segments, advantages and targets; and what of it is worth a gradient."""
     plain = Batch(rollouts, rollouts.mask)
     try:
-        batch = algorithm.prepare(rollouts, monte_carlo)
+        batch = asks.prepare(algorithm, rollouts, monte_carlo, generator)
     except NothingToLearn:
         return Prepared(plain, None)
     if batch.rollouts is not rollouts:

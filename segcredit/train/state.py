@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from segcredit.algorithms.asks import is_offline
+from segcredit.algorithms.asks import loss_temperature
 from segcredit.config import Recipe
 from segcredit.data.worlds import World
 from segcredit.models import Critic, Policy
@@ -76,8 +76,8 @@ class State:
 
     @property
     def temperature(self) -> float:
-        """At which log π is computed: of sampling, unless the method reads no π_old."""
-        return 1.0 if is_offline(self.algorithm) else self.recipe.rollout.temperature
+        """Temperature of log π and log π_ref in the loss."""
+        return loss_temperature(self.algorithm, self.recipe.rollout.temperature)
 
     @property
     def shards(self) -> bool:

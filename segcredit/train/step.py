@@ -12,6 +12,7 @@ from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.mismatch import corrected, describe_mismatch
 from segcredit.train.policy_optimizer import restart
+from segcredit.train.seeds import generator
 from segcredit.train.selection import describe_selection, prepare
 from segcredit.train.state import State
 from segcredit.train.update import update
@@ -38,7 +39,8 @@ def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> Step
     log.add(describe_rewards(collected) | describe_mismatch(rollouts))
     with log.time("credit"):
         continuations = Continuations(state, log, ("optimize", state.step))  # V̂, if it is asked
-        prepared = prepare(algorithm, rollouts, continuations)  # z_m, Â_m, R̂_m
+        drawn = generator(state.seed, "prepare", "optimize", state.step)
+        prepared = prepare(algorithm, rollouts, continuations, drawn)  # z_m, Â_m, R̂_m
     log.add(describe(prepared.shown, is_offline(algorithm)) | describe_selection(prepared))
     logp_new = rollouts.logp_old
     if prepared.learned is not None:

@@ -7,7 +7,7 @@ import torch
 from batches import fake_monte_carlo, golden_rollouts, story
 
 from segcredit import algorithms
-from segcredit.algorithms import make_algorithm
+from segcredit.algorithms import ALGORITHMS, make_algorithm
 from segcredit.algorithms.dpo import DirectPreference
 from segcredit.algorithms.objective import BoundaryMSE, Clipped
 from segcredit.core.group import rank_within
@@ -106,13 +106,63 @@ def test_spo_without_unlikely_tokens_gives_no_credit_and_no_loss() -> None:
     assert method.loss(Outputs(outputs.logp), batch).policy.item() == 0.0
 
 
-def test_pairs_use_every_response_before_repeating_one() -> None:
-    rollouts, _ = story(num_groups=1, per_group=20, longest=3).lay_out(0, holes=False)
-    half = rollouts.replace(reward=(torch.arange(20) % 2).double())
-    chosen, rejected = DirectPreference(pairs_per_prompt=10)._pairs(half)
-    assert len(set(chosen.tolist())) == len(set(rejected.tolist())) == 10
-    every = DirectPreference(pairs_per_prompt=10_000)._pairs(half)
-    assert len(set(zip(*(x.tolist() for x in every), strict=True))) == 100
+def drawn_pairs(rollouts: Rollouts, most: int, seed: int) -> list[tuple[int, int]]:
+    """Row numbers of the chosen and the rejected."""
+    numbered = rollouts.replace(baseline=torch.arange(len(rollouts)).double())
+    batch = DirectPreference(pairs_per_prompt=most).prepare(
+        numbered, generator=torch.Generator().manual_seed(seed)
+    )
+    rows = batch.rollouts.baseline.long()
+    return list(zip(rows[0::2].tolist(), rows[1::2].tolist(), strict=True))
+
+
+def test_pairs_are_a_random_sample_without_replacement() -> None:
+    rollouts, _ = story(num_groups=2, per_group=8, longest=3).lay_out(0, holes=False)
+    half = rollouts.replace(reward=(torch.arange(16) % 2).double())
+    every = drawn_pairs(half, 64, seed=0)
+    assert len(set(every)) == len(every) == 2 * 16
+    assert drawn_pairs(half, 5, seed=3) == drawn_pairs(half, 5, seed=3)
+    count = dict.fromkeys(every, 0)
+    for seed in range(300):
+        some = drawn_pairs(half, 5, seed)
+        assert len(set(some)) == len(some) == 2 * 5
+        for pair in some:
+            count[pair] += 1
+    # each of the 16 pairs of a prompt is drawn with probability 5/16: 94 of 300, ± 8
+    assert min(count.values()) > 60
+    assert max(count.values()) < 130
+
+
+@pytest.mark.parametrize("name", ["dpo", "dpo_positive"])
+def test_a_truncated_response_is_rejected_but_never_chosen(name: str) -> None:
+    rollouts, _ = story(num_groups=1, per_group=4, longest=3).lay_out(0, holes=False)
+    cut = torch.tensor([True, False, False, True])
+    some = rollouts.replace(
+        reward=torch.tensor([1.0, 1.0, 0.0, 0.0]).double(),
+        truncated=cut,
+        baseline=torch.arange(4).double(),
+    )
+    rows = ALGORITHMS[name]().prepare(some).rollouts.baseline.long()
+    assert sorted(rows.view(-1, 2).tolist()) == [[1, 0], [1, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("name", ["vineppo", "spo_chain", "dvo"])
+def test_what_a_truncated_response_earns(name: str) -> None:
+    """Nothing in VinePPO and SPO chain, whatever its grade; elsewhere its grade."""
+    rollouts, _ = story(seed=4).lay_out(0, holes=True)
+    cut = rollouts.replace(truncated=torch.arange(len(rollouts)) % 2 == 0)
+    assert (cut.truncated & (cut.reward > 0)).any()
+    lost = rollouts.replace(reward=torch.where(cut.truncated, 0.0, rollouts.reward))
+    method = ALGORITHMS[name]()
+    found = method.prepare(cut, fake_monte_carlo).credit.advantage
+    same = rollouts if name == "dvo" else lost
+    assert torch.equal(found, method.prepare(same, fake_monte_carlo).credit.advantage)
+    if name != "dvo":
+        graded = ALGORITHMS[name](truncated_reward=None)
+        as_graded = graded.prepare(cut, fake_monte_carlo).credit.advantage
+        whole = method.prepare(rollouts, fake_monte_carlo).credit.advantage
+        assert torch.equal(as_graded, whole)
+        assert not torch.equal(found, whole)
 
 
 def test_restem_keeps_at_most_so_many_per_prompt() -> None:
@@ -176,8 +226,8 @@ def test_vineppo_can_limit_the_steps_it_estimates() -> None:
         return fake_monte_carlo(rollouts, segments, estimated, samples)
 
     batch = algorithms.vineppo(most=2).prepare(rollouts, monte_carlo)
-    assert asked[0].sum(dim=1).max() == 2
-    assert (batch.credit.per_segment[:, 2:] == 0).all()
+    assert asked[0].sum(dim=1).max() == 3, "the prompt and two steps"
+    assert (batch.credit.per_segment[:, 3:] == 0).all()
 
 
 def test_dvo_leaves_out_steps_without_a_value() -> None:

@@ -184,6 +184,28 @@ def test_k3_clamps_log_ratio_and_estimate_apart() -> None:
     assert got == pytest.approx([math.exp(10) - 11, 9 + math.exp(-10)])
 
 
+@pytest.mark.parametrize(
+    ("limits", "want", "moves"),
+    [
+        ({"limit": 10.0}, [2 - math.log(3), 10.0, 10.0, 10.0], [True, False, False, False]),
+        (
+            {"log_ratio_limit": 10.0},
+            [2 - math.log(3), math.exp(5) - 6, math.exp(10) - 11, math.exp(-10) + 9],
+            [True, True, False, False],
+        ),
+    ],
+)
+def test_k3_limits(limits: dict[str, float], want: list[float], moves: list[bool]) -> None:
+    """The result is clamped, or the log-ratio; beyond a limit there is no gradient, and no NaN."""
+    u = torch.tensor([[math.log(3), 5.0, 2000.0, -2000.0]], dtype=torch.float64)
+    logp = torch.zeros_like(u).requires_grad_()
+    found = losses.k3(logp, u, **limits)
+    found.sum().backward()
+    assert found[0].tolist() == pytest.approx(want)
+    assert logp.grad.isfinite().all()
+    assert (logp.grad[0] != 0).tolist() == moves
+
+
 @given(
     st.lists(st.tuples(tenths, tenths), min_size=1, max_size=5), st.sampled_from([0.0, 5.0, 50.0])
 )

@@ -19,6 +19,8 @@ from segcredit.train.state import State
 from segcredit.types import Response, Reward, Rollouts
 
 VINE = {"name": "vineppo", "samples": 4, "partition": {"name": "fixed", "size": 4}, "kl": 0.0}
+GRADED = {**VINE, "truncated_reward": None}
+"""A model that was not trained hardly ever ends a response, and the golden numbers want rewards."""
 GOLDEN_VALUES = [0.5, 0.75, 0.25]
 """V̂ of three states; the response earned 1 (ALGORITHMS 4.9)."""
 
@@ -106,7 +108,7 @@ def golden_case(state: State) -> tuple[Rollouts, Scripted]:
 
 
 def test_the_golden_numbers_come_out_of_the_trainers_sampler() -> None:
-    state = made(max_tokens=12)
+    state = made(GRADED, max_tokens=12)
     one, reward = golden_case(state)
     log = Metrics()
     batch = state.algorithm.prepare(one, Continuations(state, log, ("test",)))
@@ -128,7 +130,7 @@ def test_the_golden_numbers_come_out_of_the_trainers_sampler() -> None:
 
 
 def test_the_golden_numbers_when_the_budget_ends_the_estimates() -> None:
-    state = made(prefixes=1, max_tokens=12)
+    state = made(GRADED, prefixes=1, max_tokens=12)
     one, reward = golden_case(state)
     log = Metrics()
     batch = state.algorithm.prepare(one, Continuations(state, log, ("test",)))
@@ -136,6 +138,22 @@ def test_the_golden_numbers_when_the_budget_ends_the_estimates() -> None:
     assert found.tolist() == pytest.approx([0.5, 0.0, 0.0])
     assert len(reward.asked) == 4
     assert log.result()["continuations/left_out"] == 2
+
+
+@pytest.mark.parametrize("algorithm", [VINE, GRADED])
+def test_what_a_truncated_continuation_earns(algorithm: Any, warm) -> None:
+    """Nothing, whatever it says: every response is graded 1 here. Or its grade, on request."""
+    plan = make_plan(made(algorithm, max_tokens=16).recipe)
+    state = build(plan, Policy.from_pretrained(warm("chains")))
+    rollouts = collected(state)
+    reward = state.reward = Scripted([1.0] * 10_000)
+    segments = cut(rollouts)
+    value = Continuations(state, Metrics(), ("test",))(rollouts, segments, segments.mask, 4)
+    finished = torch.tensor([not x.truncated for x in reward.asked]).float().view(-1, 4)
+    assert 0.0 < float(finished.mean()) < 1.0
+    number = beginnings(rollouts, segments, segments.mask).number
+    expected = finished.mean(dim=1) if algorithm is VINE else torch.ones(len(finished))
+    assert torch.equal(value[segments.mask], expected[number[segments.mask]])
 
 
 def test_values_are_what_further_responses_earn(warm) -> None:

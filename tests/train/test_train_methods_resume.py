@@ -29,7 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "rollout__tree": {"branching": [3, 2, 2], "tokens": 3},
     },
     "restem": {"algorithm": {"name": "restem", **SOME}, "rollout__samples": 2},
-    "dpo": {"algorithm": "dpo", "rollout__samples": 3},
+    "dpo": {"algorithm": {"name": "dpo", "pairs_per_prompt": 1}, "rollout__samples": 3},
     "dvo": {"algorithm": {"name": "dvo", "samples": 2, "partition": UNITS}},
 }
 

@@ -9,6 +9,10 @@ from train.test_train_restem import same, step, weights
 
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
+from segcredit.train.collect import collect
+from segcredit.train.metrics import Metrics
+from segcredit.train.seeds import generator
+from segcredit.train.selection import prepare
 from segcredit.train.stages import enter
 from segcredit.train.state import State
 
@@ -104,14 +108,40 @@ def test_fewer_pairs_than_mini_batches(warm) -> None:
     assert measured["policy/refused"] == 0.0
 
 
-def test_log_ratios_are_the_models_own_at_any_temperature(warm) -> None:
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_log_ratios_are_taken_at_the_sampling_temperature(temperature: float | None, warm) -> None:
+    """As in VinePPO's code; or at the temperature that is asked for."""
     rollout = {**PAIRS["rollout"], "temperature": 0.6}
-    state = begun(warm("chains"), "dpo", rollout=rollout)
+    algorithm = {"name": "dpo_positive", "temperature": temperature}
+    state = begun(warm("chains"), algorithm, rollout=rollout)
     rollouts = step(state).collected.rollouts
     with torch.no_grad():
-        expected, _ = begun(warm("chains"), "dpo").policy.score(rollouts, 1.0)
+        expected, _ = begun(warm("chains"), "dpo").policy.score(rollouts, temperature or 0.6)
     assert rollouts.logp_ref is not None
     assert float((expected - rollouts.logp_ref)[rollouts.mask].abs().max()) < 1e-5
+
+
+def test_pairs_are_drawn_by_the_runs_seed_and_step(warm) -> None:
+    """Not by what torch drew before, so that a resumed run draws the same."""
+    found = []
+    for before, number in ((1, 0), (2, 0), (1, 1)):
+        state = begun(warm("chains"), {"name": "dpo", "pairs_per_prompt": 1})
+        torch.manual_seed(before)
+        drawn = generator(state.seed, "prepare", "optimize", number)
+        rollouts = collect(state, state.train.take(0, 8), frozenset(), Metrics(), "test").rollouts
+        learned = prepare(state.algorithm, rollouts, lambda *_: torch.zeros(0), drawn).learned
+        assert learned is not None
+        found.append(learned.rollouts.tokens)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+    weights_after = []
+    for before in (1, 2):
+        state = begun(warm("chains"), {"name": "dpo", "pairs_per_prompt": 1})
+        torch.manual_seed(before)
+        step(state)
+        weights_after.append(weights(state))
+    assert same(*weights_after)
 
 
 @pytest.mark.parametrize("name", ["dpo", "dpo_positive"])

@@ -92,9 +92,11 @@ def test_responses_come_from_the_round_before(warm) -> None:
     assert float((before - rollouts.logp_old)[rollouts.mask].abs().max()) > 1e-2
 
 
-def test_what_is_kept_and_what_is_minimised(warm) -> None:
-    """−log π of the model itself, whatever temperature the responses were drawn at."""
-    state = begun(warm("chains"), update={"minibatches": 1})
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_what_is_kept_and_what_is_minimised(temperature: float | None, warm) -> None:
+    """−log π at the sampling temperature, as in VinePPO's code, or at the one that is asked for."""
+    algorithm = {"name": "restem", "temperature": temperature}
+    state = begun(warm("chains"), algorithm, update={"minibatches": 1})
     stepped = step(state)
     rollouts = stepped.collected.rollouts
     kept = [row for row in range(len(rollouts)) if rollouts.reward[row] == 1.0]
@@ -103,7 +105,7 @@ def test_what_is_kept_and_what_is_minimised(warm) -> None:
     prompts = {int(x) for x in rollouts.group} - {int(rollouts.group[row]) for row in kept}
     assert stepped.metrics["selected/prompts_left_out"] == len(prompts)
     with torch.no_grad():
-        logp, _ = begun(warm("chains")).policy.score(rollouts, 1.0)
+        logp, _ = begun(warm("chains")).policy.score(rollouts, temperature or 0.7)
     each = [float(nll(logp)[row][rollouts.mask[row]].mean()) for row in kept]
     assert stepped.metrics["nll"] == pytest.approx(sum(each) / len(each), abs=1e-5)
     assert "agreement/ratio_error" not in stepped.metrics
