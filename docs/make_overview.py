@@ -13,8 +13,9 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from side_by_side import MARK, pending, rows_of
 
-from segcredit.analysis.result import number_text
+from segcredit.printable import number_text
 from segcredit.study import load_study
 
 HERE = Path(__file__).resolve().parent
@@ -74,6 +75,13 @@ def difference(place: str) -> tuple[float, float, float, str]:
     return mean, low, high, RATES[ratio]
 
 
+def old(place: str) -> bool:
+    """Whether the arm was run before a correction of its method."""
+    study, arm = place.split()
+    rows = {row["arm"]: row["label"] for row in rows_of(HERE / "results" / study / "study.csv")}
+    return rows[arm] in pending(study)
+
+
 def draw(look: Look) -> Figure:
     """One panel a task, one row a method."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained", facecolor=look.page)
@@ -84,9 +92,10 @@ def draw(look: Look) -> Figure:
     panels[0].set_yticks(range(len(ROWS)), [label for _, label, _ in ROWS])
     for text, (kind, _, _) in zip(panels[0].get_yticklabels(), ROWS, strict=True):
         text.set_color(look.kinds[kind])
-    panels[1].set_xlabel(
-        "points of held-out accuracy above SAPO, mean over the learning curve", color=look.ink
-    )
+    told = "points of held-out accuracy above SAPO, mean over the learning curve"
+    if any(old(place) for _, _, places in ROWS for place in places if place is not None):
+        told += f"\n{MARK} run before a correction of the method, not repeated yet"
+    panels[1].set_xlabel(told, color=look.ink)
     handles = [
         panels[0].plot([], [], "o-", color=colour, label=kind)[0]
         for kind, colour in look.kinds.items()
@@ -105,7 +114,7 @@ def panel(axis: Axes, look: Look, task: int) -> None:
             continue
         mean, low, high, word = difference(place)
         axis.text(28, at, word, color=look.dim, ha="right", va="center", fontsize=8)
-        mark(axis, look, colour, at, (mean, low, high))
+        mark(axis, look, colour, at, (mean, low, high), f" {MARK}" if old(place) else "")
 
 
 def prepare(axis: Axes, look: Look, rows: int) -> None:
@@ -122,13 +131,20 @@ def prepare(axis: Axes, look: Look, rows: int) -> None:
         spine.set_visible(False)
 
 
-def mark(axis: Axes, look: Look, colour: str, at: float, found: tuple[float, float, float]) -> None:
+def mark(
+    axis: Axes,
+    look: Look,
+    colour: str,
+    at: float,
+    found: tuple[float, float, float],
+    behind: str = "",
+) -> None:
     """A difference: its mean as a point and in figures, its interval as a line."""
     mean, low, high = found
     axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
     axis.plot(mean, at, "o", color=colour, markersize=5.5)
     axis.annotate(
-        number_text(mean, "+.1f"),
+        number_text(mean, "+.1f") + behind,
         (mean, at),
         (0, 5.5),
         textcoords="offset points",

@@ -5,21 +5,26 @@
     python docs/make_results.py held-out --suffix=-held-out    # other seeds
     python docs/make_results.py fifth --suffix=-fifth          # a round beside another one's
     python docs/make_results.py sixth --prefix=chain- --only two    # one study of a folder
+    python docs/make_results.py                       # marks and tables again, of what is there
 
 What stands in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's
 table of results, the rest of the page stays as it was written. ``NAME cost`` is its second table,
 ``NAME lift`` its last; ``NAME rounds`` puts the differences of ``NAME-first``, ``-second``, … and
 ``NAME`` side by side; ``NAME NAME … beside``, ``steady`` and ``rates`` are side_by_side.py's.
+``corrections`` lists what segcredit/study/corrections.yaml says of results that are here. Rows of
+arms that were run before a correction are marked † until they are run again.
 """
 
 import argparse
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-from side_by_side import beside, rates, rows_of, steady
+from side_by_side import MARK, beside, pending, rates, rows_of, steady
 
 from segcredit.study import load_study
+from segcredit.study.definition import corrections
 from segcredit.study.summary import estimate
 from segcredit.study.tables import Table, markdown, percent_text
 
@@ -37,6 +42,9 @@ MAIN = {"table1": "fifth"}
 """The round that is in ``NAME`` itself."""
 SIDE_BY_SIDE = {"beside": beside, "steady": steady, "rates": rates}
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
+NOTE = f"{MARK} Run before a [correction]({{}}#corrected-since) of the method, not repeated yet."
+NOTED = re.compile(rf"^{MARK} .*\n\n?", re.MULTILINE)
+MARKED = re.compile(rf" {MARK}(?= (?:\||&))|\$\^\\dagger\$(?= &)")
 
 
 def bring(study: Path, place: Path) -> None:
@@ -49,6 +57,47 @@ def bring(study: Path, place: Path) -> None:
     (place / "study.md").write_text(page.replace(".png)", ".svg)"))
     for name in KEPT:
         shutil.copy(study / name, place)
+
+
+def mark_rows(table: str, labels: Iterable[str]) -> str:
+    """Rows of Markdown or LaTeX with a mark behind these labels."""
+    for label in labels:
+        escaped = re.escape(label.replace("|", "\\|"))
+        table = re.sub(rf"^(\| {escaped}) \|", rf"\1 {MARK} |", table, flags=re.MULTILINE)
+        table = re.sub(rf"^({re.escape(label)}) &", r"\1$^\\dagger$ &", table, flags=re.MULTILINE)
+    return table
+
+
+def mark_pages(place: Path) -> None:
+    """A study's page and LaTeX, marked where its arms were run before a correction."""
+    labels = pending(place.name)
+    tex = MARKED.sub("", (place / "study.tex").read_text())
+    (place / "study.tex").write_text(mark_rows(tex, labels))
+    page = MARKED.sub("", NOTED.sub("", (place / "study.md").read_text()))
+    if labels:
+        note = NOTE.format("../../results.md")
+        page = TABLE.sub(lambda table: f"{table[0]}\n{note}\n", mark_rows(page, labels), count=1)
+        page = page.replace("## Figures\n\n", f"## Figures\n\n{note} Figures have no mark.\n\n", 1)
+    (place / "study.md").write_text(page)
+
+
+def corrected() -> str:
+    """Every correction that results here do not have, and where."""
+    rows = []
+    for correction in corrections():
+        found = []
+        for place in sorted((HERE / "results").glob("*/study.csv")):
+            name = place.parent.name
+            arms = [label for label, x in pending(name).items() if correction in x]
+            if arms:
+                found.append(f"[{name}](results/{name}/study.md): {', '.join(arms)}")
+        if found:
+            rows.append((correction.what, "; ".join(found), correction.until))
+    if not rows:
+        return "Every result here includes every correction.\n"
+    return markdown(
+        Table(("what is different now", "run before it", "last commit without"), tuple(rows))
+    )
 
 
 def rounds(name: str) -> str:
@@ -83,7 +132,8 @@ def rounds(name: str) -> str:
         over = percent_text(means, "+") if means.num > 2 else "–"
         rows.append((label, *texts, str(len(pairs)), over))
     columns = ("", *places, "all pairs", "pairs", "rounds as the unit")
-    return markdown(Table(columns, tuple(rows)))
+    old = {label for place in places.values() for label in pending(place.name)}
+    return mark_rows(markdown(Table(columns, tuple(rows))), old)
 
 
 def fill(text: str) -> str:
@@ -91,6 +141,8 @@ def fill(text: str) -> str:
 
     def filled(block: re.Match[str]) -> str:
         names, what = block["names"].split(), (block["what"] or "").strip()
+        if names == ["corrections"]:
+            return f"{block[1]}{corrected()}{block[4]}"
         pages = [HERE / "results" / name / "study.md" for name in names]
         if not all(page.is_file() for page in pages):
             return block[0]
@@ -100,7 +152,8 @@ def fill(text: str) -> str:
             table = rounds(names[0])
         else:
             table = TABLE.findall(pages[0].read_text())[{"": 0, "cost": 1, "lift": -1}[what]]
-        return f"{block[1]}{table}{block[4]}"
+        note = f"\n{NOTE.format('')}\n" if MARK in table else ""
+        return f"{block[1]}{table}{note}{block[4]}"
 
     return BLOCK.sub(filled, text)
 
@@ -109,22 +162,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("studies", type=Path, help="the folder of segcredit study")
+    parser.add_argument("studies", type=Path, nargs="?", help="the folder of segcredit study")
     parser.add_argument("--scale", default="mini")
     parser.add_argument("--suffix", default="", help="of the names, to tell two folders apart")
     parser.add_argument("--prefix", default="", help="likewise, before the name")
     parser.add_argument("--only", action="append", default=[], help="a study of the folder")
     asked = parser.parse_args()
-    found = sorted(asked.studies.glob(f"*-{asked.scale}/study.md"))
-    if asked.only:
-        found = [asked.studies / f"{x}-{asked.scale}" / "study.md" for x in asked.only]
-    if not found or not all(page.is_file() for page in found):
-        parser.error(f"no such study of scale {asked.scale} in {asked.studies}")
-    for page in found:
-        own = page.parent.name.removesuffix(f"-{asked.scale}")
-        name = f"{asked.prefix}{own}{asked.suffix}"
-        bring(page.parent, HERE / "results" / name)
-        print(f"docs/results/{name}")
+    if asked.studies is not None:
+        found = sorted(asked.studies.glob(f"*-{asked.scale}/study.md"))
+        if asked.only:
+            found = [asked.studies / f"{x}-{asked.scale}" / "study.md" for x in asked.only]
+        if not found or not all(page.is_file() for page in found):
+            parser.error(f"no such study of scale {asked.scale} in {asked.studies}")
+        for page in found:
+            own = page.parent.name.removesuffix(f"-{asked.scale}")
+            name = f"{asked.prefix}{own}{asked.suffix}"
+            bring(page.parent, HERE / "results" / name)
+            print(f"docs/results/{name}")
+    for place in sorted((HERE / "results").glob("*/study.csv")):
+        mark_pages(place.parent)
     results = HERE / "results.md"
     results.write_text(fill(results.read_text()))
     print(results)

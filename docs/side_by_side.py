@@ -6,12 +6,15 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from segcredit.analysis.result import number_text
+from segcredit.printable import number_text
+from segcredit.study.definition import Correction, corrections_of
 from segcredit.study.summary import Estimate, estimate
 from segcredit.study.tables import Table, markdown, percent_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MEASURES = {"area": "over the curve", "final": "at the end"}
+MARK = "†"
+"""Behind arms that were run before a correction of their method."""
 FALL = 0.2
 """Of accuracy, from one evaluation to the next: a run that falls so far is not steady."""
 TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
@@ -20,6 +23,17 @@ TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+)
 def rows_of(path: Path) -> list[dict[str, str]]:
     """A CSV file's."""
     return [*csv.DictReader(path.read_text().splitlines())]
+
+
+def pending(name: str) -> dict[str, tuple[Correction, ...]]:
+    """Labels of a study's arms that were run before a correction, and which corrections."""
+    found = {}
+    for row in rows_of(RESULTS / name / "study.csv"):
+        included = (row.get("corrections") or "").split()
+        of_arm = corrections_of(row["study"], row["arm"])
+        if missing := tuple(x for x in of_arm if x.name not in included):
+            found[row["label"]] = missing
+    return found
 
 
 def beside(names: list[str]) -> str:

@@ -1,9 +1,11 @@
 """The documents cannot rot: their code runs, their output is real, their links lead somewhere."""
 
 import contextlib
+import csv
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,8 @@ from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
+from segcredit.study import load_study
+from segcredit.study.definition import corrections
 from segcredit.types import Rollouts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,6 +149,89 @@ def test_tables_of_results_are_those_of_their_studies(monkeypatch: pytest.Monkey
     text = (ROOT / "docs" / "results.md").read_text()
     assert make_results.fill(text) == text, "run docs/make_results.py"
     assert make_results.fill(text.replace("| SAPO |", "| nobody |")) == text
+
+
+def pending(study_csv: Path) -> dict[str, list[str]]:
+    """Labels of the arms that were run before a correction, with what was corrected."""
+    found: dict[str, list[str]] = {}
+    for row in csv.DictReader(study_csv.read_text().splitlines()):
+        for x in corrections():
+            included = (row.get("corrections") or "").split()
+            if row["arm"] in x.arms.get(row["study"], ()) and x.name not in included:
+                found.setdefault(row["label"], []).append(x.what)
+    return found
+
+
+RESULTS = sorted((ROOT / "docs" / "results").glob("*/study.csv"))
+
+
+def test_a_correction_names_arms_that_exist():
+    names = [x.name for x in corrections()]
+    assert len({*names}) == len(names)
+    for correction in corrections():
+        assert re.fullmatch(r"[0-9a-f]{7}", correction.until)
+        for name, arms in correction.arms.items():
+            assert {*arms} <= {*load_study(name).arms}, (name, arms)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_rows_of_before_a_correction_are_marked_and_no_others(path: Path):
+    old = pending(path)
+    labels = [row["label"] for row in csv.DictReader(path.read_text().splitlines())]
+    page, tex = (path.with_name(f"study.{x}").read_text() for x in ("md", "tex"))
+    for label in labels:
+        cell = label.replace("|", "\\|")
+        assert (f"| {cell} † |" in page) == (label in old), label
+        assert (f"| {cell} |" in page) == (label not in old), label
+        assert (f"\n{label}$^\\dagger$ &" in tex) == (label in old), label
+    assert ("Run before a [correction]" in page) == bool(old)
+    results = (ROOT / "docs" / "results.md").read_text()
+    for label, whats in old.items():
+        if f"<!-- {path.parent.name} -->" in results:
+            assert f"| {label} † |" in results
+        for what in whats:
+            row = next(line for line in results.splitlines() if line.startswith(f"| {what} |"))
+            assert f"[{path.parent.name}](results/{path.parent.name}/study.md): " in row
+            assert label in row
+
+
+def test_a_mark_goes_when_the_arm_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import make_results
+    import side_by_side
+
+    place = tmp_path / "fig4"
+    shutil.copytree(ROOT / "docs" / "results" / "fig4", place)
+    monkeypatch.setattr(side_by_side, "RESULTS", tmp_path)
+    rows = side_by_side.rows_of(place / "study.csv")
+
+    def write(**included: str) -> str:
+        with (place / "study.csv").open("w") as file:
+            writer = csv.DictWriter(file, dict.fromkeys([*rows[0], "corrections"]))
+            writer.writeheader()
+            writer.writerows(row | {"corrections": included.get(row["arm"], "")} for row in rows)
+        make_results.mark_pages(place)
+        return (place / "study.md").read_text()
+
+    before = write()
+    labels = {row["arm"]: row["label"] for row in rows}
+    arm = next(x for x in labels if labels[x] in side_by_side.pending("fig4"))
+    assert f"| {labels[arm]} † |" in before
+    every = " ".join(x.name for x in corrections())
+    one = write(**{arm: every})
+    assert one == before.replace(f"| {labels[arm]} † |", f"| {labels[arm]} |"), "only the mark goes"
+    assert "†" not in write(**{row["arm"]: every for row in rows})
+    assert write() == before
+
+
+def test_documents_mark_what_was_run_before_a_correction():
+    old = {path.parent.name for path in RESULTS if pending(path)}
+    index = (ROOT / "docs" / "paper_index.md").read_text().splitlines()
+    for study in ("table1", "fig4"):
+        (line,) = [x for x in index if f"`segcredit study {study} " in x]
+        assert ("†" in line) == (study in old), study
+    shown = {"table1", "fig4", "choices"}  # in the picture
+    assert ("†" in (ROOT / "README.md").read_text()) == bool(old & shown)
 
 
 @each_document

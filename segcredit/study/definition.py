@@ -1,10 +1,12 @@
 """What a study is: arms over a base recipe, whom they are compared with, and what is drawn."""
 
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from segcredit.config import RecipeError, read_settings
@@ -55,6 +57,18 @@ class Published(Settings):
     source: str
     columns: dict[str, dict[str, Number]]
     """Of each column, the arms' numbers."""
+
+
+class Correction(Settings):
+    """A method that was corrected after results of it were published."""
+
+    name: str
+    what: str
+    """What is different now."""
+    until: str
+    """The last commit without it."""
+    arms: dict[str, list[str]]
+    """By study, the arms that it changes."""
 
 
 class Study(Settings):
@@ -126,6 +140,18 @@ def shipped_studies() -> dict[str, Path]:
     found = {path.stem: path for path in folder.glob("*.yaml")}
     order = [x for kind in ("table", "fig", "") for x in sorted(found) if x.startswith(kind)]
     return {name: found[name] for name in dict.fromkeys(order)}
+
+
+@cache
+def corrections() -> tuple[Correction, ...]:
+    """Every correction since results were first published; corrections.yaml has the list."""
+    text = (Path(str(files("segcredit"))) / "study" / "corrections.yaml").read_text()
+    return tuple(Correction.model_validate(x) for x in yaml.safe_load(text))
+
+
+def corrections_of(study: str, arm: str) -> tuple[Correction, ...]:
+    """Those that change an arm."""
+    return tuple(x for x in corrections() if arm in x.arms.get(study, ()))
 
 
 def load_study(name: str) -> Study:

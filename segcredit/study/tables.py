@@ -9,6 +9,7 @@ from typing import Any
 
 from segcredit.analysis.result import Table
 from segcredit.printable import number_text
+from segcredit.study.definition import corrections_of
 from segcredit.study.summary import ArmSummary, Estimate, Summary
 
 DIGITS = 10
@@ -140,6 +141,7 @@ def arms_csv(summary: Summary) -> str:
             "label": arm.label,
             "learning_rate": arm.tuned.rate if arm.tuned else None,
             "seeds": " ".join(str(seed) for seed in arm.runs),
+            "corrections": " ".join(x.name for x in corrections_of(summary.study.name, arm.name)),
             "start": arm.of(lambda run: run.accuracy[0]).mean,
         }
         for name in ("area", "final"):
