@@ -1,8 +1,11 @@
 """verl's columns in, segments and credit out: what needs no verl."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from segcredit.algorithms import sapo_authors
 from segcredit.integrations.verl.credit import (
     ENDS,
     RATIO_ENDS,
@@ -13,7 +16,8 @@ from segcredit.integrations.verl.credit import (
 from segcredit.integrations.verl.settings import VerlKeys, departures, method, parse
 from segcredit.integrations.verl.shares import Totals, verl_shares
 
-PAPER = VerlKeys(1.0, 0.99, 0.2, 0.2, 1e6, "seq-mean-token-mean", 1e6, "seq-mean-token-mean")
+MEAN = "seq-mean-token-mean"
+PAPER = VerlKeys(1.0, 0.99, 0.2, 0.2, 1e6, MEAN, 1e6, MEAN, ("kl", "fixed", 0.001))
 
 
 def columns(mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -92,5 +96,32 @@ def test_departures_name_the_key_and_both_values() -> None:
     lines = departures(parse(None), usual)
     assert "algorithm.lam=1.0, where sapo as it is stated has 0.99" in lines
     assert "critic.cliprange_value=0.5, where sapo as it is stated has none" in lines
-    assert len(lines) == 5
-    assert len(departures(parse({"algorithm": "ppo"}), usual)) == 1  # λ alone
+    assert len(lines) == 6
+    assert len(departures(parse({"algorithm": "ppo"}), usual)) == 2  # λ, and no KL
+
+
+def test_departures_tell_of_a_run_without_kl_and_of_terms_that_are_added() -> None:
+    """verl's own default has no KL at all, and SAPO as stated has one."""
+    key = "algorithm.use_kl_in_reward, kl_penalty, kl_ctrl"
+    (line,) = departures(parse(None), replace(PAPER, kl_in_reward=None))
+    assert line == f"{key}=none, where sapo as it is stated has k1 fixed 0.001"
+    (line,) = departures(parse(None), replace(PAPER, kl_in_reward=("k1", "adaptive", 0.01)))
+    assert line == f"{key}=k1 adaptive 0.01, where sapo as it is stated has k1 fixed 0.001"
+    assert departures(parse(None), replace(PAPER, kl_in_reward=("k1", "fixed", 0.001))) == []
+    for change, said in (
+        ({"kl_loss": ("low_var_kl", 0.01)}, "use_kl_loss, kl_loss_…=low_var_kl 0.01"),
+        ({"entropy_coeff": 0.1}, "entropy_coeff=0.1"),
+        ({"rollout_is": "token"}, "rollout_is=token"),
+    ):
+        (line,) = departures(parse(None), replace(PAPER, **change))
+        assert said in line
+    (line,) = departures(parse({"lam_critic": 1.0}), PAPER)
+    assert line == "segment.lam_critic=1.0, where sapo as it is stated has None"
+
+
+def test_the_authors_rounding_survives_another_fraction() -> None:
+    """Their code rounds k % in two ways; a fraction of one's own must not replace both."""
+    given = {"algorithm": "sapo_authors", "partition": {"name": "entropy", "fraction": 0.1}}
+    found, native = method(parse(given), PAPER), sapo_authors(fraction=0.1)
+    assert found.credit.over == native.credit.over
+    assert found.ratio == native.ratio

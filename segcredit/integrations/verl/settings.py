@@ -15,7 +15,8 @@ from segcredit.algorithms import make_algorithm
 from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.objective import Clipped, ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.partition import Partition, partition_of
+from segcredit.algorithms.ratio import GeometricMean
+from segcredit.partition import Partition, TopEntropy, partition_of
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
 """Those of ours whose credit comes from a critic; verl has the group methods itself."""
@@ -114,24 +115,54 @@ class VerlKeys:
     loss_agg_mode: str
     cliprange_value: float
     critic_loss_agg_mode: str
+    kl_in_reward: tuple[str, str, float] | None = None
+    """kl_penalty, and type and coefficient of kl_ctrl; None: ``algorithm.use_kl_in_reward`` is
+    off."""
+    kl_loss: tuple[str, float] | None = None
+    """kl_loss_type and kl_loss_coef; None: ``actor.use_kl_loss`` is off."""
+    entropy_coeff: float = 0.0
+    rollout_is: str | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> "VerlKeys":
+        """From a recipe's translation; KL and further terms, which verl itself applies, apart."""
+        actor = "actor_rollout_ref.actor"
+        return cls(
+            gamma=settings["algorithm.gamma"],
+            lam=settings["algorithm.lam"],
+            clip_ratio_low=settings[f"{actor}.clip_ratio_low"],
+            clip_ratio_high=settings[f"{actor}.clip_ratio_high"],
+            clip_ratio_c=settings[f"{actor}.clip_ratio_c"],
+            loss_agg_mode=settings[f"{actor}.loss_agg_mode"],
+            cliprange_value=settings["critic.cliprange_value"],
+            critic_loss_agg_mode=settings["critic.loss_agg_mode"],
+        )
 
     @classmethod
     def of(cls, config: Any) -> "VerlKeys":
         """From verl's whole configuration."""
-        actor, critic = config.actor_rollout_ref.actor, config.critic
+        actor, critic, algorithm = config.actor_rollout_ref.actor, config.critic, config.algorithm
+        control = algorithm.kl_ctrl
+        reward = (str(algorithm.kl_penalty), str(control.type), float(control.kl_coef))
+        loss = (str(actor.kl_loss_type), float(actor.kl_loss_coef))
+        correction = algorithm.get("rollout_correction") or {}
 
         def distance(x: Any) -> float:
             return float(actor.clip_ratio if x is None else x)
 
         return cls(
-            gamma=float(config.algorithm.gamma),
-            lam=float(config.algorithm.lam),
+            gamma=float(algorithm.gamma),
+            lam=float(algorithm.lam),
             clip_ratio_low=distance(actor.clip_ratio_low),
             clip_ratio_high=distance(actor.clip_ratio_high),
             clip_ratio_c=float(actor.clip_ratio_c),
             loss_agg_mode=str(actor.loss_agg_mode),
             cliprange_value=float(critic.cliprange_value),
             critic_loss_agg_mode=str(critic.loss_agg_mode),
+            kl_in_reward=reward if algorithm.use_kl_in_reward else None,
+            kl_loss=loss if actor.use_kl_loss else None,
+            entropy_coeff=float(actor.entropy_coeff),
+            rollout_is=correction.get("rollout_is"),
         )
 
 
@@ -153,10 +184,17 @@ def method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
     return replace(
         made,
         credit=replace(credit, gamma=keys.gamma, lam=keys.lam, lam_critic=lam_critic),
-        surrogate=Clipped(keys.clip_ratio_low, keys.clip_ratio_high, keys.clip_ratio_c),
-        critic=replace(critic, clip=keys.cliprange_value),
+        surrogate=Clipped(
+            keys.clip_ratio_low, keys.clip_ratio_high, dual=_or_none(keys.clip_ratio_c)
+        ),
+        critic=replace(critic, clip=_or_none(keys.cliprange_value)),
         kl=None,
     )
+
+
+def _or_none(bound: float | None) -> float | None:
+    """A bound; None where it is so wide that it says none."""
+    return None if bound is None or bound >= NO_CLIP else bound
 
 
 def stated(settings: SegmentSettings) -> PolicyGradient:
@@ -173,9 +211,18 @@ def stated(settings: SegmentSettings) -> PolicyGradient:
             f"segment.partition, or set +segment.algorithm=sapo."
         )
     ratio = made.ratio
-    if settings.algorithm != "sapo_token_ratio":
-        ratio = replace(ratio, over=cut)  # type: ignore[type-var]
-    return replace(made, credit=replace(made.credit, over=cut), ratio=ratio)
+    if isinstance(ratio, GeometricMean):
+        ratio = replace(ratio, over=_cut_as(ratio.over, cut))
+    return replace(
+        made, credit=replace(made.credit, over=_cut_as(made.credit.over, cut)), ratio=ratio
+    )
+
+
+def _cut_as(own: Partition, cut: Partition) -> Partition:
+    """The chosen partition; its fraction is rounded as the method does (``sapo_authors``)."""
+    if type(own) is TopEntropy and type(cut) is TopEntropy:
+        return replace(own, fraction=cut.fraction)
+    return cut
 
 
 def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
@@ -185,14 +232,15 @@ def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
     assert isinstance(credit, GAE)
     assert isinstance(surrogate, Clipped)
     assert critic is not None
-    mean = "seq-mean-token-mean"
 
     def average(x: object) -> str:
-        return mean if isinstance(x, ResponseMean) else "token-mean"
+        return "seq-mean-token-mean" if isinstance(x, ResponseMean) else "token-mean"
 
     def clip(x: float | None) -> float | str:
-        return "none" if x is None or x >= NO_CLIP else x
+        return _or_none(x) or "none"
 
+    kl = None if made.kl is None else ("kl", "fixed", made.kl.coef)
+    own_lam, lam = credit.lam_critic, settings.lam_critic
     wanted: list[tuple[str, object, object]] = [
         ("algorithm.gamma", keys.gamma, credit.gamma),
         ("algorithm.lam", keys.lam, credit.lam),
@@ -202,9 +250,22 @@ def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
         ("actor_rollout_ref.actor.loss_agg_mode", keys.loss_agg_mode, average(made.reduce)),
         ("critic.cliprange_value", clip(keys.cliprange_value), clip(critic.clip)),
         ("critic.loss_agg_mode", keys.critic_loss_agg_mode, average(critic.reduce)),
+        ("segment.lam_critic", own_lam if lam is None else lam, own_lam),
+        ("algorithm.use_kl_in_reward, kl_penalty, kl_ctrl", _kl(keys.kl_in_reward), _kl(kl)),
+        ("actor_rollout_ref.actor.use_kl_loss, kl_loss_…", _kl(keys.kl_loss), _kl(None)),
+        ("actor_rollout_ref.actor.entropy_coeff", keys.entropy_coeff, 0),
+        ("algorithm.rollout_correction.rollout_is", keys.rollout_is or "none", "none"),
     ]
     return [
         f"{key}={given}, where {settings.algorithm} as it is stated has {own}"
         for key, given, own in wanted
         if given != own
     ]
+
+
+def _kl(said: tuple[object, ...] | None) -> str:
+    """A penalty in one word; verl's k1 has two names."""
+    if said is None:
+        return "none"
+    estimate, *rest = said
+    return " ".join(str(x) for x in ("k1" if estimate == "kl" else estimate, *rest))
