@@ -46,6 +46,14 @@ def verl(
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", min=1, help="GPUs per copy while sampling.")
     ] = 1,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept-departures",
+            help="Run verl's own form of a group method (GRPO, RLOO) where it differs from the "
+            "recipe's. The differences are printed.",
+        ),
+    ] = False,
     own: Annotated[
         list[str] | None,
         typer.Option("--verl", help="A setting of verl's own, last of all.", metavar="KEY=VALUE"),
@@ -53,14 +61,15 @@ def verl(
 ) -> None:
     """Run a recipe on verl (Ray, FSDP, vLLM), or print the command that does."""
     from segcredit.config import load_recipe
-    from segcredit.integrations.verl.dumps import METRICS
+    from segcredit.integrations.verl.dumps import METRICS, check_free
     from segcredit.integrations.verl.translate import Machines, arguments, translate
 
     try:
         found = load_recipe(recipe, overrides or [])
         folder = (out or Path("runs") / f"{found.name}-verl").absolute()
+        check_free(folder)
         machines = Machines(nodes, gpus, rollout, tensor_parallel)
-        translated = translate(found, folder, machines)
+        translated = translate(found, folder, machines, accept)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
@@ -79,6 +88,7 @@ def verl(
 def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     from importlib.util import find_spec
 
+    from segcredit.integrations.verl.dumps import METRICS, make_room
     from segcredit.runlog import describe_environment
     from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
 
@@ -88,7 +98,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
             "python -m venv .venv-verl && .venv-verl/bin/pip install 'segcredit[verl]'"
         )
         return 2
-    (folder / "verl").mkdir(parents=True, exist_ok=True)
+    make_room(folder / METRICS)
     write_yaml_atomically(folder / "config.yaml", config)
     write_json_atomically(folder / "environment.json", describe_environment(command))
     code, last = _echo(command)

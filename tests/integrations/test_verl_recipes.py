@@ -11,7 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from segcredit.config import load_recipe
-from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS, TOKENS, adopt, make_room
+from segcredit.integrations.verl.dumps import (
+    METRICS,
+    ROLLOUTS,
+    TOKENS,
+    adopt,
+    check_free,
+    make_room,
+)
 from segcredit.integrations.verl.settings import METHODS, SegmentSettings, parse
 from segcredit.integrations.verl.translate import Machines, translate
 from segcredit.integrations.verl.versions import refusal
@@ -85,7 +92,7 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
         {"step": 2, "data": {"critic/score/mean": 0.7, "segment/critic_pretraining": 0.0}},
     ]
     (tmp_path / METRICS).write_text("".join(json.dumps(x) + "\n" for x in before))
-    make_room(tmp_path / METRICS, resumed=True)
+    make_room(tmp_path / METRICS)
     lines = [  # killed and resumed: the second step was done again
         {"step": 2, "data": {"critic/score/mean": 0.2, "segment/critic_pretraining": 0.0}},
         {"step": 3, "data": {"critic/score/mean": 0.3, "val-core/toy/acc/mean@1": 0.5}},
@@ -107,6 +114,67 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
     assert (row["prompt_id"], row["reward"], row["answer"]) == ("u", 1.0, "4")
     adopt(tmp_path)  # again, as a report of a running run does
     assert run.rollout_steps == [2]
+
+
+def log(folder: Path, *lines: tuple[int, dict[str, float]]) -> None:
+    """What verl writes after it emptied its log."""
+    make_room(folder / METRICS)
+    rows = [json.dumps({"step": step, "data": data}) + "\n" for step, data in lines]
+    (folder / METRICS).write_text("".join(rows))
+
+
+def test_no_start_of_a_run_empties_the_log_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Group methods run without the plugin, so the command keeps the log: verl opens it anew."""
+    from segcredit.commands.verl import _run
+
+    first = '{"step": 1, "data": {"critic/score/mean": 0.1}}\n'
+    (tmp_path / METRICS).parent.mkdir()
+    (tmp_path / METRICS).write_text(first)
+    (tmp_path / "verl" / "metrics-002.jsonl").write_text("")  # another was removed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # as if verl were here
+    empties = f"open({str(tmp_path / METRICS)!r}, 'wb')"
+    assert _run(tmp_path, {}, [sys.executable, "-c", empties]) == 0
+    assert (tmp_path / "verl" / "metrics-003.jsonl").read_text() == first
+
+
+def test_a_later_start_replaces_the_steps_that_it_did_again(tmp_path: Path) -> None:
+    reward, score = "critic/score/mean", "val-core/toy/acc/mean@1"
+    log(tmp_path, (0, {score: 0.1}), (1, {reward: 0.1}), (2, {reward: 0.2}), (3, {reward: 0.3}))
+    log(tmp_path, (2, {score: 0.5}), (3, {reward: 0.4}))  # resumed behind step 2, killed
+    log(tmp_path, (0, {score: 0.1}))  # started anew, no step done so far
+    adopt(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: x\nalgorithm: sapo\n")
+    assert read_run(tmp_path).series("reward", "optimize") == ([1, 2, 3], [0.1, 0.2, 0.4])
+    log(tmp_path, (0, {score: 0.1}), (1, {reward: 0.7}))
+    adopt(tmp_path)
+    assert read_run(tmp_path).series("reward", "optimize") == ([1], [0.7])
+    lines = '{"data": {}}\n{"step": "x", "data": {}}\n{"step": 2, "data": 3}\n{"step": 2}\n'
+    make_room(tmp_path / METRICS)
+    (tmp_path / METRICS).write_text(lines)  # not verl's
+    adopt(tmp_path)
+    assert read_run(tmp_path).series("reward", "optimize") == ([1], [0.7])
+
+
+def test_a_native_runs_metrics_are_never_replaced(tmp_path: Path) -> None:
+    """A folder of segcredit train that gets a folder verl/, by --out or by somebody else."""
+    own = '{"step": 1, "stage": "optimize", "reward": 0.9}\n'
+    (tmp_path / "config.yaml").write_text("name: x\nalgorithm: sapo\n")
+    (tmp_path / "metrics.jsonl").write_text(own)
+    (tmp_path / "rollouts").mkdir()
+    log(tmp_path, (1, {"critic/score/mean": 0.1}))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl of its own beside a run on verl"):
+        adopt(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == own
+    with pytest.raises(ValueError, match=r"holds metrics\.jsonl of another run.*--out"):
+        check_free(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    check_free(tmp_path)
+    adopt(tmp_path)
+    adopt(tmp_path)  # its own it may replace
+    check_free(tmp_path)
+    assert read_run(tmp_path).series("reward", "optimize") == ([1], [0.1])
 
 
 def _names(row: str) -> list[str]:

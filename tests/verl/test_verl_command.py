@@ -19,12 +19,19 @@ RECIPES = [
     "gsm8k/rhomath-1.1b-sapo",
     "math/deepseekmath-7b-sapo",
 ]
+TEXT = ["data.template=null"]  # rows for verl hold the prompt as the model reads it
+CHANGES = {
+    "gsm8k/rhomath-1.1b-sapo": TEXT,
+    "math/deepseekmath-7b-sapo": TEXT,
+    "geo3k/qwen2.5-vl-3b-grpo": ["algorithm.kl=0"],  # its k3 has no clamp, and verl's has
+}
 
 
 def test_verl_accepts_every_translated_recipe_and_no_line_departs(tmp_path: Path) -> None:
     """The whole configuration is composed and our trainers are made from it, as verl does."""
     cases = {
-        name: arguments(translate(load_recipe(name), tmp_path).settings) for name in RECIPES
+        name: arguments(translate(load_recipe(name, CHANGES.get(name, [])), tmp_path).settings)
+        for name in RECIPES
     } | {
         "authors": arguments(
             translate(load_recipe(RECIPES[0], ["algorithm=sapo_authors"]), tmp_path).settings

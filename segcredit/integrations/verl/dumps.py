@@ -1,6 +1,7 @@
 """verl's dumps of rollouts and metrics as a run folder of ours, for reports and analyses."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from segcredit.runlog.rollouts import write_rollouts
 
 METRICS, ROLLOUTS = Path("verl", "metrics.jsonl"), Path("verl", "rollouts")
 """Where in a run's folder verl writes them."""
+ADOPTED = Path("verl", "adopted")
+"""Says that the folder's own metrics.jsonl and rollouts were made from verl's, and may be again."""
 TOKENS = "segment_tokens"
 """The column that our trainer adds to verl's rows."""
+REWARD = "critic/score/mean"
+"""In verl's line of every step, and of nothing else."""
 NAMES = {
-    "critic/score/mean": "reward",
+    REWARD: "reward",
     "actor/entropy": "entropy",
     "response_length/mean": "response_length",
     "response_length/clip_ratio": "truncated",
@@ -56,35 +61,68 @@ def _short(x: Tensor) -> list[float]:
     return [float(f"{v:.6g}") for v in x.float().tolist()]
 
 
-def make_room(log: Path, resumed: bool) -> None:
-    """Before verl opens its log of metrics, which it empties: keep that of the run's first part."""
+def make_room(log: Path) -> None:
+    """Before verl opens its log of metrics, which it empties: keep what an earlier start wrote."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    if resumed and log.exists():
-        number = len(list(log.parent.glob(f"{log.stem}-*{log.suffix}"))) + 1
+    if log.exists() and log.stat().st_size:
+        number = max(_parts(log), default=0) + 1
         log.rename(log.with_name(f"{log.stem}-{number:03d}{log.suffix}"))
 
 
-def logged(folder: Path) -> list[dict[str, Any]]:
-    """Every line of verl's logs, those of earlier parts of the run first."""
+def _parts(log: Path) -> dict[int, Path]:
+    """Logs of earlier starts by their number."""
+    pattern = re.compile(rf"{re.escape(log.stem)}-(\d+){re.escape(log.suffix)}")
+    found = {pattern.fullmatch(path.name): path for path in log.parent.glob(f"{log.stem}-*")}
+    return {int(match[1]): path for match, path in found.items() if match is not None}
+
+
+def logged(folder: Path) -> list[list[dict[str, Any]]]:
+    """The lines of verl's logs, one list for each time that the run was started, in order."""
     log = folder / METRICS
-    earlier = sorted(log.parent.glob(f"{log.stem}-*{log.suffix}"))
-    return [row for path in (*earlier, log) if path.exists() for row in read_lines(path)]
+    earlier = [path for _, path in sorted(_parts(log).items())]
+    return [read_lines(path) for path in (*earlier, log) if path.exists()]
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds a run of segcredit train: verl's would take its place."""
+    if (folder / "metrics.jsonl").exists() and not (folder / ADOPTED).exists():
+        raise ValueError(
+            f"{folder} holds metrics.jsonl of another run, which a run on verl would replace. "
+            f"Choose another folder with --out, or move that file away."
+        )
 
 
 def adopt(folder: Path) -> None:
-    """Write what verl wrote so far in our format beside it; again each time it is asked for."""
-    if lines := logged(folder):
-        with replacing(folder / "metrics.jsonl") as file:
-            for row in metric_rows(lines):
-                file.write(to_line(row))
+    """Write what verl wrote so far in our format beside it; again each time it is asked for.
+
+    Metrics and rollouts that something else wrote are never replaced.
+    """
+    if not (starts := logged(folder)) and not (folder / ROLLOUTS).is_dir():
+        return
+    if (folder / "metrics.jsonl").exists() and not (folder / ADOPTED).exists():
+        raise ValueError(
+            f"{folder} holds metrics.jsonl of its own beside a run on verl (verl/), so it is "
+            f"unclear which of the two to show. Move {folder / 'verl'} away to see the former, or "
+            f"metrics.jsonl and rollouts to see the latter."
+        )
+    (folder / ADOPTED).touch()
+    with replacing(folder / "metrics.jsonl") as file:
+        for row in metric_rows(starts):
+            file.write(to_line(row))
     (folder / "rollouts").mkdir(exist_ok=True)
     for step, rows in recorded(folder / ROLLOUTS).items():
         write_rollouts(folder / "rollouts", step, map(response_row, rows))
 
 
-def metric_rows(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One line per step, and one per validation; of a step that was done again the later one."""
-    by_step = {int(line["step"]): line["data"] for line in lines}
+def metric_rows(starts: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """One line per step, and one per validation; a later start replaces the steps it did again."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for lines in starts:
+        said = [(int(x["step"]), x["data"]) for x in lines if _is_logged(x)]
+        again = min((step for step, data in said if REWARD in data), default=None)
+        by_step = {k: x for k, x in by_step.items() if again is None or k < again}
+        for step, data in said:  # a resumed run validates at its checkpoint's step once more
+            by_step[step] = {**by_step.get(step, {}), **data}
     for step, data in sorted(by_step.items()):
         scores = [
             value for key, value in data.items() if key.startswith("val-core/") and "/mean@" in key
@@ -99,10 +137,17 @@ def metric_rows(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {"step": step, "stage": stage, **rest}
 
 
+def _is_logged(line: Mapping[str, Any]) -> bool:
+    """Whether a line is one that verl's logger writes."""
+    step = line.get("step")
+    return isinstance(step, int) and isinstance(line.get("data"), dict)
+
+
 def recorded(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """step → verl's rows with tokens; in a run that has none, a few of every step as they are."""
     found, few = {}, {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
+    paths = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
+    for path in sorted(paths, key=lambda path: int(path.stem)):
         rows = read_lines(path)  # one step at a time: a long run's dumps would fill the memory
         few[int(path.stem)] = rows[:16]
         if with_tokens := [row for row in rows if row.get(TOKENS)]:

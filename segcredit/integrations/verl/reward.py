@@ -7,6 +7,8 @@ from typing import Any
 from segcredit.rewards import make_reward
 from segcredit.types import Prompt, Response, RewardFn
 
+NUM_TOKENS, TRUNCATED = "segcredit_num_tokens", "segcredit_truncated"
+"""Under which our reward manager adds to a row's extra_info what verl's does not say."""
 _made: dict[str, RewardFn] = {}
 _lock = threading.Lock()  # verl asks from several threads; a grader's workers serve one at a time
 
@@ -20,8 +22,25 @@ def compute_score(
     max_tokens: int = 0,
     **_: Any,
 ) -> dict[str, Any]:
-    """verl's signature. ``reward`` is a recipe's: a name, or a name with settings."""
+    """Grade one response, in verl's signature.
+
+    Args:
+        data_source: The row's.
+        solution_str: The response's text.
+        ground_truth: The row's answer.
+        extra_info: The row's, with the response's length from our reward manager.
+        reward: A recipe's: a name, or a name with settings.
+        max_tokens: Length limit of a response.
+    """
     extra = dict(extra_info or {})
+    num_tokens, truncated = extra.pop(NUM_TOKENS, None), extra.pop(TRUNCATED, None)
+    if num_tokens is None or truncated is None:
+        raise ValueError(
+            "rewards may depend on a response's length, which verl's own reward manager does not "
+            "pass on. Set reward.reward_manager.source=importlib "
+            "reward.reward_manager.name=CountingRewardManager reward.reward_manager.module.path="
+            "pkg://segcredit.integrations.verl.reward_manager, as segcredit verl does."
+        )
     question = str(extra.get("question") or "")
     prompt = Prompt(
         id=f"{data_source}-{extra.get('index', '')}",
@@ -29,14 +48,12 @@ def compute_score(
         answer=None if ground_truth is None else str(ground_truth),
         columns={"data_source": data_source, **extra},
     )
-    response = Response(prompt, solution_str, 0, False, max_tokens)
+    response = Response(prompt, solution_str, int(num_tokens), bool(truncated), max_tokens)
     with _lock:
         (found,) = _grader(reward)([response])
-    return {
-        "score": found.value,
-        "acc": found.value if found.correct is None else float(found.correct),
-        "reason": found.reason,
-    }
+    told = {"score": found.value, "reason": found.reason}
+    # without it verl validates by the reward: no accuracy is made up
+    return told if found.correct is None else {**told, "acc": float(found.correct)}
 
 
 def _grader(spec: str | Mapping[str, Any]) -> RewardFn:

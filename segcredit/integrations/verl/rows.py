@@ -6,6 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+FORMATS = (".parquet", ".json", ".jsonl")
+"""Files of rows that verl reads."""
+
 
 def is_verls(path: Path) -> bool:
     """Parquet or JSON lines with messages in ``prompt`` and a ground truth."""

@@ -74,7 +74,7 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; a worker's death becomes one message that says how to go on."""
         if log := os.environ.get("VERL_FILE_LOGGER_PATH"):
-            make_room(Path(log), resumed=self.global_steps > 0)
+            make_room(Path(log))
         try:
             super().fit(agent_loop_manager)
         except Exception as error:

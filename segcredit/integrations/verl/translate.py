@@ -1,24 +1,42 @@
-"""A recipe of ours as settings of verl: the same run, said in its words."""
+"""A recipe of ours as settings of verl: the same run, said in its words.
+
+Nothing is dropped in silence. A setting arrives in verl's configuration, or it is refused, or it
+changes neither what is learned nor how and stands in ``NO_COUNTERPART``.
+"""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from segcredit.algorithms import make_algorithm
+import torch
+
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
-from segcredit.algorithms.objective import BoundaryMSE, Clipped, LossKL, ResponseMean
+from segcredit.algorithms.objective import (
+    BoundaryMSE,
+    Clipped,
+    LossKL,
+    MicroBatchTokenMean,
+    ResponseMean,
+    TokenMean,
+)
 from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.algorithms.ratio import TokenRatio
 from segcredit.config import Optimize, PretrainCritic, Recipe
+from segcredit.config.recipe import algorithm_of
 from segcredit.integrations.verl import reward as reward_module
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
-from segcredit.integrations.verl.rows import is_verls
+from segcredit.integrations.verl.rows import FORMATS, is_verls
 from segcredit.integrations.verl.settings import (
     METHODS,
     NO_CLIP,
     NO_VALUES,
+    VerlKeys,
     asks_the_critic,
+    method,
+    parse,
 )
 from segcredit.partition import PARTITIONS, Partition, Token, settings_of
 
@@ -27,8 +45,36 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 """By which verl is told where its log of metrics goes; in the environment of its driver."""
-PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
-"""Text that hydra reads as it stands."""
+PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_/][A-Za-z0-9_./-]*")
+"""Text that hydra reads as it stands, and as text: neither a number nor a word of its grammar."""
+PROMPT_TOKENS = 1024
+"""verl needs a limit on prompts; this one is taken where the recipe has none."""
+GROUP_EPS = 1e-6
+"""What verl's GRPO adds to the standard deviation; it has no key for another value."""
+LOG_RATIO_LIMIT = 20.0
+"""verl clamps each token's log-ratio at ± this; it has no key for another value."""
+KL_LIMIT = 10.0
+"""verl clamps k3 there; it has no key for another value, or none."""
+
+_TINY = "it is a size of model.tiny, and verl trains checkpoints"
+NO_COUNTERPART: Mapping[str, str] = {
+    "threads": "set OMP_NUM_THREADS where Ray starts",
+    "model.hidden": _TINY,
+    "model.layers": _TINY,
+    "model.heads": _TINY,
+    "model.kv_heads": _TINY,
+    "model.vision_layers": _TINY,
+    "model.compile": "it changes speed alone, and verl compiles on its own terms",
+    "model.device": "--nodes and --gpus place the workers",
+    "data.size": "it counts the prompts of a world, and verl reads files",
+    "rollout.rows": "it changes speed and memory alone, and verl's engine batches by itself",
+    "rollout.engine": "--rollout chooses verl's engine",
+    "rollout.graphs": "it changes the speed of rollout.engine=hf alone",
+    "rollout.prefixes": "no method that runs on verl continues responses",
+    "memory.shard": "verl always shards weights, gradients and optimizer (FSDP2)",
+    "evaluation.watch": "verl keeps no held-out responses token by token",
+}
+"""Settings that verl has no word for and that change no result: said where a recipe sets one."""
 
 Settings = dict[str, Any]
 
@@ -54,14 +100,31 @@ class Translated:
     notes: tuple[str, ...] = ()
 
 
-def translate(recipe: Recipe, folder: Path, machines: Machines | None = None) -> Translated:
-    """verl's settings for the recipe; ``folder`` is where the run is kept."""
+def translate(
+    recipe: Recipe,
+    folder: Path,
+    machines: Machines | None = None,
+    accept_departures: bool = False,
+) -> Translated:
+    """Translate the recipe into verl's settings.
+
+    Args:
+        recipe: The run.
+        folder: Where the run is kept.
+        machines: Where verl runs.
+        accept_departures: Run verl's own form of a group method where it differs from the
+            recipe's; the differences are then among the notes. Without it they are refused.
+    """
     machines = machines or Machines()
-    problems, notes = _problems(recipe, machines), _notes(recipe)
+    problems = _problems(recipe, machines)
+    departures = _group_departures(recipe)
+    if not accept_departures:
+        hint = "To run verl's own form of the method all the same, add --accept-departures"
+        problems += [*departures, hint] if departures else []
     if problems:
         raise ValueError("\n".join(problems))
     parts = (
-        _algorithm(recipe),
+        _algorithm(_name(recipe), recipe.make_algorithm()),
         _data(recipe),
         _models(recipe),
         _sizes(recipe),
@@ -73,60 +136,145 @@ def translate(recipe: Recipe, folder: Path, machines: Machines | None = None) ->
     settings: Settings = {}
     for part in parts:
         settings |= part
+    notes = [*_notes(recipe, machines), *(f"accepted: {x}" for x in departures)]
     return Translated(settings, tuple(notes))
 
 
 def _problems(recipe: Recipe, machines: Machines) -> list[str]:
-    found = []
-    if recipe.model.path is None:
-        found.append("verl trains checkpoints: set model.path to a folder or hub id")
-    if not recipe.data.train:
-        found.append("verl reads files of rows: set data.train, and data.test for evaluation")
-    if recipe.data.suffix is not None:
-        found.append(
-            "data.suffix is joined to prompts by our reader, not by verl's: write it into the "
-            "rows (segcredit prepare does) and remove data.suffix"
+    """Every reason why the run cannot be the same on verl, with the setting's name."""
+    return [
+        *_model_problems(recipe),
+        *_data_problems(recipe),
+        *_stage_problems(recipe),
+        *_size_problems(recipe, machines),
+        *_optimizer_problems(recipe),
+        *_method_problems(recipe),
+    ]
+
+
+def _model_problems(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    if model.path is None:
+        yield (
+            f"model.tiny: verl trains checkpoints; got {model.tiny}. Set model.path to a folder "
+            f"or hub id"
         )
-    for name in (*recipe.data.train, *recipe.data.test):
-        if (path := Path(name)).is_file() and not is_verls(path):
-            found.append(
-                f"{name} holds rows that verl cannot read: it wants prompt as a list of messages, "
-                f"and reward_model.ground_truth. Type: segcredit prepare --help"
+    if model.freeze_vision:
+        yield (
+            "model.freeze_vision: verl has a key for it (freeze_vision_tower) that nothing in "
+            "verl 0.9.1 reads, so the vision tower would be trained. Set it to false, or use "
+            "segcredit train"
+        )
+    if model.critic is not None:
+        yield (
+            "model.critic: on verl the critic begins at the policy's weights. Remove it, or use "
+            "segcredit train"
+        )
+    if model.lora is not None:
+        yield (
+            "model.lora is not carried over to verl: there all weights would be trained, at the "
+            "learning rates of adapters. Set model.lora=null and the rates of full training, or "
+            "use segcredit train"
+        )
+
+
+def _data_problems(recipe: Recipe) -> Iterator[str]:
+    data = recipe.data
+    if data.world is not None:
+        yield ("data.world: verl reads files of rows. Set data.train, and data.test for evaluation")
+    for key in ("suffix", "template"):
+        if getattr(data, key) is not None:
+            yield (
+                f"data.{key} is applied by our reader; verl puts the rows as they are through "
+                f"the model's chat template. Write it into the rows (segcredit prepare does) or "
+                f"into the model's chat template (--verl "
+                f"actor_rollout_ref.model.custom_chat_template=…), then set data.{key}=null"
             )
+    for key, names in (("train", data.train), ("test", data.test)):
+        for name in names:
+            path = Path(name)
+            if path.suffix not in FORMATS:
+                yield (
+                    f"data.{key}: verl reads files ({', '.join(FORMATS)}); got {name}. Download "
+                    f"it first (segcredit prepare --help)"
+                )
+            elif path.is_file() and not is_verls(path):
+                yield (
+                    f"{name} holds rows that verl cannot read: it wants prompt as a list of "
+                    f"messages, and reward_model.ground_truth. Type: segcredit prepare --help"
+                )
+
+
+def _stage_problems(recipe: Recipe) -> Iterator[str]:
     for stage in recipe.stages:
         if not isinstance(stage, PretrainCritic | Optimize):
-            found.append(f"verl has no {stage.kind} stage: do it with segcredit train first")
+            yield f"verl has no {stage.kind} stage: do it with segcredit train first"
         elif isinstance(stage, PretrainCritic):
-            found += _pretraining_problems(stage, recipe)
+            yield from _pretraining_problems(stage, recipe)
     kinds = [stage.kind for stage in recipe.stages]
     if kinds not in (["optimize"], ["pretrain_critic", "optimize"]):
-        found.append(
-            f"verl runs critic pretraining, then optimisation; got stages {', '.join(kinds)}"
-        )
-    rows = recipe.rollout.prompts
-    if rows % recipe.update.minibatches:
-        found.append(
+        yield f"verl runs critic pretraining, then optimization; got stages {', '.join(kinds)}"
+
+
+def _size_problems(recipe: Recipe, machines: Machines) -> Iterator[str]:
+    rollout, update = recipe.rollout, recipe.update
+    rows = rollout.prompts
+    if rows % update.minibatches:
+        yield (
             f"verl's mini-batches are equal: {rows} prompts do not split into "
-            f"{recipe.update.minibatches}. Change rollout.prompts or update.minibatches"
+            f"{update.minibatches}. Change rollout.prompts or update.minibatches"
         )
     workers = machines.nodes * machines.gpus
-    size = rows // recipe.update.minibatches * recipe.rollout.samples
+    size = rows // update.minibatches * rollout.samples
     if size % workers:
-        found.append(
+        yield (
             f"a mini-batch of {size} responses does not split over {workers} GPUs. "
             f"Change update.minibatches, --nodes or --gpus"
         )
-    name = _name(recipe)
-    if name not in (*METHODS, "grpo", "rloo"):
-        found.append(
-            f"{name} does not run on verl through this plugin; those that do: "
-            f"{', '.join((*METHODS, 'grpo', 'rloo'))}"
+    longest = _prompt_tokens(recipe) + rollout.max_tokens
+    if update.tokens_per_micro < longest:
+        yield (
+            f"update.tokens_per_micro: verl stops at a prompt and response longer than it, and "
+            f"they may take {longest} tokens (data.max_prompt_tokens + rollout.max_tokens); got "
+            f"{update.tokens_per_micro}. Set it to {longest} or more"
         )
-    elif name in METHODS:
-        found += _untold(name, recipe.make_algorithm())
-    if recipe.optimizer.schedule == "linear":
-        found.append("verl has no linear schedule: set optimizer.schedule to constant or cosine")
-    return found
+    if rollout.tree is not None:
+        yield "rollout.tree: verl draws whole responses. Remove it, or use segcredit train"
+    if rollout.old_logp == "sampler":
+        yield (
+            "rollout.old_logp: on verl the trained model computes log π_old and entropies; got "
+            "sampler. Set it to recompute"
+        )
+
+
+def _optimizer_problems(recipe: Recipe) -> Iterator[str]:
+    given = recipe.optimizer
+    if given.kind != "adamw":
+        yield (
+            f"optimizer.kind: verl divides the moments among the workers, which 8-bit ones do not "
+            f"allow; got {given.kind}. Set it to adamw"
+        )
+    if given.schedule == "linear":
+        yield "verl has no linear schedule: set optimizer.schedule to constant or cosine"
+    if any(isinstance(x, PretrainCritic) for x in recipe.stages) and (
+        given.schedule != "constant" or given.warmup_steps
+    ):
+        yield (
+            "verl has one schedule for critic pretraining and optimization together: set "
+            "optimizer.schedule=constant and optimizer.warmup_steps=0"
+        )
+
+
+def _method_problems(recipe: Recipe) -> Iterator[str]:
+    """A method must be the plugin's, or one of verl's group methods in our words."""
+    name, made = _name(recipe), recipe.make_algorithm()
+    if name in METHODS:
+        yield from _segment_problems(recipe)
+    elif not _is_group_method(made):
+        yield (
+            f"algorithm: {name} does not run on verl. Those that do: {', '.join(METHODS)}, and "
+            f"the forms of GRPO and RLOO that verl has itself (grpo, grpo_verl, rloo)"
+        )
 
 
 def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
@@ -149,41 +297,174 @@ def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
     return found
 
 
-def _untold(name: str, made: object) -> list[str]:
-    """Settings of the method for which neither verl nor the plugin has a word."""
-    usual = make_algorithm(name)
-    assert isinstance(made, PolicyGradient)
-    assert isinstance(usual, PolicyGradient)
+def _segment_problems(recipe: Recipe) -> Iterator[str]:
+    """Settings of the method that neither verl nor the plugin has a key for.
+
+    Each is tried alone: the method that the plugin would make of verl's settings must be the
+    recipe's. So a setting that is new, and that nobody translated, is refused.
+    """
+    if asks_the_critic(_policy_gradient(recipe.make_algorithm())):
+        yield f"algorithm.partition: {NO_VALUES}"
+        return
+    name, given = _name(recipe), recipe.algorithm
+    for key, value in ({} if isinstance(given, str) else given).items():
+        if key != "name" and not _arrives(name, algorithm_of({"name": name, key: value})):
+            yield f"algorithm.{key} cannot be said to verl: remove it, or use segcredit train"
+
+
+def _arrives(name: str, wanted: object) -> bool:
+    """Whether the plugin makes the same method of verl's settings, averages and KL apart."""
+    made = _policy_gradient(wanted)
+    if _average(made.reduce) is None:
+        return False
+    settings = _algorithm(name, made)
+    head = "+segment."
+    section: dict[str, Any] = {"partition": {}}
+    for key, value in settings.items():
+        if key.startswith(f"{head}partition."):
+            section["partition"][key.removeprefix(f"{head}partition.")] = value
+        elif key.startswith(head):
+            section[key.removeprefix(head)] = value
+    section["partition"] = section["partition"] or None
+    found = method(parse(section), VerlKeys.from_settings(settings))
+    return _without_averages(found) == _without_averages(made)
+
+
+def _without_averages(made: PolicyGradient) -> PolicyGradient:
     assert made.critic is not None
-    assert usual.critic is not None
-    assert isinstance(made.credit, GAE)
-    assert isinstance(usual.credit, GAE)
-    parts = {
-        "value_at": made.credit.value_at == usual.credit.value_at,
-        "whiten and algorithm.clamp": made.adjust == usual.adjust,
-        "value_everywhere": made.critic.everywhere == usual.critic.everywhere,
-    }
+    critic = replace(made.critic, reduce=ResponseMean())
+    return replace(made, reduce=ResponseMean(), critic=critic, kl=None)
+
+
+def _is_group_method(made: object) -> bool:
+    """Whether verl's GRPO or RLOO can stand for it, departures apart."""
+    if not isinstance(made, PolicyGradient) or type(made.surrogate) is not Clipped:
+        return False
+    if isinstance(made.credit, GroupZScore):
+        return isinstance(made.ratio, TokenRatio)
+    return isinstance(made.credit, LeaveOneOut)
+
+
+def _group_departures(recipe: Recipe) -> list[str]:
+    """Where verl's own GRPO or RLOO is not the recipe's; to be refused, or accepted knowingly."""
+    made = recipe.make_algorithm()
+    if _name(recipe) in METHODS or not _is_group_method(made):
+        return []
+    return list(_departures_of(_name(recipe), _policy_gradient(made)))
+
+
+def _departures_of(name: str, made: PolicyGradient) -> Iterator[str]:
+    credit = made.credit
+    if isinstance(credit, GroupZScore):
+        if credit.std == "population":
+            yield (
+                "algorithm.std: verl's GRPO divides by the sample standard deviation or by "
+                "nothing; got population. Set it to sample or none"
+            )
+        if credit.std != "none" and credit.eps != GROUP_EPS:
+            yield (
+                f"algorithm.eps: verl's GRPO adds {GROUP_EPS:g} to the standard deviation; got "
+                f"{credit.eps:g}. Set it to {GROUP_EPS:g}"
+            )
+    if isinstance(made.ratio, TokenRatio):
+        if made.ratio.limit not in (None, LOG_RATIO_LIMIT):
+            yield (
+                f"algorithm.limit: verl clamps each token's log-ratio at {LOG_RATIO_LIMIT:g}; got "
+                f"{made.ratio.limit:g}. Set it to {LOG_RATIO_LIMIT:g}"
+            )
+    else:
+        yield (
+            f"algorithm: verl clips the ratio of each token, {name} that of the whole response. "
+            f"Use segcredit train, or verl's own form"
+        )
+    if made.adjust or made.adjust_minibatch or made.only is not None:
+        yield (
+            f"algorithm: {name} whitens, limits or masks advantages, and verl's group methods do "
+            f"not. Take grpo_verl, or use segcredit train"
+        )
+    if _average(made.reduce) is None:
+        yield f"algorithm.reduce: verl averages over tokens or responses; got {made.reduce!r}"
+    for term in made.terms:
+        if not isinstance(term, LossKL):
+            yield f"algorithm: verl has no loss term {term.name}. Use segcredit train"
+            continue
+        if not _is_verls_k3(term):
+            yield (
+                f"algorithm.kl: verl's KL loss is k3 clamped at {KL_LIMIT:g}, and {name} as set "
+                f"here has another estimate. Take grpo_verl, set algorithm.kl_clamp={KL_LIMIT:g} "
+                f"where the method has it, or algorithm.kl=0"
+            )
+        if _average(term.reduce) != _average(made.reduce):
+            yield (
+                f"algorithm.kl: verl averages the KL loss as the policy loss; got {term.reduce!r} "
+                f"beside {made.reduce!r}. Take grpo_verl, or algorithm.kl=0"
+            )
+
+
+def _is_verls_k3(term: LossKL) -> bool:
+    """Whether the estimate equals verl's: min(exp(x) − x − 1, 10) with x = log π_ref − log π."""
+    x = torch.tensor([[-30.0, -15.0, -3.0, -0.1, 0.0, 0.2, 2.0, 2.5, 3.0, 5.0]])
+    verls = (x.clamp(-20, 20).exp() - x.clamp(-20, 20) - 1).clamp(max=KL_LIMIT)
+    return torch.allclose(term.estimator(torch.zeros_like(x), x), verls)
+
+
+def _notes(recipe: Recipe, machines: Machines) -> list[str]:
+    """What is different on verl without being wrong, one sentence each."""
     found = [
-        f"algorithm.{key} cannot be said to verl: remove it, or use segcredit train"
-        for key, same in parts.items()
-        if not same
+        f"{key} has no effect on verl: {reason}"
+        for key, reason in NO_COUNTERPART.items()
+        if _value(recipe, key) != _default(key)
     ]
-    return found + ([f"algorithm.partition: {NO_VALUES}"] if asks_the_critic(made) else [])
-
-
-def _notes(recipe: Recipe) -> list[str]:
-    found = []
-    if recipe.optimizer.weight_decay:
+    optimizer, evaluation, save = recipe.optimizer, recipe.evaluation, recipe.save
+    if optimizer.weight_decay:
         found.append("verl decays norms and biases too; segcredit train decays matrices alone")
-    if recipe.model.freeze_vision:
-        found.append("freeze_vision depends on verl's engine: check that it honours it")
-    if recipe.model.critic is not None:
-        found.append("model.critic stays behind: verl's critic begins at the policy's weights")
-    if recipe.evaluation.greedy and recipe.evaluation.samples:
-        found.append("verl validates greedily or by sampling, not both: sampling is chosen")
-    if recipe.optimizer.eps != 1e-8:
-        found.append("optimizer.eps is torch's default in verl")
+    if optimizer.warmup_steps:
+        found.append(
+            "optimizer.warmup_steps: verl's rate is 0 in the first step and s / warmup_steps in "
+            "step s; segcredit train's is (s + 1) / (warmup_steps + 1)"
+        )
+    if recipe.data.max_prompt_tokens is None:
+        found.append(
+            f"data.max_prompt_tokens is not set, and verl needs a limit: {PROMPT_TOKENS} is taken"
+        )
+    if not recipe.data.test:
+        found.append("data.test is empty: verl does not validate")
+    elif evaluation.greedy:
+        found.append(
+            "evaluation.greedy: verl validates greedily or by sampling, not both, and samples here"
+        )
+    if recipe.memory.offload_optimizer == "stream":
+        found.append(
+            "memory.offload_optimizer=stream: verl brings the optimizer back whole, as with true"
+        )
+    if recipe.rollout.engine == "vllm" != machines.rollout:
+        found.append(f"rollout.vllm has no effect with --rollout {machines.rollout}")
+    if not isinstance(_policy_gradient(recipe.make_algorithm()).credit, GAE) and (
+        save.rollouts_every
+    ):
+        found.append(
+            "save.rollouts_every, save.rollouts: verl's own trainer writes every response of "
+            "every step; 0 writes none"
+        )
     return found
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    return reduce(getattr, key.split("."), recipe)
+
+
+def _default(key: str) -> Any:
+    """A setting's default, by the classes of the recipe."""
+    kind: Any = Recipe
+    *path, last = key.split(".")
+    for part in path:
+        kind = kind.model_fields[part].annotation
+    return kind.model_fields[last].default
+
+
+def _policy_gradient(made: object) -> PolicyGradient:
+    assert isinstance(made, PolicyGradient)
+    return made
 
 
 def _name(recipe: Recipe) -> str:
@@ -191,9 +472,8 @@ def _name(recipe: Recipe) -> str:
     return given if isinstance(given, str) else str(given["name"])
 
 
-def _algorithm(recipe: Recipe) -> Settings:
-    made = recipe.make_algorithm()
-    assert isinstance(made, PolicyGradient)
+def _algorithm(name: str, algorithm: object) -> Settings:
+    made = _policy_gradient(algorithm)
     surrogate = made.surrogate
     assert isinstance(surrogate, Clipped)
     settings: Settings = {
@@ -203,12 +483,13 @@ def _algorithm(recipe: Recipe) -> Settings:
         f"{ACTOR}.clip_ratio_c": surrogate.dual or NO_CLIP,
         f"{ACTOR}.loss_agg_mode": _average(made.reduce),
         f"{ACTOR}.entropy_coeff": 0,
+        f"{ACTOR}.use_kl_loss": False,
         "algorithm.use_kl_in_reward": made.kl is not None,
     }
     if made.kl is not None:
         settings |= {"algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.kl_coef": made.kl.coef}
     if isinstance(made.credit, GAE):
-        return settings | _segment(_name(recipe), made, made.credit, made.critic)
+        return settings | _segment(name, made, made.credit, made.critic)
     return settings | _group(made)
 
 
@@ -242,7 +523,7 @@ def _group(made: PolicyGradient) -> Settings:
     if isinstance(made.credit, GroupZScore):
         settings |= {
             "algorithm.adv_estimator": "grpo",
-            "algorithm.norm_adv_by_std_in_grpo": made.credit.std is not None,
+            "algorithm.norm_adv_by_std_in_grpo": made.credit.std != "none",
         }
     else:
         assert isinstance(made.credit, LeaveOneOut)
@@ -257,8 +538,12 @@ def _group(made: PolicyGradient) -> Settings:
     return settings
 
 
-def _average(reduce: object) -> str:
-    return "seq-mean-token-mean" if isinstance(reduce, ResponseMean) else "token-mean"
+def _average(average: object) -> str | None:
+    """verl's name of it; None: verl has none."""
+    if isinstance(average, ResponseMean):
+        return "seq-mean-token-mean"
+    # verl has given up means per micro-batch since the authors forked it
+    return "token-mean" if isinstance(average, TokenMean | MicroBatchTokenMean) else None
 
 
 def _data(recipe: Recipe) -> Settings:
@@ -267,7 +552,7 @@ def _data(recipe: Recipe) -> Settings:
         "data.train_files": _files(recipe.data.train),
         "data.val_files": _files(test),
         "data.train_batch_size": recipe.rollout.prompts,
-        "data.max_prompt_length": recipe.data.max_prompt_tokens or 1024,
+        "data.max_prompt_length": _prompt_tokens(recipe),
         "data.max_response_length": recipe.rollout.max_tokens,
         "data.truncation": "error",
         "data.filter_overlong_prompts": recipe.data.skip_bad_rows,
@@ -275,7 +560,15 @@ def _data(recipe: Recipe) -> Settings:
         "reward.custom_reward_function.path": reward_module.__file__,
         "reward.custom_reward_function.name": "compute_score",
         "+reward.custom_reward_function.reward_kwargs.reward": _reward(recipe.reward),
+        "+reward.custom_reward_function.reward_kwargs.max_tokens": recipe.rollout.max_tokens,
+        "reward.reward_manager.source": "importlib",
+        "reward.reward_manager.name": "CountingRewardManager",
+        "reward.reward_manager.module.path": "pkg://segcredit.integrations.verl.reward_manager",
     }
+
+
+def _prompt_tokens(recipe: Recipe) -> int:
+    return recipe.data.max_prompt_tokens or PROMPT_TOKENS
 
 
 def _reward(spec: str | Mapping[str, Any]) -> Any:
@@ -304,10 +597,9 @@ def _models(recipe: Recipe) -> Settings:
     settings |= {f"{ACTOR}.strategy": "fsdp2", "critic.strategy": "fsdp2"}
     for engine in engines:
         if engine != f"{REF}.fsdp_config":
-            settings[f"{engine}.optimizer_offload"] = memory.offload_optimizer
+            settings[f"{engine}.optimizer_offload"] = bool(memory.offload_optimizer)
         if model.dtype == "float32":
             settings[f"+{engine}.mixed_precision"] = FLOAT32
-    settings[f"{ACTOR}.freeze_vision_tower"] = model.freeze_vision
     if model.dtype == "float32":
         settings[f"{ROLLOUT}.dtype"] = "float32"
     return settings
@@ -317,6 +609,7 @@ def _sizes(recipe: Recipe) -> Settings:
     rollout, update = recipe.rollout, recipe.update
     tokens = update.tokens_per_micro
     return {
+        **_mismatch(rollout.mismatch_cap),
         f"{ROLLOUT}.n": rollout.samples,
         f"{ROLLOUT}.temperature": rollout.temperature,
         f"{ROLLOUT}.seed": recipe.seed,
@@ -333,6 +626,17 @@ def _sizes(recipe: Recipe) -> Settings:
     }
 
 
+def _mismatch(cap: float | None) -> Settings:
+    """Truncated importance weights per token, which verl multiplies into the policy loss."""
+    if cap is None:
+        return {}
+    return {
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": cap,
+        f"{ROLLOUT}.calculate_log_probs": True,
+    }
+
+
 def _optimizers(recipe: Recipe) -> Settings:
     given = recipe.optimizer
     settings: Settings = {}
@@ -345,6 +649,7 @@ def _optimizers(recipe: Recipe) -> Settings:
             f"{key}.lr_warmup_steps": given.warmup_steps,
             f"{key}.lr_scheduler_type": given.schedule,
             f"{key}.min_lr_ratio": given.min_lr_ratio,
+            f"+{key}.override_optimizer_config.eps": given.eps,
         }
     return settings
 
@@ -352,16 +657,18 @@ def _optimizers(recipe: Recipe) -> Settings:
 def _stages(recipe: Recipe, folder: Path) -> Settings:
     evaluation, save = recipe.evaluation, recipe.save
     pretraining = sum(x.steps for x in recipe.stages if isinstance(x, PretrainCritic))
-    sampled = evaluation.samples > 0
+    held_out = bool(recipe.data.test)
+    # 0: before and after alone, and verl validates after the last step if it does so at all
+    every = evaluation.every or recipe.total_steps
     settings: Settings = {
         "trainer.total_training_steps": recipe.total_steps,
         "trainer.total_epochs": 1_000_000,  # the number of steps decides
-        "trainer.test_freq": evaluation.every or -1,
-        "trainer.val_before_train": True,
-        f"{ROLLOUT}.val_kwargs.do_sample": sampled,
-        f"{ROLLOUT}.val_kwargs.n": evaluation.samples if sampled else 1,
-        f"{ROLLOUT}.val_kwargs.temperature": evaluation.temperature if sampled else 0,
-        f"{ROLLOUT}.val_kwargs.top_p": evaluation.top_p if sampled else 1.0,
+        "trainer.test_freq": every if held_out else -1,
+        "trainer.val_before_train": held_out,
+        f"{ROLLOUT}.val_kwargs.do_sample": True,
+        f"{ROLLOUT}.val_kwargs.n": evaluation.samples,
+        f"{ROLLOUT}.val_kwargs.temperature": evaluation.temperature,
+        f"{ROLLOUT}.val_kwargs.top_p": evaluation.top_p,
         "data.val_max_samples": evaluation.prompts,
         "trainer.save_freq": save.every,
         "trainer.max_actor_ckpt_to_keep": save.keep,
@@ -420,7 +727,9 @@ def _hydra(x: Any) -> str:
         return "null"
     if isinstance(x, bool | int | float):
         return str(x)
-    text = str(x)
+    text = str(x).replace("${", "\\${")  # no interpolation
     if PLAIN.fullmatch(text):
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # a backslash is itself, but before a quote
+    quoted = re.sub(r"(\\*)('|$)", lambda x: x[1] * 2 + ("\\'" if x[2] else ""), text)
+    return f"'{quoted}'"

@@ -1,0 +1,178 @@
+"""Every setting of every recipe that ``segcredit verl`` accepts: it arrives, is refused, or is
+listed as without a counterpart. ``tests/translations.py`` holds the table."""
+
+import inspect
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from translations import CASES, GROUP, GRPO, NOTES, SAPO, SEGMENT, SETTINGS, Case, leaves
+
+from segcredit.algorithms import ALGORITHMS
+from segcredit.config import load_recipe
+from segcredit.integrations.verl.reward import NUM_TOKENS, TRUNCATED, compute_score
+from segcredit.integrations.verl.settings import METHODS
+from segcredit.integrations.verl.translate import (
+    NO_COUNTERPART,
+    Machines,
+    Translated,
+    translate,
+)
+from segcredit.rewards import make_reward
+from segcredit.types import Prompt, Response
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "verl.md"
+FOLDER = Path("/runs/x")
+VERLS = {"algorithm.kl_ctrl.type": "fixed"}
+"""verl's own defaults that a case relies on; tests/verl sees the whole configuration."""
+
+
+def translated(case: Case) -> Translated:
+    return translate(load_recipe(case.recipe, case.changes), FOLDER, None, case.accept)
+
+
+def unchanged(case: Case) -> Translated:
+    """Of the same recipe before the change, with another method where a case sets one."""
+    method = [x for x in case.changes if re.fullmatch(r"algorithm=\w+", x)]
+    if not method or len(case.changes) == 1:
+        method = ["algorithm=sapo"] if case.recipe == SAPO else ["algorithm={name: grpo, kl: 0}"]
+    return translate(load_recipe(case.recipe, method), FOLDER)
+
+
+def plain(settings: dict[str, object]) -> dict[str, object]:
+    return {key.removeprefix("+"): x for key, x in settings.items()}
+
+
+def test_the_table_has_every_setting_of_the_recipe() -> None:
+    """Who adds a setting to the recipe's classes decides here what becomes of it on verl."""
+    assert sorted(leaves()) == sorted(SETTINGS)
+    assert NO_COUNTERPART.keys() == {key for key, x in SETTINGS.items() if x.unused}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_setting_arrives_or_is_refused_or_is_told(name: str) -> None:
+    case = CASES[name]
+    if case.refused is not None:
+        with pytest.raises(ValueError, match=case.refused):
+            translated(case)
+        return
+    found, before = translated(case), unchanged(case)
+    if case.unused:
+        assert f"{name} has no effect on verl: {NO_COUNTERPART[name]}" in found.notes
+        return
+    settings, others = plain(found.settings), plain(before.settings)
+    arrived = {key: settings.get(key, VERLS.get(key)) for key in case.arrives}
+    assert arrived == case.arrives
+    told = set(found.notes) - set(before.notes)
+    assert told or any(others.get(key, VERLS.get(key)) != x for key, x in arrived.items())
+
+
+@pytest.mark.parametrize("changes", NOTES)
+def test_what_verl_does_in_another_way_is_told(changes: tuple[str, ...]) -> None:
+    before, after = ({*translate(load_recipe(SAPO, x), FOLDER).notes} for x in ((), changes))
+    assert any(note.startswith(NOTES[changes]) for note in after - before)
+
+
+def test_every_method_is_accepted_with_all_its_settings_or_refused_by_name() -> None:
+    for name in ALGORITHMS:
+        if name in METHODS or name in GROUP:
+            continue  # one case for each setting, above
+        recipe = load_recipe(GRPO, [f"algorithm={name}"])
+        with pytest.raises(ValueError, match=rf"algorithm\S*: .*\b{name}\b"):
+            translate(recipe, FOLDER)
+
+
+def test_a_setting_that_nobody_translated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that gets a new setting: the plugin would make the method without it."""
+    make = ALGORITHMS["ppo"]
+
+    def ppo(limit: float | None = None, **settings: object) -> object:
+        from dataclasses import replace
+
+        made = make(**settings)
+        return replace(made, ratio=replace(made.ratio, limit=limit))
+
+    ppo.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*inspect.signature(make).parameters.values(), inspect.signature(ppo).parameters["limit"]]
+    )
+    monkeypatch.setitem(ALGORITHMS, "ppo", ppo)
+    translate(load_recipe(SAPO, ["algorithm={name: ppo, lam: 0.9}"]), FOLDER)
+    with pytest.raises(ValueError, match=r"algorithm\.limit cannot be said to verl"):
+        translate(load_recipe(SAPO, ["algorithm={name: ppo, limit: 20}"]), FOLDER)
+
+
+def test_departures_are_refused_with_how_to_accept_them() -> None:
+    for changes in (["algorithm=rloo"], ["algorithm={name: grpo, std: population}"]):
+        recipe = load_recipe(GRPO, changes)
+        with pytest.raises(ValueError, match="add --accept-departures"):
+            translate(recipe, FOLDER)
+        accepted = [
+            x for x in translate(recipe, FOLDER, accept_departures=True).notes if "acc" in x
+        ]
+        assert accepted
+        assert all(x.startswith("accepted: algorithm") for x in accepted)
+
+
+def test_vllms_share_has_no_effect_in_another_engine_and_that_is_told() -> None:
+    recipe = load_recipe(SAPO, ["rollout.engine=vllm", "rollout.vllm.memory=0.3"])
+    notes = translate(recipe, FOLDER, Machines(rollout="sglang")).notes
+    assert "rollout.vllm has no effect with --rollout sglang" in notes
+
+
+def test_verls_own_trainer_writes_every_response_and_that_is_told() -> None:
+    recipe = load_recipe(GRPO, ["algorithm={name: grpo, kl: 0}"])
+    assert any(x.startswith("save.rollouts_every") for x in translate(recipe, FOLDER).notes)
+
+
+@pytest.mark.parametrize("num_tokens", [100, 950, 999, 1000])
+def test_the_length_penalty_is_the_native_one(num_tokens: int) -> None:
+    """Well below the limit, near it, and at it."""
+    spec = {"name": "geo3k", "length_penalty": "authors"}
+    text = r"<think>2 + 2</think>\boxed{4}"
+    prompt = Prompt("p", (), answer="4")
+    reward = make_reward(spec)
+    (native,) = reward([Response(prompt, text, num_tokens, num_tokens == 1000, 1000)])
+    reward.close()
+    extra = {NUM_TOKENS: num_tokens, TRUNCATED: num_tokens == 1000}
+    found = compute_score("geo3k", text, "4", extra, reward=spec, max_tokens=1000)
+    assert found["score"] == native.value
+    assert found["score"] == pytest.approx({100: 1, 950: 0.95, 999: 0.601, 1000: 0.6}[num_tokens])
+    assert found["acc"] == 1.0
+
+
+def test_a_reward_without_the_responses_length_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"reward\.reward_manager\.name=CountingRewardManager"):
+        compute_score("x", r"\boxed{4}", "4", {}, reward="exact")
+
+
+def test_no_accuracy_is_made_up_for_a_function_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "half.py"
+    file.write_text(
+        "def half(completions, num_tokens, **_):\n    return [0.5 + n for n in num_tokens]\n"
+    )
+    extra = {NUM_TOKENS: 3, TRUNCATED: False}
+    found = compute_score("x", "y", "4", extra, reward=f"{file}:half")
+    assert found["score"] == 3.5
+    assert "acc" not in found
+
+
+def test_the_document_lists_every_setting_where_it_belongs() -> None:
+    text = DOCUMENT.read_text()
+    names = ("Arrives.", "Differs,", "Has no counterpart", "Is refused", "GRPO and RLOO are")
+    begin = [text.index(f"**{name}") for name in names]
+    tables = dict(zip(names, (text[x:y] for x, y in pairwise([*begin, len(text)])), strict=True))
+    for key, case in SETTINGS.items():
+        named = {key, key.rpartition(".")[0]}  # model.lora stands for all of its settings
+        if case.unused:
+            row = f"| `{key}` | {NO_COUNTERPART[key]} |"
+            assert row in tables["Has no counterpart"], key
+        elif case.refused is not None:
+            named |= {"warm_start"} if key.startswith("stages.warm_start") else set()
+            assert any(re.search(rf"`{x}\b", tables["Is refused"]) for x in named), key
+        elif case.arrives:
+            assert f"`{key}`" in tables["Arrives."], key
+        else:
+            assert f"`{key}`" in tables["Differs,"], key
+    for key in (*SEGMENT, *GROUP["grpo"]):
+        assert re.search(rf"`{key}\b", text[begin[0] :]), key
