@@ -358,7 +358,6 @@ GROUP: dict[str, dict[str, Case]] = {
     },
 }
 """The same for the forms of GRPO that verl computes itself."""
-GROUP = {name: cases for name, cases in GROUP.items() if name in ALGORITHMS}
 
 GROUP_VALUES = {
     "grpo.std=population": _not_group(
