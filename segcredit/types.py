@@ -236,6 +236,8 @@ class Batch:
     credit: Credit | None = None
     ratio_segments: Segments | None = None
     shares: Mapping[str, Tensor] = field(default_factory=dict)
+    weight: Float[Tensor, "B T"] | None = None
+    """Factor of each token's term of the policy loss, after every normalization; None: 1."""
     rows_per_item: int = 1
     """Neighbouring rows that must stay together (2 for preference pairs)."""
 
@@ -258,6 +260,7 @@ class Batch:
             if self.ratio_segments is None
             else self.ratio_segments.select(rows),
             shares={name: x[rows] for name, x in self.shares.items()},
+            weight=None if self.weight is None else self.weight[rows],
         )
 
     def share(self, term: str) -> Tensor:

@@ -379,11 +379,14 @@ class LossKL:
 
 @dataclass(frozen=True)
 class PositiveNLL:
-    """μ · NLL over the tokens of responses with a full reward (VAPO); 0 if there are none."""
+    """μ · NLL over the tokens of correct responses (VAPO); 0 if there are none.
+
+    Correct is what the reward says is correct (``Rollouts.correct``).
+    """
 
     coef: float
-    threshold: float = 1.0
-    """Reward from which a response counts as correct."""
+    threshold: float = 0.5
+    """Reward from which a response counts as correct where the reward does not say."""
     reduce: Reduction = field(default_factory=TokenMean)
 
     @property
@@ -395,7 +398,10 @@ class PositiveNLL:
         return frozenset()
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
-        return batch.rollouts.mask & (batch.rollouts.reward >= self.threshold)[:, None]
+        rollouts = batch.rollouts
+        said = rollouts.correct
+        correct = rollouts.reward >= self.threshold if said is None else said
+        return rollouts.mask & correct[:, None]
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
         return self.coef * nll(keep(batch.rollouts.mask, outputs.logp))

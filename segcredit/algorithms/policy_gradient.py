@@ -150,16 +150,19 @@ class PolicyGradient:
     def _policy_loss(
         self, logp: Tensor, batch: Batch, segments: Segments
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ share · surrogate(ratio, Â), and what the surrogate has to say."""
+        """Σ share · weight · surrogate(ratio, Â), and what the surrogate has to say."""
         logp_old, advantage = batch.rollouts.logp_old, _credit(batch).advantage
-        share = batch.share("policy")
+        share, weight = batch.share("policy"), batch.weight
         ratio_part, clip = self.ratio, self.surrogate
         # exactly these two, no subclass: the pair that one kernel computes on CUDA
         if type(ratio_part) is GeometricMean and ratio_part.limit is None and type(clip) is Clipped:
             clips = (clip.low, clip.high, clip.dual)
-            return segment_policy_loss(logp, logp_old, advantage, segments, *clips, share)
+            # proportional to the advantage, so that this weighs the token's term
+            weighed = advantage if weight is None else advantage * weight
+            return segment_policy_loss(logp, logp_old, weighed, segments, *clips, share)
         ratio = self.ratio(logp, logp_old, segments)
-        policy = weighted_sum(self.surrogate(ratio, advantage), share)
+        surrogate = self.surrogate(ratio, advantage)
+        policy = weighted_sum(surrogate if weight is None else surrogate * weight, share)
         watched = self.surrogate.metrics(ratio.detach(), advantage)
         return policy, {name: weighted_sum(x, share) for name, x in watched.items()}
 

@@ -12,11 +12,14 @@ def vapo(
     gamma: float = 1.0,
     clip: tuple[float, float] = (0.2, 0.28),
     positive_nll: float = 0.1,
+    threshold: float = 0.5,
 ) -> PolicyGradient:
     """VAPO (arXiv 2504.05118): λ_actor = 1 − 1/(α l), λ_critic = 1, ε .2/.28, μ = .1.
 
     The paper samples 16 responses per prompt and pretrains the critic for 50 steps: settings of
-    the run. λ is clamped to [0, 1], which the formula leaves below 20 tokens.
+    the run. λ is clamped to [0, 1], which the formula leaves below 20 tokens. The NLL term is over
+    responses that the reward calls correct; ``threshold`` is the least reward of a correct response
+    where the reward does not say.
     """
     return PolicyGradient(
         credit=LengthAdaptiveGAE(over=Token(), alpha=alpha, gamma=gamma, lam_critic=1.0),
@@ -24,5 +27,5 @@ def vapo(
         surrogate=Clipped(*clip),
         reduce=TokenMean(),
         critic=BoundaryMSE(reduce=TokenMean(), half=True),
-        terms=(PositiveNLL(positive_nll),) if positive_nll else (),
+        terms=(PositiveNLL(positive_nll, threshold),) if positive_nll else (),
     )

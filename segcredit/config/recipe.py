@@ -192,8 +192,8 @@ class RolloutSettings(Settings):
     auto: as drawn by hf in float32; recomputed in half precision, where sampling and scoring round
     differently, and for vllm, which gives no entropies."""
     mismatch_cap: Number | None = Field(None, ge=1)
-    """Weigh each token's credit by π_old / π_sampler, cut off here, e.g. 2: corrects for a sampler
-    that computes a little differently from the trainer. None: measured and logged only."""
+    """Weigh each token's policy loss by π_old / π_sampler, cut off here, e.g. 2: corrects for a
+    sampler that computes a little differently from the trainer. None: measured and logged only."""
 
     @model_validator(mode="after")
     def _tree_fits(self) -> "RolloutSettings":

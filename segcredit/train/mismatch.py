@@ -39,10 +39,10 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 @torch.no_grad()
 def corrected(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
-    """Truncated importance weights: each token's credit times min(π_old / π_sampler, cap).
+    """Truncated importance weights: each token's policy loss times min(π_old / π_sampler, cap).
 
-    Surrogates are proportional to the advantage for any positive factor, so this weighs the
-    token's part of the policy loss; value targets stay what they are.
+    The weight is a factor of the token's term, not of its credit: whitening, per batch or per
+    mini-batch, does not see it. Value targets and further terms stay what they are.
     """
     if batch.credit is None:
         raise ValueError(
@@ -51,8 +51,7 @@ def corrected(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
     weight = _log_ratio(batch.rollouts).exp()
     cut = weight[batch.rollouts.mask] > cap
     weight = weight.clamp(max=cap).to(batch.credit.advantage.dtype)
-    credit = replace(batch.credit, advantage=batch.credit.advantage * weight)
-    return replace(batch, credit=credit), {"agreement/weights_cut": float(cut.float().mean())}
+    return replace(batch, weight=weight), {"agreement/weights_cut": float(cut.float().mean())}
 
 
 def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:

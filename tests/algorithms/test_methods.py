@@ -296,3 +296,22 @@ def test_a_critic_that_learns_everywhere_is_read_at_every_token() -> None:
     other = plain.minibatch(plain.prepare(rollouts))
     assert torch.equal(other.credit.advantage, batch.credit.advantage)
     assert float(plain.loss(outputs, other).value) != pytest.approx(float(by_hand))
+
+
+def test_vapo_imitates_what_is_correct_not_what_has_a_full_reward() -> None:
+    """.9 for the answer and .1 for the format: right without format is .9, format alone .1."""
+    rollouts, _ = story(num_groups=1, per_group=4, seed=3).lay_out(0, holes=True)
+    method = algorithms.vapo()
+
+    def imitated(**columns: object) -> list[bool]:
+        batch = method.minibatch(method.prepare(rollouts.replace(**columns)))
+        return (batch.shares["positive_nll"] > 0).any(dim=1).tolist()
+
+    reward = torch.tensor([0.9, 1.0, 0.1, 0.0]).double()
+    right = torch.tensor([True, True, False, False])
+    assert imitated(reward=reward, correct=right) == [True, True, False, False]
+    assert imitated(reward=reward, correct=~right) == [False, False, True, True], "the flag decides"
+    assert imitated(reward=reward - 0.3, correct=right) == [True, True, False, False]
+    assert imitated(reward=reward) == [True, True, False, False], "from .5 where nothing is said"
+    stricter = replace(method, terms=(replace(method.terms[0], threshold=1.0),))
+    assert algorithms.vapo(threshold=1.0) == stricter

@@ -79,7 +79,7 @@ def test_another_model_is_noticed() -> None:
         describe_mismatch(damaged)
 
 
-@pytest.mark.parametrize("name", ["sapo", "ppo", "grpo", "rloo"])
+@pytest.mark.parametrize("name", ["sapo", "ppo", "grpo", "rloo", "grpo_spo", "rloo_spo"])
 @pytest.mark.parametrize("by", [0.3, -0.3, 2.0])
 def test_weights_multiply_each_tokens_part_of_the_loss(name: str, by: float) -> None:
     """Against the loss with shares times min(π_old / π_sampler, cap)."""
@@ -102,6 +102,53 @@ def test_weights_multiply_each_tokens_part_of_the_loss(name: str, by: float) -> 
     assert float(plainly) != pytest.approx(float(expected), rel=1e-3)
     cut = float(every_second.sum() / rollouts.mask.sum()) if by > math.log(cap) else 0.0
     assert measured["agreement/weights_cut"] == pytest.approx(cut)
+
+
+def test_whitening_per_mini_batch_does_not_see_the_weights() -> None:
+    """Rewards 1 and 0, two tokens each: Â is ±1, whitened ±√¾ over the four tokens.
+
+    Weights 3 (capped at 2), ½ and 1, ¼ at ratio 1; the loss is −¼ √¾ (2 + ½ − 1 − ¼).
+    """
+    weight = torch.tensor([[3.0, 0.5], [1.0, 0.25]], dtype=torch.float64)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    old = torch.full((2, 2), -1.0, dtype=torch.float64)
+    rollouts = Rollouts(
+        tokens=mask.long(),
+        mask=mask,
+        logp_old=old,
+        logp_sampler=old - weight.log(),
+        reward=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        group=torch.zeros(2, dtype=torch.long),
+        truncated=torch.zeros(2, dtype=torch.bool),
+    )
+    algorithm = make_algorithm("grpo_spo", kl=0.0)
+    made, _ = corrected(algorithm.prepare(rollouts), cap=2.0)
+    batch = algorithm.minibatch(made)
+    logp = old.clone().requires_grad_()
+    loss = algorithm.loss(Outputs(logp), batch)
+    loss.policy.backward()
+    root = math.sqrt(0.75)
+    assert batch.credit.advantage.tolist() == [
+        pytest.approx([root, root]),
+        pytest.approx([-root, -root]),
+    ]
+    assert loss.policy.item() == pytest.approx(-0.25 * root * 1.25)
+    capped = weight.clamp(max=2.0)
+    signs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    assert torch.allclose(logp.grad, 0.25 * root * signs * capped)
+    assert loss.metrics["ratio"].item() == pytest.approx(1.0), "what is watched is not weighted"
+    parts = [
+        algorithm.loss(Outputs(logp[[row]]), batch.select(torch.tensor([row]))).policy.item()
+        for row in (0, 1)
+    ]
+    assert parts == pytest.approx([-0.25 * root * 2.5, 0.25 * root * 1.25])
+
+
+@pytest.mark.parametrize("name", ["sapo", "sapo_authors", "ppo"])
+def test_credit_itself_is_left_alone(name: str) -> None:
+    batch = make_algorithm(name).prepare(shifted(0.3)[0])
+    made, _ = corrected(batch, 2.0)
+    assert made.credit is batch.credit
 
 
 def test_value_targets_stay() -> None:
