@@ -16,13 +16,14 @@ from segcredit.rewards.errors import RewardError
 from segcredit.rewards.exact import ExactReward
 from segcredit.rewards.extract import boxed, format_ok, hash_answer
 from segcredit.rewards.length import authors_length_penalty
-from segcredit.rewards.math import MathReward, geo3k, gsm8k
+from segcredit.rewards.math import MathReward, geo3k, geo3k_strict, gsm8k
 from segcredit.runlog.untrusted import names_file
 from segcredit.types import RewardFn
 
 REWARDS: Mapping[str, Callable[..., RewardFn]] = {
     "math": _math.math,
     "geo3k": geo3k,
+    "geo3k_strict": geo3k_strict,
     "gsm8k": gsm8k,
     "exact": ExactReward,
 }
@@ -38,6 +39,7 @@ __all__ = [
     "boxed",
     "format_ok",
     "geo3k",
+    "geo3k_strict",
     "gsm8k",
     "hash_answer",
     "make_reward",

@@ -7,13 +7,13 @@ from typing import Literal
 from segcredit.rewards.errors import shown
 from segcredit.rewards.extract import READERS, expected, hash_answer
 from segcredit.rewards.settings import require_extract
-from segcredit.rewards.verify import right, wrong
+from segcredit.rewards.verify import right, same_number, wrong
 from segcredit.types import Response, Reward
 
 
 @dataclass(frozen=True)
 class ExactReward:
-    r"""1 if the ``\boxed{}`` answer (or the number after ``####``) is the expected text, else 0."""
+    r"""1 if the ``\boxed{}`` text or the number after ``####`` is the expected one, else 0."""
 
     extract: Literal["boxed", "hash"] = "boxed"
 
@@ -33,8 +33,9 @@ class ExactReward:
             gold = hash_answer(f"#### {gold}") or gold  # 1,234 and $1234 are spelt 1234
         if answer is None:
             return Reward(0.0, no_answer(response, self.extract), False, False, {"accuracy": 0.0})
-        verdict = right(answer) if answer == gold else wrong(gold, answer)
-        value = float(answer == gold)
+        same = answer == gold or (self.extract == "hash" and same_number(answer, gold))
+        verdict = right(answer) if same else wrong(gold, answer)
+        value = float(same)
         return Reward(value, verdict.reason, verdict.right, True, {"accuracy": value})
 
 

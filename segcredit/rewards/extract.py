@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 END_OF_THINKING = "</think>"
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACE = re.compile("[{}]")
 _HASH = "####"
 # bounded repetitions: two neighbours that may both take the same spaces would be quadratic
 _NUMBER = re.compile(r"[\s$\\*+]{0,8}(-?)[\s$\\]{0,4}([0-9.,]{1,400})")
@@ -35,6 +36,33 @@ def boxed(text: str) -> str | None:
         elif token.endswith("{") and token != "\\{":
             opened.append(None if token == "{" else match.end())
     return None if last is None else text[slice(*last)].strip()
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last ``\boxed{`` holds up to its closing brace, wherever it is (verl, MathRuler).
+
+    The box may lie inside the thinking. If the last one never closes, there is no answer.
+    """
+    _, found, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for match in _BRACE.finditer(rest if found else ""):
+        depth += 1 if match.group() == "{" else -1
+        if depth == 0:
+            return rest[: match.start()].strip()
+    return None
+
+
+def verl_format_ok(text: str) -> bool:
+    r"""Whether ``<think>.*</think>.*\boxed{.*}.*`` matches the whole text, found in linear time."""
+    if not text.startswith("<think>"):
+        return False
+    place = len("<think>")
+    for mark in ("</think>", "\\boxed{", "}"):
+        place = text.find(mark, place)
+        if place < 0:
+            return False
+        place += len(mark)
+    return True
 
 
 def hash_answer(text: str) -> str | None:

@@ -46,6 +46,11 @@ def refusal(answer: str, gold: str) -> str | None:
     return None
 
 
+def computes_too_much(text: str) -> str | None:
+    """Why computing this would keep a computer busy; None: nothing says so."""
+    return next((reason for trait, reason in _TRAITS[:2] if trait(text)), None)
+
+
 def _num_relations(text: str) -> int:
     """Relations in the longest chain; ``x=1, y=2`` holds two chains of one."""
     return max(len(_RELATION.findall(_outside_brackets(item))) for item in _items(text))

@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Literal
 
 from segcredit.rewards.exact import ExactReward, gold_answer, no_answer
-from segcredit.rewards.extract import READERS, format_ok
+from segcredit.rewards.extract import READERS, format_ok, last_box, verl_format_ok
 from segcredit.rewards.length import authors_length_penalty
+from segcredit.rewards.mathruler import MathRuler
 from segcredit.rewards.settings import (
     require_count,
     require_extract,
@@ -35,6 +36,10 @@ class MathReward:
     """Seconds for each answer."""
     workers: int = 2
     """Processes; none starts before an answer needs one."""
+    batch_seconds: float = 30.0
+    """Seconds for all answers of a batch together; what is left then gets no verdict."""
+    grader: Literal["math-verify", "mathruler"] = "math-verify"
+    """"mathruler": answer, format and equality as in verl's geo3k reward."""
 
     def __post_init__(self) -> None:
         require_extract(self.extract, tuple(READERS))
@@ -46,13 +51,17 @@ class MathReward:
             )
         require_seconds("deadline", self.deadline)
         require_count("workers", self.workers)
+        require_seconds("batch_seconds", self.batch_seconds)
+        if self.grader not in ("math-verify", "mathruler"):
+            raise ValueError(f"grader must be math-verify or mathruler; got {self.grader!r}.")
 
     @cached_property
     def _verifier(self) -> Verifier:
-        return Verifier(self.deadline, self.workers)
+        make = MathRuler if self.grader == "mathruler" else Verifier
+        return make(self.deadline, self.workers, self.batch_seconds)
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward]:
-        find, _ = READERS[self.extract]
+        find = last_box if self.grader == "mathruler" else READERS[self.extract][0]
         golds = [gold_answer(response) for response in responses]
         answers = [find(response.text) for response in responses]
         pairs = [(gold, a) for gold, a in zip(golds, answers, strict=True) if a is not None]
@@ -80,9 +89,10 @@ class MathReward:
         penalty = 0.0
         if self.length_penalty == "authors":
             penalty = authors_length_penalty(response.num_tokens, response.max_tokens)
+        formatted = verl_format_ok if self.grader == "mathruler" else format_ok
         parts = {
             "accuracy": self.accuracy if verdict.right else 0.0,
-            "format": self.format if self.format and format_ok(response.text) else 0.0,
+            "format": self.format if self.format and formatted(response.text) else 0.0,
             "length": 0.0 - penalty,
         }
         return Reward(
@@ -102,9 +112,10 @@ def math(
     length_penalty: Literal["authors"] | None = None,
     deadline: float = 5.0,
     workers: int = 2,
+    batch_seconds: float = 30.0,
 ) -> MathReward:
     r"""1 for a right ``\boxed{}`` answer."""
-    return MathReward("boxed", accuracy, format, length_penalty, deadline, workers)
+    return MathReward("boxed", accuracy, format, length_penalty, deadline, workers, batch_seconds)
 
 
 def geo3k(
@@ -112,11 +123,31 @@ def geo3k(
     length_penalty: Literal["authors"] | None = None,
     deadline: float = 5.0,
     workers: int = 2,
+    batch_seconds: float = 30.0,
 ) -> MathReward:
-    """Geometry3K as verl grades it: 0.9 for the answer, 0.1 for the format."""
-    return MathReward("boxed", 0.9, 0.1, length_penalty, deadline, workers)
+    r"""Geometry3K as verl grades it: 0.9 for the answer, by MathRuler's rules, 0.1 for the format.
+
+    The answer is the last ``\boxed{}`` of the whole response, the thinking included.
+    """
+    limits = (length_penalty, deadline, workers, batch_seconds)
+    return MathReward("boxed", 0.9, 0.1, *limits, grader="mathruler")
+
+
+def geo3k_strict(
+    *,
+    length_penalty: Literal["authors"] | None = None,
+    deadline: float = 5.0,
+    workers: int = 2,
+    batch_seconds: float = 30.0,
+) -> MathReward:
+    """0.9 and 0.1 as in ``geo3k``; only a box after ``</think>`` counts, graded by math-verify.
+
+    Hedged answers (``44=45``, ``44 or 45``) are refused; equal values are equal however they are
+    written.
+    """
+    return MathReward("boxed", 0.9, 0.1, length_penalty, deadline, workers, batch_seconds)
 
 
 def gsm8k() -> ExactReward:
-    """GSM8K as verl grades it: the number after the last ``####``, exactly."""
+    """GSM8K as verl grades it: the number after the last ``####``."""
     return ExactReward("hash")

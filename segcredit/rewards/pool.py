@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -36,7 +37,7 @@ _CHUNK = 1 << 16
 class Failure:
     """A request without an answer, and why."""
 
-    kind: Literal["late", "died"]
+    kind: Literal["late", "died", "spent"]
     reason: str
     """Completes the sentence "the worker …"."""
 
@@ -148,13 +149,22 @@ class Pool:
         # at garbage collection, and at the end of the interpreter
         self._finalizer = weakref.finalize(self, _stop_all, self._workers, self._owner)
 
-    def ask(self, requests: Sequence[Any], deadline: float | None = None) -> list[Any]:
-        """One answer, or one :class:`Failure`, for each request."""
+    def ask(
+        self,
+        requests: Sequence[Any],
+        deadline: float | None = None,
+        budget: float | None = None,
+    ) -> list[Any]:
+        """One answer, or one :class:`Failure`, for each request.
+
+        ``budget``: seconds for all of them together, from when the first worker is ready.
+        """
         lines = [json.dumps(request).encode() + b"\n" for request in requests]
         with self._lock:
             self._leave_the_workers_of_a_parent()
             try:
-                return self._run(lines, self.deadline if deadline is None else deadline)
+                seconds = self.deadline if deadline is None else deadline
+                return self._run(lines, seconds, inf if budget is None else budget)
             except BaseException:  # answers may be under way: nobody must take them for others
                 _stop_all(self._workers, self._owner)
                 raise
@@ -170,12 +180,14 @@ class Pool:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _run(self, lines: list[bytes], deadline: float) -> list[Any]:
+    def _run(self, lines: list[bytes], deadline: float, budget: float) -> list[Any]:
         answers: list[Any] = [None] * len(lines)
         seconds = [deadline] * len(lines)
         tried = [0] * len(lines)
         queue = deque(range(len(lines)))
         unanswered = len(lines)
+        ends = inf
+        spent = Failure("spent", f"had no time left (the batch's {budget:g} s were used up)")
         for worker in self._workers:  # it may have become ready while nobody looked
             worker.due = time.monotonic() + START_DEADLINE
 
@@ -202,6 +214,15 @@ class Pool:
 
         self._look(0.0)
         while unanswered:
+            if ends == inf and any(worker.ready for worker in self._workers):
+                ends = time.monotonic() + budget
+            if time.monotonic() >= ends:
+                for worker in [w for w in self._workers if w.task is not None]:
+                    self._drop(worker)
+                    finish(worker, spent)
+                while queue:
+                    answers[queue.popleft()] = spent
+                break
             while len(self._workers) < self.num_workers and self._num_free() < len(queue):
                 self._workers.append(self._start())
             for worker in self._workers:
@@ -209,7 +230,7 @@ class Pool:
                     worker.task = queue.popleft()
                     worker.outgoing = lines[worker.task]
                     worker.due = time.monotonic() + seconds[worker.task]
-            due = min(w.due for w in self._workers if w.waiting)
+            due = min(ends, *(w.due for w in self._workers if w.waiting))
             for worker, line in self._look(max(0.0, due - time.monotonic())):
                 if line is None:
                     worker.stop()

@@ -1,9 +1,10 @@
 """Whether an answer equals the expected one: as text, as a number, or else by math-verify."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from segcredit.rewards.errors import shown
 from segcredit.rewards.guards import LONGEST, refusal
@@ -33,31 +34,63 @@ class Verdict:
 
 
 class Verifier:
-    """Grades pairs (expected, answer), each distinct pair once, in processes that can be killed."""
+    """Grades pairs (expected, answer), each distinct pair once, in processes that can be killed.
 
-    def __init__(self, deadline: float = 5.0, workers: int = 2) -> None:
+    A pair gets ``deadline`` seconds, all pairs of one call together ``batch_seconds``.
+    """
+
+    def __init__(
+        self, deadline: float = 5.0, workers: int = 2, batch_seconds: float | None = None
+    ) -> None:
+        self.batch_seconds = batch_seconds
         self.pool = Pool(
-            ["math", str(MEMORY)],
+            [self.mode, str(MEMORY)],
             role="verifier of mathematics",
             workers=workers,
             deadline=deadline,
             environment={"PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"},
         )
 
+    mode = "math"
+    """What the worker program serves."""
+
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """One verdict per pair, in their order."""
         verdicts: dict[tuple[str, str], Verdict] = {}
         hard: list[tuple[str, str]] = []
         for pair in dict.fromkeys(pairs):
-            quick = at_sight(*pair)
+            quick = self.at_sight(*pair)
             if quick is None:
                 hard.append(pair)
             else:
                 verdicts[pair] = quick
-        asked = [{"gold": tidy(gold), "answer": tidy(answer)} for gold, answer in hard]
-        for (gold, answer), reply in zip(hard, self.pool.ask(asked), strict=True):
-            verdicts[gold, answer] = _verdict(gold, answer, reply)
+        hard.sort(key=lambda pair: len(pair[1]))  # short ones first: those that take long are long
+        replies = self.pool.ask([self.request(*pair) for pair in hard], budget=self.batch_seconds)
+        for pair, reply in zip(hard, replies, strict=True):
+            verdicts[pair] = (
+                Verdict(None, f"no verdict: the verifier {reply.reason} on {_quoted(pair[1])}")
+                if isinstance(reply, Failure)
+                else self.verdict(*pair, reply)
+            )
         return [verdicts[pair] for pair in pairs]
+
+    def at_sight(self, gold: str, answer: str) -> Verdict | None:
+        """The verdict that needs no worker."""
+        return at_sight(gold, answer)
+
+    def request(self, gold: str, answer: str) -> Mapping[str, Any]:
+        """What the worker is asked."""
+        return {"gold": tidy(gold), "answer": tidy(answer)}
+
+    def verdict(self, gold: str, answer: str, reply: Mapping[str, bool]) -> Verdict:
+        """The verdict that the worker's reply means."""
+        if reply["right"]:
+            return right(answer)
+        if not reply["gold_read"]:
+            return wrong(gold, answer, " (compared as text)")
+        return wrong(
+            gold, answer, "" if reply["read"] else " (it could not be read as mathematics)"
+        )
 
     def close(self) -> None:
         """Stop the processes."""
@@ -106,14 +139,11 @@ def wrong(gold: str, answer: str, note: str = "") -> Verdict:
     return Verdict(False, f"wrong: {_plain(answer)}, expected {_plain(gold)}{note}")
 
 
-def _verdict(gold: str, answer: str, reply: "dict[str, bool] | Failure") -> Verdict:
-    if isinstance(reply, Failure):
-        return Verdict(None, f"no verdict: the verifier {reply.reason} on {shown(answer, _SHOWN)}")
-    if reply["right"]:
-        return right(answer)
-    if not reply["gold_read"]:
-        return wrong(gold, answer, " (compared as text)")
-    return wrong(gold, answer, "" if reply["read"] else " (it could not be read as mathematics)")
+def same_number(a: str, b: str) -> bool:
+    """Whether both are plain numbers of one value: 18.00 and 18."""
+    if not (_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)):
+        return False
+    return _number(a) == _number(b)
 
 
 def _number(text: str) -> Decimal:
@@ -125,5 +155,9 @@ def _decimals(x: Decimal) -> int:
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
+def _quoted(text: str) -> str:
+    return shown(text, _SHOWN)
+
+
 def _plain(text: str) -> str:
-    return shown(text, _SHOWN)[1:-1]
+    return _quoted(text)[1:-1]

@@ -31,7 +31,7 @@ class UnusableError(Exception):
 
 
 def main(arguments: list[str]) -> None:
-    """Serve: ``PARENT math MEMORY`` or ``PARENT function FILE NAME``."""
+    """Serve: ``PARENT math MEMORY``, ``PARENT sympy MEMORY`` or ``PARENT function FILE NAME``."""
     parent, mode, *rest = arguments
     _die_with_parent(int(parent))
     requests, replies = _keep_the_pipes()
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         replies.flush()
 
     try:
-        handle = math_verifier(*rest) if mode == "math" else function_from_file(*rest)
+        handle = _SERVES[mode](*rest)
     except ModuleNotFoundError as error:
         reply({"error": last_line(error), "missing": error.name})
         return
@@ -91,6 +91,38 @@ def math_verifier(memory: str) -> Handler:
         }
 
     handle({"gold": "\\frac{1}{2}", "answer": "0.5"})  # whatever is loaded late is loaded now
+    return handle
+
+
+def zero_tester(memory: str) -> Handler:
+    """Answers ``{"zero": expressions}`` with whether sympy simplifies all of them to zero.
+
+    The parser hands the text to eval(): whoever asks has made sure that it is plain arithmetic.
+    """
+    import sympy  # type: ignore[import-untyped]
+    from sympy.parsing import sympy_parser  # type: ignore[import-untyped]
+
+    sys.dont_write_bytecode = True
+    _limit_resources(int(memory))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    rules = (
+        *sympy_parser.standard_transformations,
+        sympy_parser.implicit_multiplication_application,
+    )
+
+    def is_zero(expression: str) -> bool:
+        try:
+            difference = sympy_parser.parse_expr(expression, transformations=rules)
+            return bool(sympy.simplify(difference) == 0)
+        except MemoryError:
+            raise
+        except Exception:  # whatever cannot be read or computed is not equal
+            return False
+
+    def handle(request: Mapping[str, list[str]]) -> dict[str, Any]:
+        return {"right": all(map(is_zero, request["zero"]))}
+
+    handle({"zero": ["(sqrt(8))-(2sqrt(2))"]})  # whatever is loaded late is loaded now
     return handle
 
 
@@ -258,6 +290,13 @@ def _limit_resources(memory: int) -> None:
             resource.setrlimit(name, (most, most))
         except (ValueError, OSError):  # macOS knows some of them by name only
             continue
+
+
+_SERVES: dict[str, Callable[..., Handler]] = {
+    "math": math_verifier,
+    "sympy": zero_tester,
+    "function": function_from_file,
+}
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from segcredit.types import RewardFn
     [
         ("math", MathReward()),
         ("geo3k", geo3k()),
+        ("geo3k_strict", MathReward(accuracy=0.9, format=0.1)),
         ("gsm8k", gsm8k()),
         ("exact", ExactReward()),
         ({"name": "exact", "extract": "hash"}, gsm8k()),
         ({"name": "math", "deadline": 2.0}, MathReward(deadline=2.0)),
         (
             {"name": "geo3k", "length_penalty": "authors"},
-            MathReward(accuracy=0.9, format=0.1, length_penalty="authors"),
+            MathReward(accuracy=0.9, format=0.1, length_penalty="authors", grader="mathruler"),
         ),
     ],
 )
@@ -49,7 +50,7 @@ def test_objects_are_taken_as_they_are() -> None:
     ("spec", "message"),
     [
         ("maths", "no reward 'maths'. Did you mean 'math'"),
-        ("xyz", "no reward 'xyz'; there are math, geo3k, gsm8k, exact"),
+        ("xyz", "no reward 'xyz'; there are math, geo3k, geo3k_strict, gsm8k, exact"),
         ({"name": "math", "dedline": 2}, "no setting 'dedline'. Did you mean 'deadline'"),
         ({"name": "gsm8k", "workers": 2}, "no setting 'workers'; there are none"),
         ({"name": "f.py:score", "workers": 2}, "no setting 'workers'; there are deadline, conv"),

@@ -186,7 +186,9 @@ def test_equal_pairs_are_graded_once_and_order_is_kept(monkeypatch: pytest.Monke
     asked = []
     with MathReward() as reward:
         ask = reward._verifier.pool.ask
-        monkeypatch.setattr(reward._verifier.pool, "ask", lambda q: asked.extend(q) or ask(q))
+        monkeypatch.setattr(
+            reward._verifier.pool, "ask", lambda q, **limits: asked.extend(q) or ask(q, **limits)
+        )
         answers = ["24/2", "12", "25/2", "24/2", "11", "25/2", "36/3"]
         graded = reward([boxed(a) for a in answers] * 3)
     assert [q["answer"] for q in asked] == ["24/2", "25/2", "36/3"]
@@ -305,3 +307,32 @@ def test_what_was_configured_is_what_runs() -> None:
     assert "deadline=5.0" in repr(math())
     with pytest.raises(AttributeError):
         math().deadline = 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "correct"),
+    [
+        ("#### 18.00", "18", True),
+        ("#### 18.", "18", True),
+        ("#### 18", "18.0", True),
+        ("#### 1,800.50", "1800.5", True),
+        ("#### 18.01", "18", False),
+        ("#### 180", "18", False),
+        ("#### -18.0", "18", False),
+    ],
+)
+def test_gsm8k_compares_numbers(text: str, gold: str, correct: bool) -> None:
+    (found,) = gsm8k()([response(text, gold)])
+    assert (found.correct, found.value) == (correct, float(correct))
+
+
+def test_a_batch_ends_within_its_seconds_and_says_what_was_left() -> None:
+    slow = ["\\frac{" * (10 + i) + "1" + "}{2}" * (10 + i) for i in range(16)]
+    started = time.monotonic()
+    with math(deadline=5.0, batch_seconds=1.0) as reward:
+        graded = reward([boxed("24/2"), *[boxed(a, "\\sqrt{2}") for a in slow]])
+    assert time.monotonic() - started < 10  # starting two workers included; 40 s without
+    left = [r for r in graded if not r.verdict]
+    assert len(left) >= 4
+    assert all(r.correct is False and "batch's 1 s were used up" in r.reason for r in left)
+    assert graded[0].verdict
