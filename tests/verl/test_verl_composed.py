@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from translations import CASES, SAPO
+from translations import CASES, GRPO, SAPO
 
 from segcredit.algorithms.objective import ResponseMean
 from segcredit.config import load_recipe
@@ -142,3 +142,74 @@ def test_verls_reward_workers_count_tokens(length: int, ended: bool) -> None:
         (native,) = reward([Response(Prompt("x", (), answer="4"), text, length, cut, 1000)])
     assert found["reward_score"] == native.value
     assert found["reward_extra_info"]["acc"] == 1.0
+
+
+GROUP_METHODS = [
+    "{name: grpo_verl, kl: 0.02}",
+    "{name: grpo, kl: 0.02, kl_clamp: 10, std: none, clip: [0.1, 0.3]}",
+    "{name: grpo, kl: 0, dual_clip: 2, reduce: token}",
+    "{name: grpo_deepseekmath, kl: 0}",
+]
+
+
+@pytest.mark.parametrize("spec", GROUP_METHODS)
+def test_verls_own_functions_compute_the_recipes_group_method(spec: str) -> None:
+    """Loss and gradient of a ragged batch, far enough from π_old and π_ref for every clamp."""
+    import torch
+
+    from segcredit.types import Outputs, Rollouts
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from verl.trainer.ppo.core_algos import (
+            agg_loss,
+            compute_grpo_outcome_advantage,
+            compute_policy_loss_vanilla,
+            kl_penalty,
+        )
+        from verl.utils.config import omega_conf_to_dataclass
+
+        config = of_recipe(GRPO, (f"algorithm={spec}",))
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    random = torch.Generator().manual_seed(1)
+    rows, width = 24, 9
+    length = torch.randint(1, width + 1, (rows, 1), generator=random)
+    mask = torch.arange(width) < length
+    old, new, reference = (
+        -1 + scale * torch.randn(rows, width, generator=random, dtype=torch.float64)
+        for scale in (0.1, 1.0, 3.0)
+    )
+    reward = torch.rand(rows, generator=random, dtype=torch.float64)
+    group = torch.arange(rows) // 4
+
+    def gradient(loss: Any, at: Any) -> Any:
+        return torch.autograd.grad(loss, at)[0]
+
+    logp = new.clone().requires_grad_()
+    scores = torch.zeros(rows, width, dtype=torch.float64)
+    scores[torch.arange(rows), length[:, 0] - 1] = reward
+    normalized = config.algorithm.norm_adv_by_std_in_grpo
+    advantage, _ = compute_grpo_outcome_advantage(
+        scores, mask.double(), group.numpy(), norm_adv_by_std_in_grpo=normalized
+    )
+    mode = actor.loss_agg_mode
+    theirs, _ = compute_policy_loss_vanilla(old, logp, advantage, mask.double(), mode, actor)
+    if actor.use_kl_loss:
+        estimate = kl_penalty(logp, reference, actor.kl_loss_type)
+        theirs = theirs + actor.kl_loss_coef * agg_loss(estimate, mask.double(), mode)
+    algorithm = load_recipe(GRPO, (f"algorithm={spec}",)).make_algorithm()
+    rollouts = Rollouts(
+        tokens=mask.long(),
+        mask=mask,
+        logp_old=old,
+        reward=reward,
+        group=group,
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        logp_ref=reference,
+    )
+    batch = algorithm.minibatch(algorithm.prepare(rollouts))
+    ours_at = new.clone().requires_grad_()
+    ours = algorithm.loss(Outputs(ours_at), batch).policy
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    found, expected = gradient(ours, ours_at), gradient(theirs, logp)
+    torch.testing.assert_close(found, torch.where(mask, expected, 0.0), rtol=1e-6, atol=1e-8)
