@@ -37,6 +37,12 @@ def check_image(source: bytes | Path) -> None:
             image.verify()
 
 
+def image_size(source: bytes | Path) -> tuple[int, int]:
+    """Return width and height as stored; only the header is read."""
+    with _opened(source) as image:
+        return image.size
+
+
 def open_image(source: bytes | Path) -> Image.Image:
     """The picture in RGB: upright (EXIF), transparency on white, the first frame."""
     with _opened(source) as image:

@@ -1,8 +1,26 @@
-"""A prompt of one's own for models that know no chat: text with ``{question}`` in it."""
+"""How prompts become text: ``data.template`` with ``{question}`` in it, or a chat template.
 
-from collections.abc import Sequence
+A chat template is a program that comes with the model, so it is first run under limits.
+"""
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from segcredit.types import Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+SECONDS = 10.0
+"""Time limit for rendering one prompt by a chat template; it takes about a millisecond."""
+CHARACTERS = 10_000_000
+"""Longest text that a chat template may write for one prompt."""
+GIBIBYTES = 2
+"""Memory limit of a chat template, above what the process has."""
 
 QUESTION = "{question}"
 """Where the question goes. Nothing else in braces means anything: questions are untrusted."""
@@ -43,3 +61,111 @@ def check_questions(prompts: Sequence[Prompt]) -> None:
         f"{holds}. Leave the template out (data.template, --template), and the model's own chat "
         f"template is used; or leave out such rows."
     )
+
+
+class BrokenTemplate(ValueError):  # noqa: N818
+    """A chat template that cannot be used with any prompt."""
+
+
+class LimitedChat:
+    """Renders chat messages in a child process with limits on time, memory and output.
+
+    A chat template may loop without end or ask for all memory within one operation, which neither
+    a signal handler nor another thread can interrupt. The child process is killed by its own timer.
+    """
+
+    def __init__(self, render: Callable[[Messages], str]) -> None:
+        self._render = render
+        self._child: int | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> "LimitedChat":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> int:
+        """End the child process; its exit status, 0 if there was none."""
+        child, self._child = self._child, None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if child is None:
+            return 0
+        os.kill(child, signal.SIGKILL)  # one that has ended already keeps the status it had
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def __call__(self, messages: Messages) -> str:
+        """The rendered text; a ValueError or BrokenTemplate says why there is none."""
+        if not hasattr(os, "fork"):
+            return self._render(messages)
+        if self._pipe is None:
+            self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send(messages)
+            kind, text = self._pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            timed_out = self.close() == -signal.SIGALRM
+            why = f"did not finish within {SECONDS:g} s" if timed_out else "crashed"
+            raise BrokenTemplate(f"the chat template {why}") from None
+        if kind == "text":
+            return str(text)
+        raise (BrokenTemplate if kind == "broken" else ValueError)(text)
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        with warnings.catch_warnings():
+            # the child renders text and touches nothing that other threads hold
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            try:
+                ours.close()
+                _serve(theirs, self._render)
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._child, self._pipe = child, ours
+
+
+def _serve(pipe: Connection, render: Callable[[Messages], str]) -> None:
+    """Render what comes through the pipe, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _limit_memory()
+    while True:
+        try:
+            messages = pipe.recv()
+        except (EOFError, OSError):
+            return
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        try:
+            text = render(messages)
+            reply = ("text", text)
+            if len(text) > CHARACTERS:
+                reply = ("broken", f"the chat template wrote {len(text):,} characters for a prompt")
+        except BrokenTemplate as error:
+            reply = ("broken", str(error))
+        except ValueError as error:
+            reply = ("failed", str(error))
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        pipe.send(reply)
+
+
+def _limit_memory() -> None:
+    import resource
+
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + GIBIBYTES * 2**30
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    except (OSError, ValueError, IndexError):  # no /proc, or a lower limit already
+        return

@@ -138,7 +138,7 @@ def test_misused_options(tmp_path: Path, arguments: list[str], expected: str) ->
 
 
 def test_ctrl_c_before_training_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*arguments: Any) -> None:
+    def interrupt(*arguments: Any, **settings: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trainer, "make_plan", interrupt)
@@ -307,6 +307,45 @@ def test_bad_rows_can_be_left_out(tmp_path: Path, rows: Path) -> None:
     assert "data    9 prompts\n" in call.said
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["skip_bad_rows"]
     assert run(tmp_path, "train", "--resume", "run").code == 0, "which stays so"
+
+
+def test_rows_the_model_cannot_process_are_found_before_training(tmp_path: Path) -> None:
+    """They passed --check, and ended the run at the step that met them, again after a resume."""
+    world = make_world("shape_grid")
+    model = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=4)
+    model.save(tmp_path / "model")
+    for number, size in enumerate([(84, 84), (84, 84), (1500, 4), (56, 84), (84, 56)]):
+        Image.new("RGB", size, "red").save(tmp_path / f"{number}.png")
+    rows = [
+        json.dumps({"problem": "<image>list ?", "answer": "1", "images": [f"{number}.png"]})
+        for number in range(5)
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    recipe = write_recipe(
+        tmp_path,
+        model={"path": str(tmp_path / "model")},
+        data={"train": ["train.jsonl"]},
+        stages=[{"kind": "optimize", "steps": 3}],
+        rollout={"prompts": 4, "max_tokens": 4},
+    )
+    for option in ("--check", "--folder=run"):
+        refused = run(tmp_path, "train", recipe, option)
+        assert refused.code == 2
+        first, bad, advice = refused.complained.splitlines()
+        assert first == "error: 1 bad row:"
+        assert bad == (
+            "train.jsonl:3: expected a prompt the model can read; got the model's image processor "
+            "refuses a picture of 1500×4 pixels (absolute aspect ratio must be smaller than 200, "
+            "got 375.0). Crop or resize it"
+        )
+        assert "--skip-bad-rows" in advice
+    assert not (tmp_path / "run").exists()
+    done = run(tmp_path, "train", recipe, "--folder=run", "--skip-bad-rows", "save.every=1")
+    assert done.code == 0, done.complained
+    assert "data    4 prompts\n" in done.said
+    again = run(tmp_path, "train", "--resume", "run", "stages.0.steps=4")
+    assert again.code == 0, again.complained
+    assert metrics(tmp_path / "run")[-1]["step"] == 4
 
 
 def test_a_reward_that_fails_ends_in_one_message(tmp_path: Path) -> None:

@@ -127,7 +127,10 @@ def _train(
             chosen = load_recipe(recipe, overrides)
         else:
             chosen, folder = load_run_recipe(resume, overrides, trust_run), resume
-        trainer = Trainer.from_recipe(chosen)
+        with console.status("checking the recipe") as status:
+            trainer = Trainer.from_recipe(
+                chosen, lambda rows: status.update(f"checking rows: {rows:,}")
+            )
         for row in trainer.plan.bad:
             console.print(f"left out: {row}", style="yellow", markup=False, highlight=False)
         if check:

@@ -12,6 +12,7 @@ from segcredit.data.problems import BadRow, BadRows, RowError
 from segcredit.data.readers import Found, Source, no_rows, open_source
 from segcredit.images import PictureError, check_image
 from segcredit.printable import named, printable, shown
+from segcredit.template import BrokenTemplate
 from segcredit.types import Prompt
 
 CountTokens = Callable[[Prompt], int]
@@ -50,6 +51,7 @@ def load_prompts(
     Args:
         limit: At most so many prompts, the first ones; rows after them are not read.
         max_prompt_tokens: A longer prompt is a bad row; needs ``count_tokens``.
+        count_tokens: Called for every row; one for which it raises a ValueError is a bad row.
         skip_bad_rows: Return bad rows in ``.bad`` instead of raising BadRows.
         suffix: Joined by one space to the last user message that does not end so already.
         answer_pattern: The answer is the last match (its first group) of this regular expression.
@@ -80,7 +82,7 @@ def prompts_from_rows(
     need_answer: bool = True,
     keys: Keys | None = None,
 ) -> Loaded:
-    """The same of dictionaries in Python; pictures may be PIL images.
+    """The same of dictionaries in Python; pictures may be PIL images, and rows whole Prompts.
 
     Paths of pictures are relative to ``folder``, or to where Python runs.
     """
@@ -159,6 +161,8 @@ class _Collector:
                 self.prompts.append(self._prompt(found, source))
             except RowError as error:
                 self.bad.append(BadRow(printable(found.where), str(error)))
+            except BrokenTemplate as error:  # every other row would fail as well
+                raise BrokenTemplate(f"{printable(found.where)}: {error}") from None
             if self._full:
                 return
         if empty:
@@ -167,6 +171,9 @@ class _Collector:
     def _prompt(self, found: Found, source: Source) -> Prompt:
         if isinstance(found.content, RowError):
             raise found.content
+        if isinstance(found.content, Prompt):  # made in Python: taken as it is
+            self._check_readable(found.content)
+            return found.content
         parts = take_apart(found.content, self.keys, self._pattern)
         if parts.answer is None and self.need_answer:
             names = " or ".join(f"'{key}'" for key in self.keys.answer)
@@ -179,7 +186,7 @@ class _Collector:
             answer=parts.answer,
             columns=parts.columns,
         )
-        self._check_length(prompt)
+        self._check_readable(prompt)
         self._places[prompt.id] = found.where
         return prompt
 
@@ -214,16 +221,18 @@ class _Collector:
             sources.append(source)
         return tuple(sources)
 
-    def _check_length(self, prompt: Prompt) -> None:
-        if self.max_prompt_tokens is None or self.count_tokens is None:
+    def _check_readable(self, prompt: Prompt) -> None:
+        if self.count_tokens is None:
             return
         try:
             tokens = self.count_tokens(prompt)
+        except BrokenTemplate:
+            raise
         except ValueError as error:
             raise RowError(
-                f"expected a prompt the model can read; got {printable(str(error), 200)}"
+                f"expected a prompt the model can read; got {printable(str(error), 400)}"
             ) from error
-        if tokens > self.max_prompt_tokens:
+        if self.max_prompt_tokens is not None and tokens > self.max_prompt_tokens:
             raise RowError(
                 f"expected a prompt of at most {self.max_prompt_tokens} tokens; got {tokens}"
             )

@@ -1,12 +1,13 @@
 """Text and pictures to model inputs and back, without torchvision."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateSyntaxError
 from torch import Tensor
 from transformers import (
     AutoImageProcessor,
@@ -19,8 +20,9 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import is_torchvision_available
 
-from segcredit.images import open_image
-from segcredit.template import fill_template
+from segcredit.images import image_size, open_image
+from segcredit.printable import printable
+from segcredit.template import BrokenTemplate, Messages, fill_template
 from segcredit.types import Prompt
 
 MARK = "<image>"
@@ -30,6 +32,10 @@ VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video
 SMALL_PICTURE, SMALL_PICTURES = 100_000, 2048
 """Pictures of at most so many numbers, and so many of them, are read once and stay on the device:
 0.8 GB at the most."""
+OTHER_TEMPLATE = (
+    "Put a working chat_template.jinja into the model's folder, or set data.template (segcredit "
+    "evaluate: --template)."
+)
 WITHOUT_TORCHVISION = "Qwen2VLImageProcessorPil"
 """The image processor of every Qwen-VL, by Pillow alone."""
 
@@ -93,8 +99,11 @@ class Codec:
         names = {*VISION_TOKENS, self.image_token} if self.image_processor is not None else ()
         return tuple(sorted(vocabulary[name] for name in names if name in vocabulary))
 
-    def render(self, prompt: Prompt) -> str:
-        """The prompt as one string, by the template, else by the tokenizer's chat template."""
+    def render(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
+        """The prompt as one string, by the template, else by the tokenizer's chat template.
+
+        ``chat`` takes the place of :meth:`chat`, to run it under limits.
+        """
         if prompt.images and self.image_processor is None:
             raise ValueError(
                 f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but this model reads "
@@ -104,9 +113,34 @@ class Codec:
             return fill_template(self.template, prompt)
         self.require_template()
         messages = [self._message(message) for message in prompt.messages]
-        return str(
-            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        )
+        try:
+            return (chat or self.chat)(messages)
+        except BrokenTemplate as error:
+            raise BrokenTemplate(f"prompt {prompt.id!r}: {error}. {OTHER_TEMPLATE}") from None
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+
+    def chat(self, messages: Messages) -> str:
+        """Render messages by the tokenizer's chat template; a ValueError has the template's error.
+
+        Templates raise whatever their expressions raise, and some refuse messages on purpose.
+        """
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateSyntaxError as error:
+            why = printable(f"line {error.lineno}: {error.message}", 200)
+            raise BrokenTemplate(f"the chat template has a syntax error in {why}") from None
+        except MemoryError:
+            raise BrokenTemplate("the chat template ran out of memory") from None
+        except ImportError as error:
+            raise BrokenTemplate(f"chat templates cannot be run: {error}") from None
+        except Exception as error:
+            why = printable(f"{type(error).__name__}: {error}", 200)
+            raise ValueError(f"the chat template refuses its messages ({why})") from None
 
     def require_template(self) -> None:
         """Refuse a tokenizer that does not say how a question is put to its model."""
@@ -134,22 +168,41 @@ class Codec:
         self, prompt: Prompt, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Token ids, and what the vision tower reads; small pictures are kept on the device."""
-        text = self.render(prompt)
+        text = self._marked(prompt)
         vision: dict[str, Tensor] = {}
-        if self.image_processor is not None:
-            marks = sum(message["content"].count(MARK) for message in prompt.messages)
-            found = text.count(self.image_token)
-            if not marks == found == len(prompt.images):
-                raise ValueError(
-                    f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but {marks} {MARK} "
-                    f"mark(s), and {found} image token(s) once rendered. Write {MARK} once per "
-                    f"image, and never {self.image_token} itself."
-                )
-            if prompt.images:
-                vision = self._pixels(prompt.images, device)
-                text = self._with_room(text, vision["image_grid_thw"])
+        if prompt.images:
+            vision = self._pixels(prompt.images, device)
+            text = self._with_room(text, self._image_tokens(vision["image_grid_thw"]))
+        return torch.tensor(self._ids(prompt, text), dtype=torch.long), vision
+
+    def count_tokens(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> int:
+        """The prompt's length as the model reads it; a ValueError says why it cannot.
+
+        Pictures count by their size alone, by the image processor's own rule: none is decoded.
+        """
+        text = self._marked(prompt, chat)
+        if prompt.images:
+            text = self._with_room(text, [self._tokens_of(image) for image in prompt.images])
+        return len(self._ids(prompt, text))
+
+    def _marked(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
+        """The rendered prompt, with one image token per picture."""
+        text = self.render(prompt, chat)
+        if self.image_processor is None:
+            return text
+        marks = sum(message["content"].count(MARK) for message in prompt.messages)
+        found = text.count(self.image_token)
+        if not marks == found == len(prompt.images):
+            raise ValueError(
+                f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but {marks} {MARK} "
+                f"mark(s), and {found} image token(s) once rendered. Write {MARK} once per "
+                f"image, and never {self.image_token} itself."
+            )
+        return text
+
+    def _ids(self, prompt: Prompt, text: str) -> list[int]:
         special = self.template is not None  # a chat template writes its own
-        ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         if not ids:
             reason = (
                 "it has no text"
@@ -159,7 +212,7 @@ class Codec:
             raise ValueError(
                 f"prompt {prompt.id!r} is empty: {reason}. The model needs a token to begin on."
             )
-        return torch.tensor(ids, dtype=torch.long), vision
+        return ids
 
     def _pixels(
         self, images: Sequence[bytes | Path], device: torch.device | str
@@ -170,7 +223,7 @@ class Codec:
             if found["pixel_values"].device.type != torch.device(device).type:
                 kept[key] = found = {**found, "pixel_values": found["pixel_values"].to(device)}
             return dict(found)
-        made = self.image_processor([open_image(x) for x in images], return_tensors="pt")
+        made = self._processed(images)
         pixels = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
         if pixels["pixel_values"].numel() <= SMALL_PICTURE and len(kept) < SMALL_PICTURES:
             pixels["pixel_values"] = pixels["pixel_values"].to(device)
@@ -182,19 +235,49 @@ class Codec:
         """Of a world that shows its pictures again and again; reading one takes milliseconds."""
         return {}
 
-    def _with_room(self, text: str, grids: Tensor) -> str:
-        """As many image tokens as the image has merged patches."""
+    def _processed(self, images: Sequence[bytes | Path]) -> Any:
         assert self.image_processor is not None
-        room = (grids.prod(dim=1) // self.image_processor.merge_size**2).tolist()
+        opened = [open_image(x) for x in images]
+        try:
+            return self.image_processor(opened, return_tensors="pt")
+        except Exception as error:
+            sizes = ", ".join(f"{x.width}×{x.height}" for x in opened)
+            raise ValueError(_unfit(sizes, error)) from None
+
+    def _tokens_of(self, image: bytes | Path) -> int:
+        """How many tokens a picture takes, by its size."""
+        processor, size = self.image_processor, image_size(image)
+        if (known := self._known_sizes.get(size)) is not None:
+            return known
+        rule = getattr(processor, "get_number_of_image_patches", None)
+        patches = None
+        if rule is not None and getattr(processor, "do_resize", True):
+            try:
+                patches = int(rule(size[1], size[0], {}))
+            except Exception as error:
+                raise ValueError(_unfit(f"{size[0]}×{size[1]}", error)) from None
+        if patches is None or min(size) < 4:  # rows of so thin a picture are taken for channels
+            return self._image_tokens(self._processed([image])["image_grid_thw"])[0]
+        assert processor is not None
+        return self._known_sizes.setdefault(size, patches // processor.merge_size**2)
+
+    @cached_property
+    def _known_sizes(self) -> dict[tuple[int, int], int]:
+        return {}
+
+    def _image_tokens(self, grids: Tensor) -> list[int]:
+        """As many as each image has merged patches."""
+        assert self.image_processor is not None
+        counts: list[int] = (grids.prod(dim=1) // self.image_processor.merge_size**2).tolist()
+        return counts
+
+    def _with_room(self, text: str, counts: Sequence[int]) -> str:
+        """The text with so many image tokens for each image."""
         pieces = text.split(self.image_token)
         filled = [pieces[0]]
-        for count, piece in zip(room, pieces[1:], strict=True):
+        for count, piece in zip(counts, pieces[1:], strict=True):
             filled += [self.image_token * count, piece]
         return "".join(filled)
-
-    def count_tokens(self, prompt: Prompt) -> int:
-        """The prompt's length as the model reads it."""
-        return len(self.encode(prompt)[0])
 
     def encode_response(self, text: str) -> Tensor:
         """A demonstration's token ids, with the end token."""
@@ -222,6 +305,14 @@ class Codec:
     @cached_property
     def _known(self) -> dict[int, str]:
         return {}
+
+
+def _unfit(sizes: str, error: Exception) -> str:
+    """Why the image processor refuses pictures of these sizes."""
+    return (
+        f"the model's image processor refuses a picture of {sizes} pixels "
+        f"({printable(str(error) or type(error).__name__, 160)}). Crop or resize it"
+    )
 
 
 def load_image_processor(source: str | Path, trust_remote_code: bool = False) -> Any:

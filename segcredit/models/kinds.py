@@ -25,6 +25,25 @@ def is_vision(config: PreTrainedConfig) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
+def context_window(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens that the model was made to read; None if its configuration is silent.
+
+    A sliding window of attention limits no length. Where rotary positions are scaled, the window
+    is as long as the scaling makes it.
+    """
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
+    if type(stated) is not int or stated < 1 or getattr(text, "alibi", False):
+        return None
+    rope = getattr(text, "rope_parameters", None) or {}
+    longest = stated
+    for x in [rope, *rope.values()]:  # one set of settings, or one for each kind of layer
+        if isinstance(x, dict) and x.get("rope_type") in ("linear", "dynamic", "yarn"):
+            first = x.get("original_max_position_embeddings") or stated
+            longest = max(longest, int(first * (x.get("factor") or 1.0)))
+    return longest
+
+
 def load_config(
     source: str | Path, trust_remote_code: bool = False
 ) -> tuple[str, PreTrainedConfig]:

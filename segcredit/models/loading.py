@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -47,6 +48,16 @@ def load_codec(
             f"the {parts} of {place} does not load: {_first(error)}. Copy its files there again "
             f"from the model that this one was made from."
         ) from error
+
+
+def end_tokens(place: str, config: PreTrainedConfig) -> list[int]:
+    """Ids at which sampling stops, as the model will have them once it is loaded; [] if none."""
+    try:
+        found = GenerationConfig.from_pretrained(place)
+    except (OSError, ValueError):  # none there: transformers derives one
+        found = GenerationConfig.from_model_config(config)
+    stated = found.eos_token_id
+    return [] if stated is None else list(stated) if isinstance(stated, list) else [stated]
 
 
 def load_model(

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from segcredit.algorithms.asks import continues, fits_credit, grows_trees, is_offline, rescored
 from segcredit.config import Optimize, PretrainCritic, Recipe, RecipeError, WarmStart
@@ -20,15 +21,16 @@ from segcredit.evaluate.engine import make_engine
 from segcredit.models import Codec, ModelError, Policy
 from segcredit.models.critic import check_saved
 from segcredit.models.files import check_weight_files
-from segcredit.models.kinds import load_config
-from segcredit.models.loading import bare_model, load_codec
+from segcredit.models.kinds import context_window, load_config
+from segcredit.models.loading import bare_model, end_tokens, load_codec
 from segcredit.models.lora import require_peft
 from segcredit.models.packed import set_attention
 from segcredit.models.targets import choose_layers, linear_layers
 from segcredit.models.tiny import tiny_config
+from segcredit.printable import shown
 from segcredit.rewards import make_reward
 from segcredit.rollout.vllm_version import vllm_problem
-from segcredit.template import check_questions, is_question
+from segcredit.template import LimitedChat, check_questions, is_question
 from segcredit.train.adam import why_not
 from segcredit.train.parallel import Parallel
 from segcredit.train.ready import make_ready
@@ -40,6 +42,8 @@ from segcredit.types import Algorithm, Prompt, RewardFn
 
 Rows = Iterable[Any]
 Made = TypeVar("Made")
+SOME = 16
+"""Prompts of a world that are checked; they are alike, and have no end."""
 
 
 @dataclass
@@ -63,8 +67,12 @@ def make_plan(
     reward: Callable[..., Any] | RewardFn | None = None,
     train: Rows | None = None,
     test: Rows | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Plan:
-    """Check everything; objects given in Python take the place of what the recipe names."""
+    """Check everything; objects given in Python take the place of what the recipe names.
+
+    ``progress`` gets the number of rows checked so far, now and then.
+    """
     problems: list[ValueError] = []
 
     def tried(make: Callable[[], Made]) -> Made | None:
@@ -78,19 +86,28 @@ def make_plan(
     algorithm = recipe.make_algorithm() if algorithm is None else algorithm
     bad: list[BadRow] = []
     made_reward = tried(lambda: _reward(recipe, reward))
-    codec = None
+    codec, window = None, None
     if (found := tried(lambda: _config(recipe, world))) is not None:
         place, config = found
         codec = tried(lambda: _codec(recipe, world, place, config))
+        window = tried(lambda: _window(recipe, config))
         tried(lambda: _check_lora(recipe, config))
         tried(lambda: _check_critic(recipe, config))
-    sources = tried(
-        lambda: (
-            _generated(recipe, world)
-            if world is not None and train is None
-            else _listed(recipe, codec, train, test, bad)
+        if codec is not None and place is not None:
+            tried(lambda: _check_end(recipe, place, config, codec.tokenizer))
+    with ExitStack() as limited:
+        check = None
+        if codec is not None:
+            check = RowCheck(
+                recipe, codec, limited.enter_context(LimitedChat(codec.chat)), window, progress
+            )
+        sources = tried(
+            lambda: (
+                _generated(recipe, world, check)
+                if world is not None and train is None
+                else _listed(recipe, check, train, test, bad)
+            )
         )
-    )
     if problems or made_reward is None or codec is None or sources is None:
         if len(problems) == 1:
             raise problems[0]
@@ -280,8 +297,107 @@ def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> Rew
         raise RecipeError(f"reward: {error}") from None
 
 
-def _generated(recipe: Recipe, world: World) -> tuple[PromptSource, PromptSource]:
-    test = Listed(world.prompts("test", 0, recipe.evaluation.prompts), shuffle=False)
+def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
+    """The model's context window, if it leaves room for a prompt beside the longest response."""
+    window, longest = context_window(config), recipe.rollout.max_tokens
+    if window is not None and longest >= window:
+        raise RecipeError(
+            f"rollout.max_tokens: expected less than the model's context window of {window} "
+            f"tokens, since prompts come on top; got {longest}. "
+            f"Set rollout.max_tokens={window // 2} or so"
+        )
+    return window
+
+
+def _check_end(
+    recipe: Recipe, place: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse a model that never ends, and to teach an end token at which sampling does not stop."""
+    taught, ends = tokenizer.eos_token_id, end_tokens(place, config)
+    if taught is None and not ends:
+        raise RecipeError(
+            f"model.path: the model names no end token, so no response could end. Set eos_token_id "
+            f"in {place}/generation_config.json, or eos_token in {place}/tokenizer_config.json"
+        )
+    numbers = [n for n, stage in enumerate(recipe.stages) if isinstance(stage, WarmStart)]
+    if not numbers or (taught is not None and (not ends or taught in ends)):
+        return
+    if taught is None:
+        raise RecipeError(
+            f"stages.{numbers[0]}: a demonstration ends with the tokenizer's end token, and this "
+            f"tokenizer has none. Set eos_token in {place}/tokenizer_config.json"
+        )
+    stops = ", ".join(f"{x} ({tokenizer.convert_ids_to_tokens(x)!r})" for x in ends)
+    raise RecipeError(
+        f"stages.{numbers[0]}: expected demonstrations to end with a token at which sampling "
+        f"stops, which by the model's generation config is {stops}; the tokenizer's end token is "
+        f"{taught} ({tokenizer.eos_token!r}), so responses would run to rollout.max_tokens. Set "
+        f'"eos_token_id": {[taught, *ends]} in {place}/generation_config.json, or eos_token in '
+        f"{place}/tokenizer_config.json"
+    )
+
+
+@dataclass
+class RowCheck:
+    """Whether the model can process a prompt, known without its weights and without pixels."""
+
+    recipe: Recipe
+    codec: Codec
+    chat: LimitedChat
+    window: int | None
+    """The model's context window in tokens; None: unknown."""
+    progress: Callable[[int], None] | None = None
+    done: int = 0
+
+    def train(self, prompt: Prompt) -> int:
+        """Tokens of a training prompt; a ValueError says why it cannot be used."""
+        tokens = self.test(prompt)
+        imitated = any(isinstance(stage, WarmStart) for stage in self.recipe.stages)
+        if imitated and "response" in prompt.columns:
+            self._check_demonstration(prompt.columns["response"], tokens)
+        return tokens
+
+    def test(self, prompt: Prompt) -> int:
+        """The same for a held-out prompt."""
+        self.done += 1
+        if self.progress is not None and self.done % 64 == 0:
+            self.progress(self.done)
+        settings = self.recipe.data
+        if settings.template is not None and not settings.skip_bad_rows and not is_question(prompt):
+            return 0  # check_questions reports all of these in one sentence
+        tokens = self.codec.count_tokens(prompt, self.chat)
+        longest = self.recipe.rollout.max_tokens
+        if self.window is not None and tokens + longest > self.window:
+            room = self.window - tokens
+            less = f"Set rollout.max_tokens={room} or less, or shorten" if room > 0 else "Shorten"
+            raise ValueError(
+                f"{tokens} tokens, which with rollout.max_tokens={longest} exceed the model's "
+                f"context window of {self.window}. {less} the prompt"
+            )
+        return tokens
+
+    def _check_demonstration(self, response: object, tokens: int) -> None:
+        if not isinstance(response, str | int | float) or not str(response).strip():
+            raise ValueError(f"a 'response' to imitate that is no text: {shown(response)}")
+        total = tokens + len(self.codec.encode_response(str(response)))
+        if self.window is not None and total > self.window:
+            raise ValueError(
+                f"{total} tokens with its 'response', more than the model's context window of "
+                f"{self.window}. Shorten the response"
+            )
+
+
+def _generated(
+    recipe: Recipe, world: World, check: RowCheck | None
+) -> tuple[PromptSource, PromptSource]:
+    held_out = world.prompts("test", 0, recipe.evaluation.prompts)
+    test = Listed(held_out, shuffle=False)
+    if check is not None:
+        try:
+            for prompt in [*world.prompts("train", 0, SOME), *held_out[:SOME]]:
+                check.test(prompt)
+        except ValueError as error:
+            raise RecipeError(f"data: {error}") from None
     if recipe.data.size is None:
         return Generated(world, "train"), test
     prompts = world.prompts("train", 0, recipe.data.size)
@@ -289,49 +405,40 @@ def _generated(recipe: Recipe, world: World) -> tuple[PromptSource, PromptSource
 
 
 def _listed(
-    recipe: Recipe, codec: Codec | None, train: Rows | None, test: Rows | None, bad: list[BadRow]
+    recipe: Recipe, check: RowCheck | None, train: Rows | None, test: Rows | None, bad: list[BadRow]
 ) -> tuple[PromptSource, PromptSource | None]:
     found_bad: list[BadRows] = []
+    settings = recipe.data
 
-    def load(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
-        try:
-            return load_all(rows, files)
-        except BadRows as error:
-            found_bad.append(error)
-            return []
-
-    def load_all(rows: Rows | None, files: Sequence[str]) -> list[Prompt]:
-        settings = recipe.data
-        counted = settings.max_prompt_tokens is not None and codec is not None
-
-        def count(prompt: Prompt) -> int:
-            assert codec is not None
-            told_below = settings.template is not None and not settings.skip_bad_rows
-            return 0 if told_below and not is_question(prompt) else codec.count_tokens(prompt)
-
+    def load(
+        rows: Rows | None, files: Sequence[str], count: Callable[[Prompt], int] | None
+    ) -> list[Prompt]:
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
-            "max_prompt_tokens": settings.max_prompt_tokens if counted else None,
-            "count_tokens": count if counted else None,
+            "max_prompt_tokens": None if count is None else settings.max_prompt_tokens,
+            "count_tokens": count,
         }
-        if rows is not None:
-            rows = list(rows)
-            if rows and all(isinstance(x, Prompt) for x in rows):
-                return rows
-            loaded = prompts_from_rows(rows, **shared)
-        else:
-            loaded = load_prompts(list(files), **shared)
+        try:
+            if rows is not None:
+                loaded = prompts_from_rows(rows, **shared)
+            else:
+                loaded = load_prompts(list(files), **shared)
+        except BadRows as error:
+            found_bad.append(error)
+            return []
         bad.extend(loaded.bad)
         return loaded.prompts
 
-    training = load(train, recipe.data.train)
-    held_out = load(test, recipe.data.test) if test is not None or recipe.data.test else None
+    training = load(train, settings.train, None if check is None else check.train)
+    held_out = None
+    if test is not None or settings.test:
+        held_out = load(test, settings.test, None if check is None else check.test)
     if len(found_bad) == 1:
         raise found_bad[0]
     if found_bad:
         raise BadRows([row for error in found_bad for row in error.bad])
-    if recipe.data.template is not None:
+    if settings.template is not None:
         check_questions([*training, *(held_out or [])])
     source = Listed(training, derive(recipe.seed, "data"))
     return source, None if held_out is None else Listed(held_out, shuffle=False)
@@ -386,12 +493,8 @@ def _too_few_prompts(plan: Plan) -> list[str]:
 
 def _check(plan: Plan) -> None:
     """What only the data and the method together can tell."""
-    recipe, first = plan.recipe, plan.train.take(0, 1)[0]
+    recipe = plan.recipe
     problems = []
-    try:
-        plan.codec.encode(first)
-    except ValueError as error:
-        problems.append(f"data: {error}")
     problems += _device_problems(recipe.model.device)
     if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
         problems.append(problem)
@@ -417,10 +520,14 @@ def _check(plan: Plan) -> None:
                 f"stages.{number}.phase: {plan.world.name} has the phases {phases}; "
                 f"got {stage.phase!r}"
             )
-        if plan.world is None and "response" not in first.columns:
-            problems.append(
-                f"stages.{number}: a warm start imitates the rows' 'response'; the rows have none"
-            )
+        if isinstance(plan.train, Listed) and plan.world is None:
+            without = [x.id for x in plan.train.prompts if "response" not in x.columns]
+            some = f"{len(without)} of {plan.train.size} rows, such as {without[:1]}, have"
+            which = "the rows have" if len(without) == plan.train.size else some
+            if without:
+                problems.append(
+                    f"stages.{number}: a warm start imitates the rows' 'response'; {which} none"
+                )
     if grows_trees(plan.algorithm) != (recipe.rollout.tree is not None):
         problems.append(
             "rollout.tree is for methods that compare branches (spo_tree): remove it"

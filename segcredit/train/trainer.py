@@ -75,11 +75,13 @@ class Trainer:
         self.plan = make_plan(parse_recipe(found, "Trainer"), **objects)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe) -> "Trainer":
-        """From a recipe alone, as the command line makes it."""
+    def from_recipe(
+        cls, recipe: Recipe, progress: Callable[[int], None] | None = None
+    ) -> "Trainer":
+        """From a recipe alone, as the command line makes it; ``progress`` gets rows checked."""
         trainer = cls.__new__(cls)
         trainer._objects = {}
-        trainer.plan = make_plan(recipe)
+        trainer.plan = make_plan(recipe, progress=progress)
         return trainer
 
     @property

@@ -1,21 +1,37 @@
 """What only recipe, data and model together can tell is told before a model loads, all at once."""
 
 import json
+import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tiny_runs import REWARD, changed
+from transformers import (
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
 
 from segcredit.config import RecipeError, load_recipe, parse_recipe
 from segcredit.config.read import _shipped
-from segcredit.data import BadRows
+from segcredit.data import BadRows, load_prompts
 from segcredit.data.worlds import make_world
-from segcredit.models import Policy, lora
+from segcredit.models import Codec, Policy, lora
+from segcredit.models.kinds import context_window, load_config
+from segcredit.models.loading import end_tokens
 from segcredit.train import build
 from segcredit.train.build import make_plan
 from segcredit.train.source import Generated, Listed
+from segcredit.types import Prompt
 
 OPTIMIZE = [{"kind": "optimize", "steps": 1}]
 FEW: dict[str, Any] = {"rollout__prompts": 1, "update__minibatches": 1, "stages": OPTIMIZE}
@@ -292,6 +308,226 @@ def test_a_template_and_rows_that_are_no_questions(
 def test_a_template_without_its_place(template: str) -> None:
     with pytest.raises(RecipeError, match=r"data\.template: a template holds \{question\} exactly"):
         parse_recipe(changed(data__template=template))
+
+
+# ── Rows that the model cannot process ───────────────────────────────────────────────────────────
+
+
+def edited(model: Path, folder: Path, name: str, **settings: Any) -> str:
+    """A copy of the model, with other settings in one of its JSON files."""
+    copy = folder / f"edited-{name}"
+    shutil.copytree(model, copy)
+    found = json.loads((copy / name).read_text()) if (copy / name).exists() else {}
+    (copy / name).write_text(json.dumps(found | settings))
+    return str(copy)
+
+
+def with_chat_template(model: Path, folder: Path, template: str) -> str:
+    copy = shutil.copytree(model, folder / "templated")
+    (copy / "chat_template.jinja").write_text(template)
+    return str(copy)
+
+
+def bad_rows(path: object, data: dict[str, Any], **changes: Any) -> list[str]:
+    """What is said of each; with skip_bad_rows they are left out."""
+    made = changed(**{**FEW, "model": {"path": str(path)}, "data": data, **changes})
+    with pytest.raises(BadRows) as error:
+        make_plan(parse_recipe(made))
+    made["data"]["skip_bad_rows"] = True
+    assert [x.where for x in make_plan(parse_recipe(made)).bad] == [
+        x.where for x in error.value.bad
+    ]
+    return [str(row) for row in error.value.bad]
+
+
+def test_pictures_for_a_text_model_are_bad_rows(tmp_path: Path, model: Path) -> None:
+    Image.new("RGB", (28, 28)).save(tmp_path / "a.png")
+    seen = {"problem": "<image>a ?", "answer": "1", "images": ["a.png"]}
+    train = write_rows(tmp_path / "train.jsonl", GOOD, GOOD, seen)
+    test = write_rows(tmp_path / "test.jsonl", GOOD, seen)
+    said = "expected a prompt the model can read; got prompt '{}:{}' has 1 image(s), but this model"
+    first, second = bad_rows(model, {"train": [train], "test": [test]})
+    assert first.startswith(f"{train}:3: {said.format('train', 3)}")
+    assert second.startswith(f"{test}:2: {said.format('test', 2)}")
+
+
+def test_prompts_made_in_python_are_checked_too(model: Path) -> None:
+    prompts = make_world("derived_variables").prompts("train", 0, 3)
+    prompts[1] = replace(prompts[1], messages=({"role": "user", "content": "a = 1 ; " * 30},))
+    data = {"train": ["rows given in Python"], "max_prompt_tokens": 125}
+    recipe = parse_recipe(changed(**{**FEW, "model": {"path": str(model)}, "data": data}))
+    with pytest.raises(BadRows, match=r"^1 bad row:\nrows\[1\]: expected a prompt of at most 125 "):
+        make_plan(recipe, train=prompts)
+
+
+def test_prompts_beyond_the_context_window(tmp_path: Path, model: Path) -> None:
+    small = edited(model, tmp_path, "config.json", max_position_embeddings=60)
+    train = write_rows(tmp_path / "train.jsonl", GOOD, GOOD | {"problem": "a = 1 ; " * 5 + "a ?"})
+    tokens = len(make_plan_codec(small).encode(prompt_of(train, 1))[0])
+    (row,) = bad_rows(small, {"train": [train]}, rollout__max_tokens=61 - tokens)
+    assert row == (
+        f"{train}:2: expected a prompt the model can read; got {tokens} tokens, which with "
+        f"rollout.max_tokens={61 - tokens} exceed the model's context window of 60. Set "
+        f"rollout.max_tokens={60 - tokens} or less, or shorten the prompt"
+    )
+    data = {"train": [train]}
+    made = changed(**FEW, model={"path": small}, data=data, rollout__max_tokens=60 - tokens)
+    make_plan(parse_recipe(made))
+    message = problems(**FEW, model={"path": small}, data=data, rollout__max_tokens=60)
+    assert message == (
+        "rollout.max_tokens: expected less than the model's context window of 60 tokens, since "
+        "prompts come on top; got 60. Set rollout.max_tokens=30 or so"
+    )
+
+
+def make_plan_codec(path: str) -> Codec:
+    return Codec.from_pretrained(path, vision=False)
+
+
+def prompt_of(file: str, number: int) -> Prompt:
+    return load_prompts(file).prompts[number]
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (LlamaConfig(max_position_embeddings=2048), 2048),
+        (MistralConfig(max_position_embeddings=32768, sliding_window=4096), 32768),
+        (GPT2Config(n_positions=1024), 1024),
+        (BloomConfig(), None),
+        (
+            Qwen2Config(
+                max_position_embeddings=32768,
+                rope_parameters={
+                    "rope_type": "yarn",
+                    "rope_theta": 1e6,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
+            ),
+            131072,
+        ),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, int) else str(x),
+)
+def test_context_windows(config: PreTrainedConfig, window: int | None) -> None:
+    """A sliding window is no limit; scaled positions reach further."""
+    assert context_window(config) == window
+
+
+WARM = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
+SHOWN = GOOD | {"response": "a = 1 ;"}
+
+
+def test_demonstrations_must_be_there_and_fit(tmp_path: Path, model: Path) -> None:
+    small = edited(model, tmp_path, "config.json", max_position_embeddings=60)
+    wrong = [SHOWN | {"response": x} for x in (None, " ", [3], "a = 1 ; " * 20)]
+    train = write_rows(tmp_path / "train.jsonl", SHOWN, *wrong, SHOWN | {"response": 1})
+    rows = bad_rows(small, {"train": [train]}, stages=WARM, rollout__max_tokens=4)
+    start = "expected a prompt the model can read; got "
+    assert [x.partition(start)[2].split(";")[0] for x in rows[:3]] == [
+        "a 'response' to imitate that is no text: nothing (null)",
+        "a 'response' to imitate that is no text: ' '",
+        "a 'response' to imitate that is no text: a list of 1",
+    ]
+    assert " tokens with its 'response', more than the model's context window of 60" in rows[3]
+    train = write_rows(tmp_path / "train.jsonl", SHOWN, GOOD, SHOWN)
+    message = problems(
+        **{**FEW, "stages": WARM}, model={"path": str(model)}, data={"train": [train]}
+    )
+    assert "'response'; 1 of 3 rows, such as ['train:2'], have none" in message
+
+
+def test_an_end_token_at_which_sampling_does_not_stop(tmp_path: Path, model: Path) -> None:
+    tokenizer = make_plan_codec(str(model)).tokenizer
+    end, other = tokenizer.eos_token_id, 20
+    train = write_rows(tmp_path / "train.jsonl", SHOWN)
+    given = {**FEW, "data": {"train": [train]}}
+    path = edited(model, tmp_path, "generation_config.json", eos_token_id=[other])
+    assert problems(**{**given, "stages": WARM}, model={"path": path}) == (
+        f"stages.0: expected demonstrations to end with a token at which sampling stops, which by "
+        f"the model's generation config is {other} ({tokenizer.convert_ids_to_tokens(other)!r}); "
+        f"the tokenizer's end token is {end} ({tokenizer.eos_token!r}), so responses would run to "
+        f'rollout.max_tokens. Set "eos_token_id": [{end}, {other}] in {path}/generation_config.json'
+        f", or eos_token in {path}/tokenizer_config.json"
+    )
+    make_plan(parse_recipe(changed(**given, model={"path": path})))  # nothing is taught
+    shutil.rmtree(path)
+    path = edited(model, tmp_path, "generation_config.json", eos_token_id=[other, end])
+    make_plan(parse_recipe(changed(**{**given, "stages": WARM}, model={"path": path})))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["generation config", "config"])
+def test_end_tokens_are_those_of_the_loaded_model(
+    tmp_path: Path, model: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    path = edited(model, tmp_path, "generation_config.json", eos_token_id=[7, 9])
+    if not kept:
+        (Path(path) / "generation_config.json").unlink()
+    config = load_config(path)[1]
+    assert tuple(end_tokens(path, config)) == Policy.from_pretrained(path).end_tokens
+
+
+# ── Chat templates that fail ─────────────────────────────────────────────────────────────────────
+
+
+def test_messages_that_the_chat_template_refuses_are_bad_rows(tmp_path: Path, model: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}{{ m['content'] }}"
+        "{% endfor %}"
+    )
+    path = with_chat_template(model, tmp_path, template)
+    talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "a ?"}]
+    train = write_rows(tmp_path / "train.jsonl", GOOD, {"prompt": talk, "answer": "1"})
+    assert bad_rows(path, {"train": [train]}) == [
+        f"{train}:2: expected a prompt the model can read; got prompt 'train:2': the chat template "
+        f"refuses its messages (TemplateError: System role not supported)"
+    ]
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}\n{{ m['content'] ", "has a syntax error in line 2: unexpected "),
+        (ENDLESS, "did not finish within 0.5 s"),
+        ("{{ 7 ** (7 ** 11) }}", "did not finish within 0.5 s"),  # one operation, without a loop
+        ("{{ 'x' * (20000000 * messages|length) }}", "wrote 20,000,000 characters for a prompt"),
+        ("{{ 'x' * 10 ** 11 }}", "ran out of memory"),
+    ],
+)
+@pytest.mark.parametrize("skip", [False, True])
+def test_chat_templates_that_cannot_be_used(
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    template: str,
+    said: str,
+    skip: bool,
+) -> None:
+    """One message with the template's error, the row, and what to do; without waiting for ever."""
+    monkeypatch.setattr("segcredit.template.SECONDS", 0.5)
+    path = with_chat_template(model, tmp_path, template)
+    train = write_rows(tmp_path / "train.jsonl", *[GOOD] * 8)
+    made = changed(**FEW, model={"path": path}, data={"train": [train], "skip_bad_rows": skip})
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as thread:  # with signals, and where there are none
+        plan = thread.submit(make_plan, parse_recipe(made)).result if skip else make_plan
+        with pytest.raises(ValueError, match="chat template") as error:
+            plan(*([] if skip else [parse_recipe(made)]))
+    assert time.monotonic() - begun < 8
+    (message,) = str(error.value).splitlines()
+    assert message.startswith(f"{train}:1: prompt 'train:1': the chat template {said}")
+    assert message.endswith(
+        ". Put a working chat_template.jinja into the model's folder, or set data.template "
+        "(segcredit evaluate: --template)."
+    )
+    with pytest.raises(ChildProcessError):  # no child is left
+        os.waitpid(-1, os.WNOHANG)
 
 
 # ── LoRA ─────────────────────────────────────────────────────────────────────────────────────────

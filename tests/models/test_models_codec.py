@@ -1,6 +1,7 @@
 """Text and pictures to tokens and back."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tiny_policies import (
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from segcredit.images import image_size, open_image
 from segcredit.models.codec import Codec, load_tokenizer
 from segcredit.template import check_questions, check_template
 from segcredit.types import Prompt
@@ -101,6 +103,41 @@ def test_marks_work_with_every_template(template: str) -> None:
     tokens, vision = codec.encode(ask("red <image>blue <image>", picture(28, 28), picture(28, 56)))
     assert (tokens == codec.tokenizer.convert_tokens_to_ids("<|image_pad|>")).sum() == 3
     assert len(vision["image_grid_thw"]) == 2
+
+
+SIZES = [(84, 56), (28, 500), (1000, 7), (1, 1), (3, 3), (1, 40), (90, 3), (2, 9), (640, 480)]
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_tokens_are_counted_by_the_size_of_a_picture(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the model will read, or refused where the model would refuse it."""
+    codec = policy(name).codec
+    asked = [ask("red <image>blue ?", picture(*size)) for size in SIZES]
+
+    def told(count: Callable[[Prompt], int], prompt: Prompt) -> int | str:
+        try:
+            return count(prompt)
+        except ValueError as error:
+            return str(error)
+
+    expected = [told(lambda x: len(codec.encode(x)[0]), prompt) for prompt in asked]
+    assert sum(isinstance(x, int) for x in expected) >= 6
+
+    def refuse(source: bytes | Path) -> None:
+        assert min(image_size(source)) < 4, "pixels were decoded"
+
+    monkeypatch.setattr("segcredit.models.codec.open_image", lambda x: refuse(x) or open_image(x))
+    assert [told(codec.count_tokens, prompt) for prompt in asked] == expected
+
+
+@pytest.mark.parametrize("size", [(2000, 8), (8, 2000)])
+def test_a_picture_that_is_too_wide_or_tall_is_refused_with_its_size(size: tuple[int, int]) -> None:
+    codec, prompt = policy("qwen2_5_vl").codec, ask("<image>?", picture(*size))
+    for read in (codec.encode, codec.count_tokens):
+        with pytest.raises(ValueError, match=rf"a picture of {size[0]}×{size[1]} pixels"):
+            read(prompt)
 
 
 @pytest.mark.parametrize("name", VISION)
