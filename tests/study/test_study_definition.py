@@ -34,10 +34,16 @@ def test_the_paper_figure_four_has_eight_methods() -> None:
     methods = [arm.algorithm for arm in found.arms.values() if not arm.optional]
     names = {str(x["name"] if isinstance(x, dict) else x) for x in methods}
     assert names == {
-        *("sapo", "ppo", "grpo", "rloo", "vineppo", "spo_chain", "restem", "dpo_positive")
+        *("sapo", "ppo", "grpo_spo", "rloo_spo", "vineppo", "spo_chain", "restem", "dpo_positive")
     }
     assert found.published is not None
     assert all(len(numbers) == 8 for numbers in found.published.columns.values())
+
+
+@pytest.mark.parametrize(("name", "grpo"), [("table1", "grpo_verl"), ("choices", "grpo_verl")])
+def test_grpo_beside_verls_ppo_is_verls(name: str, grpo: str) -> None:
+    arms = load_study(name).arms
+    assert arms["grpo"].algorithm == arms["grpo_prompts"].algorithm == grpo
 
 
 def test_lambda_is_matched_in_tokens() -> None:
