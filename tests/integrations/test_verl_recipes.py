@@ -87,7 +87,16 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
     (tmp_path / ROLLOUTS).mkdir()
     (tmp_path / "config.yaml").write_text("name: x\nalgorithm: sapo\n")
     before = [
-        {"step": 0, "data": {"val-core/toy/acc/mean@1": 0.25}},
+        {
+            "step": 0,
+            "data": {
+                "val-core/toy/acc/mean@1": 0.25,
+                "val-core/a/b/acc/mean@1": 0.35,
+                "val-core/a/b/acc/best@1/mean": 0.9,
+                "val-aux/toy/reward/mean@1": 0.3,
+                "val-aux/toy/no_verdict/mean@1": 0.1,
+            },
+        },
         {"step": 1, "data": {"critic/score/mean": 0.1, "segment/critic_pretraining": 1.0}},
         {"step": 2, "data": {"critic/score/mean": 0.7, "segment/critic_pretraining": 0.0}},
     ]
@@ -108,7 +117,9 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run.series("reward", "optimize") == ([2, 3], [0.2, 0.3])
     assert run.series("reward", "pretrain_critic") == ([1], [0.1])
-    assert run.series("sampled", "evaluation") == ([0, 3], [0.25, 0.5])
+    assert run.series("sampled", "evaluation") == ([0, 3], [0.3, 0.5])
+    assert run.series("reward", "evaluation") == ([0], [0.3])
+    assert run.series("no_verdict", "evaluation") == ([0], [0.1])
     (row,) = run.rollouts(2)
     assert row["segment"] == [0, 0, 1]
     assert (row["prompt_id"], row["reward"], row["answer"]) == ("u", 1.0, "4")
@@ -155,6 +166,17 @@ def test_a_later_start_replaces_the_steps_that_it_did_again(tmp_path: Path) -> N
     (tmp_path / METRICS).write_text(lines)  # not verl's
     adopt(tmp_path)
     assert read_run(tmp_path).series("reward", "optimize") == ([1], [0.7])
+
+
+def test_a_reward_that_does_not_say_what_is_correct_has_no_accuracy(tmp_path: Path) -> None:
+    """verl's core number is the reward then; it was shown as accuracy."""
+    log(tmp_path, (0, {"val-core/toy/reward/mean@4": 0.5}))
+    adopt(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: x\nalgorithm: sapo\n")
+    run = read_run(tmp_path)
+    with pytest.raises(ValueError, match=r"has no metric 'sampled'\. It has: reward"):
+        run.series("sampled", "evaluation")
+    assert run.series("reward", "evaluation") == ([0], [0.5])
 
 
 def test_a_native_runs_metrics_are_never_replaced(tmp_path: Path) -> None:

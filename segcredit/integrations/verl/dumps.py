@@ -37,6 +37,12 @@ NAMES = {
 """verl's name of a number → ours; the others keep theirs."""
 
 
+HELD_OUT = {"acc": "sampled", "reward": "reward", "no_verdict": "no_verdict"}
+"""The same for numbers of a validation."""
+VALIDATION = re.compile(rf"val-(?:core|aux)/.*/({'|'.join(HELD_OUT)})/mean@\d+")
+"""verl's name of one: its source of data, the number, and of how many samples the mean is."""
+
+
 def token_columns(
     columns: Mapping[str, Tensor], piece: Callable[[int], str], count: int
 ) -> Iterator[dict[str, Any]]:
@@ -124,17 +130,22 @@ def metric_rows(starts: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
         for step, data in said:  # a resumed run validates at its checkpoint's step once more
             by_step[step] = {**by_step.get(step, {}), **data}
     for step, data in sorted(by_step.items()):
-        scores = [
-            value for key, value in data.items() if key.startswith("val-core/") and "/mean@" in key
-        ]
-        if scores:
-            mean = sum(scores) / len(scores)
-            yield {"step": step, "stage": "evaluation", "sampled": mean}
+        if held_out := _held_out(data):
+            yield {"step": step, "stage": "evaluation", **held_out}
         rest = {NAMES.get(k, k): x for k, x in data.items() if not k.startswith("val-")}
         if "reward" in rest:
             pretraining = rest.pop("segment/critic_pretraining", 0)
             stage = "pretrain_critic" if pretraining else "optimize"
             yield {"step": step, "stage": stage, **rest}
+
+
+def _held_out(data: Mapping[str, Any]) -> dict[str, float]:
+    """verl's validation, averaged over the sources of data: accuracy where a reward says it."""
+    scores: dict[str, list[float]] = {}
+    for key, value in data.items():
+        if found := VALIDATION.fullmatch(key):
+            scores.setdefault(HELD_OUT[found[1]], []).append(value)
+    return {name: sum(x) / len(x) for name, x in scores.items()}
 
 
 def _is_logged(line: Mapping[str, Any]) -> bool:

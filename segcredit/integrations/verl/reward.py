@@ -51,7 +51,11 @@ def compute_score(
     response = Response(prompt, solution_str, int(num_tokens), bool(truncated), max_tokens)
     with _lock:
         (found,) = _grader(reward)([response])
-    told = {"score": found.value, "reason": found.reason}
+    told: dict[str, Any] = {
+        "score": found.value,
+        "reason": found.reason,
+        "no_verdict": float(not found.verdict),
+    }
     # without it verl validates by the reward: no accuracy is made up
     return told if found.correct is None else {**told, "acc": float(found.correct)}
 
