@@ -2,13 +2,13 @@
 
 from segcredit.algorithms.credit import CreditPart, TreeDifference, ValueDifference
 from segcredit.algorithms.objective import (
+    K3,
     Clipped,
     ConstantMean,
     LossKL,
     LowProbability,
     TokenMean,
     Whiten,
-    k3_of_clamped_ratio,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import TokenRatio
@@ -52,7 +52,8 @@ def _spo(
     credit: CreditPart, threshold: float, clip: tuple[float, float], kl: float
 ) -> PolicyGradient:
     """The update that SPO's chain and tree share: its trainer (ppo_trainer.py)."""
-    penalty = LossKL(kl, k3_of_clamped_ratio, ConstantMean(1.0), only_in_loss=True)
+    # its cap of 1e9 on the estimate never acts: e^10 is 22026
+    penalty = LossKL(kl, K3(log_ratio_limit=10.0), ConstantMean(1.0), only_in_loss=True)
     return PolicyGradient(
         credit=credit,
         ratio=TokenRatio(limit=10.0),

@@ -2,12 +2,12 @@
 
 from segcredit.algorithms.credit import ValueDifference
 from segcredit.algorithms.objective import (
+    K3,
     Clipped,
     ConstantMean,
     LossKL,
     TokenMean,
     Whiten,
-    k3_at_most_10,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import TokenRatio
@@ -36,5 +36,5 @@ def vineppo(
         surrogate=Clipped(*clip),
         reduce=TokenMean(),
         adjust_minibatch=(Whiten(),),
-        terms=(LossKL(kl, k3_at_most_10, ConstantMean(1.0)),) if kl else (),
+        terms=(LossKL(kl, K3(limit=10.0), ConstantMean(1.0)),) if kl else (),
     )

@@ -146,6 +146,14 @@ def test_a_truncated_response_is_rejected_but_never_chosen(name: str) -> None:
     assert sorted(rows.view(-1, 2).tolist()) == [[1, 0], [1, 2], [1, 3]]
 
 
+def test_the_record_of_a_kl_names_its_tokens_only_where_they_are_not_all() -> None:
+    """Studies find finished runs by this text: GRPO's did not change when SPO's KL did."""
+    said = "LossKL(coef=0.01, estimator=k3, reduce=ResponseMean())"
+    assert said in repr(algorithms.grpo())
+    for method in (algorithms.spo_chain(), algorithms.spo_tree()):
+        assert "only_in_loss=True" in repr(method)
+
+
 @pytest.mark.parametrize("name", ["vineppo", "spo_chain", "dvo"])
 def test_what_a_truncated_response_earns(name: str) -> None:
     """Nothing in VinePPO and SPO chain, whatever its grade; elsewhere its grade."""
