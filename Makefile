@@ -35,7 +35,7 @@ $(UV):
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python $(PIP) uv==0.13.8
 
-test: lint types imports unit  ## everything that CI runs
+test: lint types imports unit  ## format, lint, types, imports and tests
 
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -160,6 +161,14 @@ def pending(study_csv: Path) -> dict[str, list[str]]:
             if row["arm"] in x.arms.get(row["study"], ()) and x.name not in included:
                 found.setdefault(row["label"], []).append(x.what)
     return found
+
+
+def test_contributing_has_the_import_order():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = contracts["contracts"][0]["layers"]
+    shown = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert [line.strip() for line in shown[1].splitlines() if line.strip()] == layers
 
 
 RESULTS = sorted((ROOT / "docs" / "results").glob("*/study.csv"))
