@@ -170,6 +170,17 @@ def test_the_flag_is_for_runs() -> None:
     assert "--resume RUN" in said
 
 
+def test_a_model_with_a_config_yaml_is_no_run(trained: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(trained / "checkpoints" / "step-000002" / "policy", tmp_path / "model")
+    (model / "config.yaml").write_text("reward: hostile.py:score\nprecision: bf16\n")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"problem": "a = 1 ; a ?", "answer": "1"}\n')
+    found = evaluate_checkpoint(str(model), [str(rows)], "exact", samples=1, max_tokens=4)
+    assert found.prompts == 1
+    with pytest.raises(ValueError, match=r"holds no run: it is a model.*config\.json"):
+        read_run(model)
+
+
 # ── Small files that would take all time or memory ───────────────────────────────────────────────
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(

@@ -22,8 +22,11 @@ from segcredit.analysis.settings import Settings
 from segcredit.analysis.trend import smooth
 from segcredit.printable import number_text, printable
 from segcredit.runlog import Run
+from segcredit.runlog.reader import step_in
 
 STAGE = "optimize"
+LARGEST = 1e150
+"""Beyond it squares are infinite; such a number is a gap in the curve."""
 ENDS = 0.1
 """Of a curve, the first and last share that the table averages."""
 FLUCTUATION = (
@@ -147,9 +150,13 @@ def curve_of(group: Group, key: str, window: int) -> Curve | None:
 def _series(run: Run, key: str) -> dict[int, float] | None:
     if key not in run.keys(STAGE):
         return None
-    steps, values = run.series(key, STAGE)
-    first = min(int(row["step"]) for row in run.metrics if row.get("stage") == STAGE)
-    numbers = [x if np.isfinite(x) else np.nan for x in values]
+    try:
+        steps, values = run.series(key, STAGE)
+    except ValueError:  # no line with it says its step
+        return None
+    lines = [step_in(row) for row in run.metrics if row.get("stage") == STAGE]
+    first = min(step for step in lines if step is not None)
+    numbers = [x if abs(x) < LARGEST else np.nan for x in values]
     return {step - first + 1: x for step, x in zip(steps, numbers, strict=True)}
 
 

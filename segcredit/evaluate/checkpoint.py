@@ -20,6 +20,7 @@ from segcredit.models.place import locate, nowhere
 from segcredit.rewards import make_reward
 from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.runlog import Run, read_run
+from segcredit.runlog.folder import is_run
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
 from segcredit.runlog.untrusted import FLAG, require_trust
@@ -117,8 +118,8 @@ def _find(checkpoint: str) -> Found:
     path = Path(checkpoint).absolute()
     if problem := nowhere(checkpoint, "a run folder, a Hugging Face folder"):
         raise ValueError(problem)
-    one_of_a_run = (path / MANIFEST).is_file() and (path.parents[1] / "config.yaml").is_file()
-    if not one_of_a_run and not (path / "config.yaml").is_file():
+    one_of_a_run = (path / MANIFEST).is_file() and is_run(path.parents[1])
+    if not one_of_a_run and not is_run(path):
         return Found(locate(checkpoint))
     run = read_run(path.parents[1] if one_of_a_run else path)
     if one_of_a_run:

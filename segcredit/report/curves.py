@@ -1,5 +1,6 @@
 """A run's curves as one picture: what it learned, and how healthy the learning was."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Segments per response", (("optimize", "segments", "segments"),)),
     ("Imitation: −log π per token", (("warm_start", "nll", "warm start"),)),
 )
+LARGEST = 1e100
+"""Numbers beyond it are not drawn: their differences would be infinite."""
 INK, GRID = "#333a45", "#e3e6ea"
 COLOURS = ("#3b6fd4", "#e07b39", "#2c9c79")
 
@@ -59,12 +62,21 @@ def draw_curves(run: Run, path: Path) -> Path | None:
 
 
 def _known(run: Run, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str, str, str]]:
-    return [line for line in lines if line[1] in run.keys(line[0])]
+    return [line for line in lines if _series(run, line[1], line[0])[0]]
+
+
+def _series(run: Run, key: str, stage: str) -> tuple[list[int], list[float]]:
+    """Steps and values that can be drawn; what is not finite, or nearly not, is a gap."""
+    try:
+        steps, values = run.series(key, stage)
+    except ValueError:
+        return [], []
+    return steps, [x if abs(x) < LARGEST else math.nan for x in values]
 
 
 def _panel(axis: Any, run: Run, title: str, lines: list[tuple[str, str, str]]) -> None:
     for colour, (stage, key, label) in zip(COLOURS, lines, strict=False):
-        steps, values = run.series(key, stage)
+        steps, values = _series(run, key, stage)
         if stage == "evaluation":
             axis.plot(steps, values, color=colour, marker="o", markersize=3.5, label=label)
             _interval(axis, run, key, colour)
@@ -86,8 +98,10 @@ def _interval(axis: Any, run: Run, key: str, colour: str) -> None:
     """The 95 % interval over prompts, where it was measured."""
     if not {f"{key}_low", f"{key}_high"} <= set(run.keys("evaluation")):
         return
-    steps, low = run.series(f"{key}_low", "evaluation")
-    _, high = run.series(f"{key}_high", "evaluation")
+    steps, low = _series(run, f"{key}_low", "evaluation")
+    others, high = _series(run, f"{key}_high", "evaluation")
+    if steps != others:
+        return
     axis.fill_between(steps, low, high, color=colour, alpha=0.13, linewidth=0)
 
 

@@ -1,6 +1,10 @@
-"""The page of runs in progress, for a browser on this machine alone."""
+"""The page of runs in progress, for a browser on this machine that knows its address.
+
+Every user and program of the machine can reach the port, so the address begins with a random token.
+"""
 
 import re
+import secrets
 import sys
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,12 +38,13 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
         self.folders = list(folders)
+        self.token = secrets.token_urlsafe(16)
         super().__init__((HOST, port), _Handler)
 
     @property
     def address(self) -> str:
         """What to type into a browser."""
-        return f"http://localhost:{self.server_address[1]}/"
+        return f"http://localhost:{self.server_address[1]}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away is no error."""
@@ -72,21 +77,25 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in ("localhost", HOST):
             self.send_error(403, "only for a browser on this machine")
             return
+        token, slash, rest = self.path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            self.send_error(403, "the address that segcredit report --serve printed has a token")
+            return
         try:
-            self._answer()
+            self._answer(slash + rest)
         except ConnectionError:  # the browser went away: there is nobody to tell
             raise
         except (OSError, ValueError) as error:  # a run that was moved away, or is half-written
             self._send(to_json({"error": str(error)}), "application/json", 503)
 
-    def _answer(self) -> None:
+    def _answer(self, path: str) -> None:
         runs = self.server.runs()
-        if self.path in ("/", "/index.html"):
+        if path in ("/", "/index.html"):
             page = render_page(report_title(runs), self._overview(runs), live=True)
             self._send(page, "text/html")
-        elif self.path == "/overview.json":
+        elif path == "/overview.json":
             self._send(to_json({**self._overview(runs), "live": True}), "application/json")
-        elif (match := _ROWS.fullmatch(self.path)) is not None:
+        elif (match := _ROWS.fullmatch(path)) is not None:
             self._send_rows(runs, int(match[1]), match[2], int(match[3]))
         else:
             self.send_error(404)
@@ -116,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", policy(live=True))
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(body)
 

@@ -175,9 +175,11 @@ def by_step(folder: Path) -> Iterator[tuple[int, Path]]:
 
 def require_run(folder: RunFolder) -> None:
     """Raise RunError unless the folder holds a run."""
-    if folder.config.is_file():
+    if is_run(folder.path):
         return
     reason = "there is no config.yaml in it" if folder.path.is_dir() else "there is no such folder"
+    if folder.config.is_file():
+        reason = "it is a model, since it has a config.json beside its config.yaml"
     near = runs_in(folder.path) or runs_in(folder.path.parent)
     advice = (
         f"Runs near by: {', '.join(shlex.quote(str(path)) for path in near[:5])}."
@@ -185,6 +187,11 @@ def require_run(folder: RunFolder) -> None:
         else "A run folder is what segcredit train writes, such as runs/NAME-DATE-TIME."
     )
     raise RunError(f"{folder.path} holds no run: {reason}. {advice}")
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run: it has a config.yaml, and no config.json, as models have."""
+    return (path / "config.yaml").is_file() and not (path / "config.json").is_file()
 
 
 def runs_in(root: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import warnings
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,10 @@ class Run:
     def series(self, key: str, stage: str | None = None) -> tuple[list[int], list[float]]:
         """Steps and values of one metric, of one stage or of all; NaN where it was NaN."""
         points = [
-            (int(row["step"]), math.nan if row[key] is None else float(row[key]))
+            (step, as_number(row[key]))
             for row in self.metrics
-            if key in row and "step" in row and stage in (None, row.get("stage"))
+            if key in row and stage in (None, row.get("stage"))
+            if (step := step_in(row)) is not None
         ]
         if not points:
             raise ValueError(self._no_series(key, stage))
@@ -115,6 +117,22 @@ class Run:
         near = difflib.get_close_matches(key, known, n=1)
         advice = f"Did you mean {near[0]!r}? " if near else ""
         return f"{where} has no metric {key!r}. {advice}It has: {', '.join(known)}."
+
+
+def step_in(row: Mapping[str, Any]) -> int | None:
+    """The step of a line of metrics; None if it names none, or something that is no step."""
+    step = row.get("step")
+    if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**53:
+        return None
+    return int(step)
+
+
+def as_number(x: Any) -> float:
+    """What a line of metrics holds, as a number; NaN if it is none."""
+    try:
+        return float(x) if isinstance(x, int | float) else math.nan
+    except OverflowError:  # whole numbers of JSON have no bounds
+        return math.inf if x > 0 else -math.inf
 
 
 def _files(folder: Path) -> dict[int, Path]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from segcredit.runlog import Run, read_run
+from segcredit.runlog.reader import as_number, step_in
 from segcredit.study.store import is_finished
 
 ACCURACY = "sampled"
@@ -59,7 +60,11 @@ def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
 def measure(run: Run) -> Measured:
     """Everything the tables and curves show of a finished run."""
     evaluated = [row for row in run.metrics if row.get("stage") == "evaluation"]
-    curve = [(int(row["step"]), float(row[ACCURACY])) for row in evaluated if ACCURACY in row]
+    curve = [
+        (step, as_number(row[ACCURACY]))
+        for row in evaluated
+        if ACCURACY in row and (step := step_in(row)) is not None
+    ]
     if not curve:
         raise ValueError(
             f"{run.path} has no held-out accuracy: its data has no test prompts (data.test)."

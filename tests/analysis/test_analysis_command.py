@@ -163,6 +163,24 @@ def test_hostile_rows(tmp_path: Path) -> None:
     assert lift["tokens_left_out"] > 10
 
 
+@pytest.mark.usefixtures("one_picture_each")
+def test_hostile_metrics(tmp_path: Path) -> None:
+    """Lines without a step, steps that are none, numbers without bounds."""
+    lines = metric_lines(4)
+    odd = [{"stage": "optimize", "value_loss": 1.0, "entropy": 1.0}]
+    odd += [{**lines[-1], "step": x} for x in (None, "x", [1], True, -1, 10**400, math.inf)]
+    for number, x in enumerate([10**400, -(10**400), 1e308, -1e308, "a", [1], {}, None]):
+        odd.append({"step": 20 + number, "stage": "optimize", "value_loss": x, "entropy": x})
+    run = write_run(tmp_path, "run", some_rollouts(2), [*odd, *lines, *odd])
+    other = write_run(tmp_path, "other", some_rollouts(2), [*lines, *odd], seed=1)
+    said = done(run, other, "--only", "value_loss", "--only", "entropy", "--only", "length")
+    assert "nan" not in said
+    for path in (run / "analysis").glob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+    without = write_run(tmp_path, "without", metrics=odd[:8])
+    assert "nothing could be analysed" in error_of(without)
+
+
 def test_a_hostile_name(tmp_path: Path) -> None:
     name = "[bold]$x$ <script> \x1b[31m\n角"
     run = write_run(tmp_path, name, some_rollouts(3), metric_lines(3))

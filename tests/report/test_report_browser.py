@@ -257,6 +257,26 @@ def test_numbers_that_are_none(open_page: Opener, tmp_path: Path) -> None:
     assert page.locator('.chart[data-title="Training reward"]').is_visible()
 
 
+def test_numbers_that_are_huge(open_page: Opener, tmp_path: Path) -> None:
+    """Where a step added to a number leaves it as it is, counting up would never end."""
+    run = make_run(tmp_path / "a", steps=())
+    most = 2**53 - 1
+    huge = [(most - 1, most), (most, most - 1), (1, 10**400), (2, 1e308), (3, -1e308), (4, 0.5)]
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            f'{{"step": {step}, "stage": "optimize", "reward": {x}, "entropy": {most - step}}}\n'
+            for step, x in huge
+        )
+        + "".join(
+            f'{{"step": {most - n}, "stage": "optimize", "kl": {10**300 + n}}}\n' for n in range(2)
+        )
+    )
+    page = open_page(written(run))
+    chart = page.locator('.chart[data-title="Training reward"] svg')
+    assert "ends at 0.5" in chart.get_attribute("aria-label")
+    assert page.locator(".chart").count() > 1
+
+
 def test_a_run_without_responses(open_page: Opener, tmp_path: Path) -> None:
     page = open_page(written(make_run(tmp_path / "a", steps=())), "trajectories")
     assert "recorded no responses" in page.locator("#view-trajectories").inner_text()

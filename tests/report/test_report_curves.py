@@ -105,6 +105,17 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     assert colours(drawn(write_run(tmp_path, *lines)))[BLUE] > 10
 
 
+def test_numbers_that_are_huge(tmp_path: Path) -> None:
+    huge = [10**400, -(10**400), 1e308, -1e308, 2**63, 0.5]
+    lines: list[dict[str, Any]] = [
+        {"step": n, "stage": stage, "reward": x, "sampled": x, "sampled_low": x, "sampled_high": x}
+        for n, x in enumerate(huge)
+        for stage in ("optimize", "evaluation")
+    ]
+    lines += [{"stage": "optimize", "entropy": 1.0}, {"step": 10**400, "stage": "optimize"}]
+    assert colours(drawn(write_run(tmp_path, *lines)))[BLUE] > 10
+
+
 def test_a_single_step_is_seen(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"step": 1, "stage": "optimize", "reward": 0.5})
     assert colours(drawn(run))[BLUE] > 3

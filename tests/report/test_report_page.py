@@ -614,9 +614,15 @@ def serving(*runs: Path) -> Iterator[Server]:
 
 
 def ask(
-    server: Server, path: str, host: str | None = "localhost", method: str = "GET"
+    server: Server,
+    path: str,
+    host: str | None = "localhost",
+    method: str = "GET",
+    token: str | None = None,
 ) -> tuple[int, Any, str]:
-    """Status, headers, body; the path goes out as it is."""
+    """Status, headers, body; the path goes out as it is, behind the server's token or another."""
+    if path.startswith("/"):
+        path = f"/{server.token if token is None else token}{path}" if token != "" else path
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
     connection.putrequest(method, path, skip_host=True)
     if host is not None:
@@ -655,7 +661,8 @@ def test_the_server_is_for_this_machine_alone(tmp_path: Path) -> None:
     with serving(make_run(tmp_path / "a")) as server:
         assert server.server_address[0] == "127.0.0.1"
         port = server.server_address[1]
-        assert server.address == f"http://localhost:{port}/"
+        assert server.address == f"http://localhost:{port}/{server.token}/"
+        assert re.fullmatch(r"[\w-]{20,}", server.token)
         with pytest.raises(OSError, match="refused"):  # another address of the same machine
             socket.create_connection(("127.0.0.2", port), timeout=5)
 
@@ -680,6 +687,23 @@ def test_a_foreign_name_is_refused(tmp_path: Path, path: str) -> None:
             assert ask(server, path, host)[0] == (404 if path == "/nothing" else 200)
 
 
+def test_without_its_token_the_server_says_nothing(tmp_path: Path) -> None:
+    """Other users of the machine can reach the port, too."""
+    with serving(make_run(tmp_path / "a")) as server, serving(tmp_path / "a") as other:
+        assert other.token != server.token
+        wrong = ("", "x", server.token[:-1], server.token + "x", other.token, "é", "%00", "..")
+        for token in wrong:
+            for path in ("/", "/overview.json", "/rows/0-rollouts-1", "/nothing"):
+                sent = "%C3%A9" if token == "é" else token
+                status, _, body = ask(server, path, token=sent)
+                assert status == 403, (token, path)
+                assert "fake" not in body
+                assert server.token not in body
+        assert ask(server, f"/?token={server.token}", token="")[0] == 403
+        assert ask(server, "http://localhost/config.yaml")[0] == 403
+        assert ask(server, "/")[0] == 200
+
+
 def test_nothing_else_is_there(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     with serving(run) as server:
@@ -699,7 +723,7 @@ def test_nothing_else_is_there(tmp_path: Path) -> None:
                 "/rows/-1-rollouts-1",
             ),
             *("/rows/0-rollouts-1.jsonl", "/rows/0-rollouts-99999999999999999999", "/rows/0-x-1"),
-            *("/rows/0-rollouts-1?x", "/overview.json/", "http://localhost/config.yaml", "/\\"),
+            *("/rows/0-rollouts-1?x", "/overview.json/", "/\\"),
         ):
             status, _, body = ask(server, path)
             assert status == 404, path
@@ -764,7 +788,8 @@ def test_a_browser_that_goes_away_costs_nothing(tmp_path: Path, capfd: Any) -> N
             connection = socket.create_connection(server.server_address, timeout=5)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             if number:
-                connection.sendall(b"GET /rows/0-rollouts-1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                path = f"/{server.token}/rows/0-rollouts-1"
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             connection.close()  # at once: a reset
         assert ask(server, "/")[0] == 200
         until = time.monotonic() + 20
@@ -783,11 +808,11 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        match = re.match(r"Open http://localhost:(\d+)/ in a browser", said)
+        match = re.match(r"Open http://localhost:(\d+)(/[\w-]+/) in a browser", said)
         assert match, said
         port = int(match[1])
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-            connection.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            connection.sendall(f"GET {match[2]} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             assert b"200 OK" in connection.recv(100)
         taken = segcredit("--serve", "--port", port, run)
         assert f"port {port} cannot be used" in error_of(taken)

@@ -114,6 +114,22 @@ def test_nulls_of_other_writers_are_no_numbers(path: Path) -> None:
     assert math.isnan(read_run(path).series("x")[1][0])
 
 
+def test_lines_of_others_are_read_as_far_as_they_are_metrics(path: Path) -> None:
+    """A step that is none, numbers without bounds, texts: neither an error nor a point."""
+    lines = [
+        '{"stage": "t", "x": 0}',
+        *(f'{{"step": {x}, "stage": "t", "x": 0}}' for x in ("null", '"1"', "[1]", "true", "-1")),
+        *(f'{{"step": {x}, "stage": "t", "x": 0}}' for x in ('"Infinity"', "1e300", "9" * 4000)),
+        *(f'{{"step": {n}, "x": {x}}}' for n, x in enumerate(["9" * 400, "-" + "9" * 400, '"a"'])),
+        '{"step": 3.0, "x": [1]}',
+        '{"step": 4, "x": 2}',
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    steps, values = read_run(path).series("x")
+    assert steps == [0, 1, 2, 3, 4]
+    assert values == pytest.approx([math.inf, -math.inf, math.nan, math.nan, 2.0], nan_ok=True)
+
+
 def test_reading_needs_no_torch(path: Path) -> None:
     code = (
         "import sys\n"

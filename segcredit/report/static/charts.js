@@ -17,9 +17,11 @@ const ticks = (low, high, count) => {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
-  const found = [];
-  for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-6 ? 0 : x);
-  return found;
+  const first = Math.ceil(low / step) * step;
+  // counted, since adding a small step to a huge number changes nothing
+  const more = clamp(Math.floor((high - first) / step + 1e-9), -1, 2 * count);
+  if (!Number.isFinite(first + more)) return [];
+  return [...new Set(Array.from({ length: more + 1 }, (_, i) => first + i * step))].map((x) => Math.abs(x) < step * 1e-6 ? 0 : x);
 };
 const tickLabel = (x) => {
   const size = Math.abs(x);
@@ -27,8 +29,12 @@ const tickLabel = (x) => {
   return text.replace("-", "−");
 };
 
+// Numbers whose squares and differences are numbers, too; what is larger is a gap in the curve.
+const bounded = (values) => values.map((x) => isNumber(x) && Math.abs(x) > 1e150 ? (x > 0 ? "∞" : "−∞") : x);
+
 // Runs that differ in their seed alone, as one line with a 95 % t-interval of the mean.
-const together = (lines) => {
+const together = (all) => {
+  const lines = all.map((line) => ({ ...line, values: bounded(line.values) }));
   const groups = new Map();
   for (const line of lines) groups.set(line.group, [...(groups.get(line.group) ?? []), line]);
   return [...groups.values()].map((some) => {
@@ -63,6 +69,7 @@ const path = (points) => {
 // lines: [{label, colour, steps, values, low?, high?, group, dash?}]
 const lineChart = ({ title, unit, lines, smooth, marks }) => {
   const W = 420, H = 226, left = 52, right = 12, top = 12, bottom = 36;
+  lines = lines.map((line) => ({ ...line, values: bounded(line.values), low: line.low && bounded(line.low), high: line.high && bounded(line.high) }));
   const shown = lines.map((line) => ({ ...line, drawn: marks || line.steps.length < 16 ? line.values : smoothed(line.values, smooth) }));
   const [x0, x1] = extent(shown.flatMap((line) => line.steps));
   // wide bands (two seeds) may leave the picture: the lines are what is looked at
