@@ -1,8 +1,10 @@
 """Every setting of every recipe that ``segcredit verl`` accepts: it arrives, is refused, or is
 listed as without a counterpart. ``tests/translations.py`` holds the table."""
 
+import contextlib
 import inspect
 import re
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 from translations import CASES, GROUP, GRPO, NOTES, SAPO, SEGMENT, SETTINGS, Case, leaves
 
 from segcredit.algorithms import ALGORITHMS
-from segcredit.config import load_recipe
+from segcredit.config import apply_overrides, load_recipe, parse_recipe, recipe_settings
+from segcredit.config.read import shipped_recipes
 from segcredit.integrations.verl.reward import NUM_TOKENS, TRUNCATED, compute_score
 from segcredit.integrations.verl.settings import METHODS
 from segcredit.integrations.verl.translate import (
@@ -66,6 +69,56 @@ def test_a_setting_arrives_or_is_refused_or_is_told(name: str) -> None:
     assert arrived == case.arrives
     told = set(found.notes) - set(before.notes)
     assert told or any(others.get(key, VERLS.get(key)) != x for key, x in arrived.items())
+
+
+TRIED = [f"geo3k/qwen2.5-vl-3b-{method}" for method in ("grpo", "ppo", "sapo", "vc-ppo")]
+TRIED += [f"geo3k/qwen2.5-vl-7b-sapo-{cut}" for cut in ("newline", "probability")]
+"""Recipes of the package that run on verl as they are; one of those that differ by model alone."""
+OTHERWISE = {
+    "vc-ppo": ("optimizer.schedule", "optimizer.warmup_steps"),  # refused beside pretraining
+    "grpo": (  # no critic, no tree; verl's trainer writes all responses, which is told
+        "model.critic",
+        "stages.pretrain_critic",
+        "save.rollouts",
+        "rollout.tree",
+    ),
+}
+"""How settings begin that a method's recipe cannot have as the others do."""
+
+
+def test_these_recipes_of_the_package_run_on_verl() -> None:
+    """Whatever else is accepted is one of them with another model."""
+    found = []
+    for name in shipped_recipes():
+        with contextlib.suppress(ValueError):
+            translate(load_recipe(name), FOLDER)
+            found.append(name)
+    assert set(TRIED) < set(found)
+    own = ("name=x", "model.path=x", "rollout.rows=1")
+    tried = [load_recipe(name, own) for name in TRIED]
+    assert all(load_recipe(name, own) in tried for name in found)
+
+
+@pytest.mark.parametrize("recipe", TRIED)
+def test_every_setting_of_every_accepted_recipe(recipe: str) -> None:
+    """The same change has the same outcome whatever else a recipe says."""
+    said = recipe_settings(recipe)
+    otherwise = tuple(
+        x for ending, keys in OTHERWISE.items() if recipe.endswith(ending) for x in keys
+    )
+    for key, case in SETTINGS.items():
+        if key.startswith(otherwise):
+            continue
+        changed = parse_recipe(apply_overrides(deepcopy(said), case.changes))
+        if case.refused is not None:
+            with pytest.raises(ValueError, match=case.refused):
+                translate(changed, FOLDER)
+            continue
+        found = translate(changed, FOLDER)
+        if case.unused:
+            assert f"{key} has no effect on verl: {NO_COUNTERPART[key]}" in found.notes
+        settings = plain(found.settings)
+        assert {x: settings[x] for x in case.arrives} == case.arrives, key
 
 
 @pytest.mark.parametrize("changes", NOTES)

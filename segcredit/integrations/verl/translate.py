@@ -300,16 +300,21 @@ def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
 def _segment_problems(recipe: Recipe) -> Iterator[str]:
     """Settings of the method that neither verl nor the plugin has a key for.
 
-    Each is tried alone: the method that the plugin would make of verl's settings must be the
-    recipe's. So a setting that is new, and that nobody translated, is refused.
+    The method that the plugin would make of verl's settings must be the recipe's, so a setting
+    that is new, and that nobody translated, is refused. Which one it is shows when each is tried
+    alone.
     """
-    if asks_the_critic(_policy_gradient(recipe.make_algorithm())):
+    name, made = _name(recipe), _policy_gradient(recipe.make_algorithm())
+    if asks_the_critic(made):
         yield f"algorithm.partition: {NO_VALUES}"
         return
-    name, given = _name(recipe), recipe.algorithm
-    for key, value in ({} if isinstance(given, str) else given).items():
-        if key != "name" and not _arrives(name, algorithm_of({"name": name, key: value})):
-            yield f"algorithm.{key} cannot be said to verl: remove it, or use segcredit train"
+    if _arrives(name, made):
+        return
+    given = {} if isinstance(recipe.algorithm, str) else recipe.algorithm
+    keys = [x for x in given if x != "name"]
+    alone = [x for x in keys if not _arrives(name, algorithm_of({"name": name, x: given[x]}))]
+    for key in alone or keys:
+        yield f"algorithm.{key} cannot be said to verl: remove it, or use segcredit train"
 
 
 def _arrives(name: str, wanted: object) -> bool:
