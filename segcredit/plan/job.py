@@ -37,7 +37,8 @@ class Job:
     critic: bool = True
     reference: bool = True
     tracked: bool = False
-    """Whether each prompt's last response is scored again after the step (single-stream SPO)."""
+    """Whether each prompt's last response, and this step's, are scored after the step
+    (single-stream SPO)."""
     rescored: bool = False
     """Whether log π_old comes from a forward pass of its own."""
     half: bool = True

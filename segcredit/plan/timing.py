@@ -111,22 +111,23 @@ def _decode_by_vllm(job: Job) -> float:
 
 
 def _annotate(job: Job) -> float:
-    """GPUs share out the micro-batches; only the tracker's are everyone's."""
-    passes = job.rescored + job.reference
+    """GPUs share out the micro-batches. A tracker scores the last responses and these."""
+    tracked = 2 * job.tracked
+    passes = job.rescored + job.reference + tracked
     total = passes * operations.annotate_policy(job)
     total += operations.annotate_critic(job) if job.critic else 0.0
     speed = _speed(job, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1.0))
     micros = job.micro_count(job.responses, job.mean_row)
     turns = math.ceil(micros / job.gpus)
-    total = total * turns / micros + job.tracked * operations.annotate_policy(job)
+    total = total * turns / micros
     # π_ref goes without an adapter, unless it is one
-    adapted = job.rescored + job.critic
+    adapted = job.rescored + job.critic + tracked
     adapted += job.reference and job.adapter is not None and job.adapter.reference
     adding = _beside(job, job.responses * job.mean_row)
-    adding *= adapted * turns / micros + job.tracked
+    adding *= adapted * turns / micros
     models = passes + job.critic
-    launches = _launches(job, turns * models + micros * job.tracked)
-    return max(total / speed + adding, launches, _gathering(job, turns * models + job.tracked))
+    launches = _launches(job, turns * models)
+    return max(total / speed + adding, launches, _gathering(job, turns * models))
 
 
 def _beside(job: Job, tokens: float) -> float:

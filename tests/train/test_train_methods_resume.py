@@ -32,6 +32,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpo": {"algorithm": {"name": "dpo", "pairs_per_prompt": 1}, "rollout__samples": 3},
     "dvo": {"algorithm": {"name": "dvo", "samples": 2, "partition": UNITS}},
 }
+SHARED: dict[str, dict[str, Any]] = {
+    **METHODS,
+    "single_stream_spo": {"algorithm": "single_stream_spo", "data__size": 12},
+}
+"""The same and one whose resumption test_train_resume.py has."""
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -48,11 +53,11 @@ def test_killed_and_resumed_it_is_the_same_run(method: str, tmp_path: Path) -> N
     assert any(x.get("policy/grad_norm", 0.0) > 0.0 for x in steps), "something was learned"
 
 
-@pytest.mark.parametrize("method", ["vineppo", "spo_tree", "restem", "dpo"])
+@pytest.mark.parametrize("method", ["vineppo", "spo_tree", "restem", "dpo", "single_stream_spo"])
 def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     changes = {
         **SHORT,
-        **METHODS[method],
+        **SHARED[method],
         "update__tokens_per_micro": 150,
         "optimizer__eps": 1e-3,  # or weights without a gradient would go where rounding sends them
         "save__every": 9,
@@ -63,11 +68,11 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     assert_close(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("method", ["restem", "spo_tree"])
+@pytest.mark.parametrize("method", ["restem", "spo_tree", "single_stream_spo"])
 def test_divided_models_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     changes = {
         **SHORT,
-        **METHODS[method],
+        **SHARED[method],
         "update__tokens_per_micro": 150,
         "optimizer__eps": 1e-3,
         "save__every": 9,
