@@ -92,12 +92,10 @@ def corrected() -> str:
             if arms:
                 found.append(f"[{name}](results/{name}/study.md): {', '.join(arms)}")
         if found:
-            rows.append((correction.what, "; ".join(found), correction.until))
+            rows.append((correction.what, "; ".join(found), correction.since))
     if not rows:
         return "Every result here includes every correction.\n"
-    return markdown(
-        Table(("what is different now", "run before it", "last commit without"), tuple(rows))
-    )
+    return markdown(Table(("what is different now", "run before it", "since commit"), tuple(rows)))
 
 
 def rounds(name: str) -> str:

@@ -65,8 +65,8 @@ class Correction(Settings):
     name: str
     what: str
     """What is different now."""
-    until: str
-    """The last commit without it."""
+    since: str
+    """The commit that made it."""
     arms: dict[str, list[str]]
     """By study, the arms that it changes."""
 
