@@ -23,11 +23,14 @@ METHODS = {
     "vc_ppo": ("vc_ppo", {"pretrain": True}),
     "vapo": ({"name": "vapo", "alpha": 0.5}, {"pretrain": True, "samples": 4}),
     "grpo": ("grpo", {"samples": 4}),
+    "grpo_verl": ("grpo_verl", {"samples": 4}),
+    "grpo_spo": ("grpo_spo", {"samples": 4}),
     "gspo": ("gspo", {"samples": 4}),
     "rloo": ("rloo", {"samples": 4}),
+    "rloo_spo": ("rloo_spo", {"samples": 4}),
     "single_stream_spo": ("single_stream_spo", {"size": 256}),
 }
-WITH_PICTURES = ("sapo", "ppo", "vc_ppo", "grpo")
+WITH_PICTURES = ("sapo", "ppo", "vc_ppo", "grpo_verl")
 """The paper's Table 1; to the others a response is tokens, whatever its prompt was."""
 
 
