@@ -61,6 +61,17 @@ class Reward:
     response counts as not correct."""
 
 
+def correctness(rewards: Sequence[Reward]) -> list[bool] | None:
+    """Whether each response was right; None where the rewards do not say what is correct.
+
+    A response without a verdict is not correct.
+    """
+    said = [x.correct for x in rewards if x.verdict]
+    if None in said or all(x.correct is None for x in rewards):
+        return None
+    return [bool(x.verdict and x.correct) for x in rewards]
+
+
 @runtime_checkable
 class RewardFn(Protocol):
     """Grades a batch of responses: one Reward each, in their order."""

@@ -94,7 +94,10 @@ def evaluate(
         bool, typer.Option("--json", help="The numbers as one JSON object, not as a table.")
     ] = False,
 ) -> None:
-    """Accuracy on held-out prompts: greedy, avg@k, pass@k, with intervals."""
+    """Accuracy on held-out prompts: greedy, avg@k, pass@k, with intervals.
+
+    A reward that does not say what is correct has a mean reward only.
+    """
     from rich.console import Console
 
     from segcredit.commands.quiet import quiet_libraries
@@ -135,6 +138,8 @@ def evaluate(
         typer.echo(json.dumps(found.as_dict()))
     else:
         console.print(_table(found))
+    if found.warning is not None:
+        console.print(found.warning, style="yellow", markup=False, highlight=False)
     if output is not None:
         console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
 
@@ -149,12 +154,19 @@ def _table(found: "Evaluation") -> "Table":
     table.add_column("95 % interval", justify="right")
     if found.greedy is not None and found.greedy_interval is not None:
         table.add_row("greedy accuracy", f"{found.greedy:.1%}", _range(found.greedy_interval))
-    table.add_row(f"avg@{found.samples}", f"{found.sampled:.1%}", _range(found.sampled_interval))
+    if found.sampled is not None and found.sampled_interval is not None:
+        average = f"{found.sampled:.1%}"
+        table.add_row(f"avg@{found.samples}", average, _range(found.sampled_interval))
     for k, x in found.pass_at.items():
         if k > 1:
             table.add_row(f"pass@{k}", f"{x:.1%}", _range(found.pass_interval[k]))
-    table.add_row("reward", f"{found.reward:.3f}", "")
-    table.add_row("answer found", f"{found.answered:.1%}", "")
+    low, high = found.reward_interval
+    table.add_row("reward", f"{found.reward:.3f}", f"{low:.3f} – {high:.3f}")
+    if found.greedy_reward is not None:
+        table.add_row("greedy reward", f"{found.greedy_reward:.3f}", "")
+    if found.answered is not None:
+        table.add_row("answer found", f"{found.answered:.1%}", "")
+    table.add_row("no verdict", f"{found.no_verdict:.1%}", "")
     table.add_row("truncated", f"{found.truncated:.1%}", "")
     drawn = f"{found.sampling.temperature:g}, {found.sampling.top_p:g}"
     table.add_row("temperature, top-p", drawn, "")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
-from segcredit.printable import points_text, share_text
+from segcredit.printable import number_text, points_text, share_text
 from segcredit.train.trainer import Result
 
 STAGES = {
@@ -84,6 +84,8 @@ class Terminal:
         numbers = "  ".join(
             f"{label} {form.format(metrics[key])}" for key, label, form in WATCHED if key in metrics
         )
+        if metrics.get("no_verdict"):
+            numbers += f"  no verdict {metrics['no_verdict']:.1%}"
         if self.live and self._bar is not None:
             self.progress.update(self._bar, completed=self._done, numbers=numbers)
         elif time.monotonic() - self._said > QUIET_SECONDS or self._done == self._total:
@@ -94,10 +96,18 @@ class Terminal:
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         asked = f"[dim]({evaluation.prompts} prompts)[/dim]"
-        greedy = "" if evaluation.greedy is None else f", greedy {evaluation.greedy:.1%}"
+        if evaluation.sampled is None:
+            measure, form = "reward", "{:.3f}"
+            sampled, greedy = evaluation.reward, evaluation.greedy_reward
+        else:
+            measure, form = "accuracy", "{:.1%}"
+            sampled, greedy = evaluation.sampled, evaluation.greedy
+        beside = "" if greedy is None else f", greedy {form.format(greedy)}"
+        if evaluation.no_verdict:
+            beside += f", no verdict {evaluation.no_verdict:.1%}"
         self.console.print(
-            f"[dim]step {step}:[/dim] held-out accuracy sampled "
-            f"[bold]{evaluation.sampled:.1%}[/bold]{greedy} {asked}"
+            f"[dim]step {step}:[/dim] held-out {measure} sampled "
+            f"[bold]{form.format(sampled)}[/bold]{beside} {asked}"
         )
 
     def note(self, text: str) -> None:
@@ -112,11 +122,18 @@ def result_table(result: Result) -> Table | None:
     """Before and after."""
     if not result.before or not result.after:
         return None
-    table = Table(title="Held-out accuracy", title_justify="left")
+    known = "sampled" in result.before and "sampled" in result.after
+    title = "Held-out accuracy" if known else "Held-out reward"  # where nothing says what is right
+    table = Table(title=title, title_justify="left")
     for name in ("", "before", "after", "gain"):
         table.add_column(name, justify="left" if not name else "right")
-    for how in ("sampled", "greedy"):
-        if how in result.before and how in result.after:
-            old, new = result.before[how], result.after[how]
-            table.add_row(how, share_text(old), share_text(new), points_text(old, new))
+    for how, key in (("sampled", "reward"), ("greedy", "greedy_reward")):
+        key = how if known else key
+        if key in result.before and key in result.after:
+            old, new = result.before[key], result.after[key]
+            if known:
+                table.add_row(how, share_text(old), share_text(new), points_text(old, new))
+            else:
+                texts = number_text(old, ".3f"), number_text(new, ".3f")
+                table.add_row(how, *texts, number_text(new - old, "+.3f"))
     return table

@@ -7,9 +7,19 @@ from typing import Any
 import torch
 
 from segcredit.evaluate.peers import ALONE, Peers
-from segcredit.evaluate.statistics import mean_interval, pass_at_k
+from segcredit.evaluate.statistics import bootstrap_interval, mean_interval, pass_at_k
 from segcredit.inputs import as_responses, encode_all
-from segcredit.types import Encoded, Prompt, Response, Reward, RewardFn, RolloutEngine, Sampling
+from segcredit.rewards.errors import no_verdict_warning
+from segcredit.types import (
+    Encoded,
+    Prompt,
+    Response,
+    Reward,
+    RewardFn,
+    RolloutEngine,
+    Sampling,
+    correctness,
+)
 
 EncodePrompt = Callable[[Prompt], Encoded]
 Decode = Callable[[list[int]], str]
@@ -22,21 +32,31 @@ class Evaluation:
     prompts: int
     samples: int
     greedy: float | None
-    """Accuracy of the greedy response."""
+    """Accuracy of the greedy response; None: not asked for, or not known (see ``sampled``)."""
     greedy_interval: tuple[float, float] | None
-    sampled: float
-    """avg@k: accuracy of sampled responses, averaged over k and the prompts."""
-    sampled_interval: tuple[float, float]
+    sampled: float | None
+    """avg@k: accuracy of sampled responses, averaged over k and the prompts; None: the reward does
+    not say what is correct, and only the mean reward is known."""
+    sampled_interval: tuple[float, float] | None
     """95 %, prompts resampled."""
     pass_at: dict[int, float]
-    """pass@1, 2, 4, … k."""
+    """pass@1, 2, 4, … k; empty where accuracy is not known."""
     pass_interval: dict[int, tuple[float, float]]
     reward: float
-    answered: float
-    """Share of sampled responses in which an answer was found."""
+    """Mean over the sampled responses."""
+    reward_interval: tuple[float, float]
+    greedy_reward: float | None
+    """Mean over the greedy responses."""
+    answered: float | None
+    """Share of sampled responses in which an answer was found; None: the reward does not say."""
+    no_verdict: float
+    """Share of sampled responses that the grader reached no verdict on; they count as not
+    correct."""
     truncated: float
     response_length: float
     sampling: Sampling
+    warning: str | None = None
+    """Cause and remedy, where many responses got no verdict."""
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every response with its grade."""
 
@@ -47,19 +67,22 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers, for the run's metrics."""
-        found = {
+        found: dict[str, float | None] = {
             "sampled": self.sampled,
-            "sampled_low": self.sampled_interval[0],
-            "sampled_high": self.sampled_interval[1],
+            "greedy": self.greedy,
             "reward": self.reward,
+            "greedy_reward": self.greedy_reward,
             "answered": self.answered,
+            "no_verdict": self.no_verdict,
             "truncated": self.truncated,
             "response_length": self.response_length,
         }
-        if self.greedy is not None and self.greedy_interval is not None:
-            found["greedy"] = self.greedy
-            found["greedy_low"], found["greedy_high"] = self.greedy_interval
-        return found | {f"pass@{k}": x for k, x in self.pass_at.items() if k > 1}
+        for name in ("sampled", "greedy", "reward"):
+            interval = getattr(self, f"{name}_interval")
+            if interval is not None:
+                found[f"{name}_low"], found[f"{name}_high"] = interval
+        found |= {f"pass@{k}": x for k, x in self.pass_at.items() if k > 1}
+        return {name: x for name, x in found.items() if x is not None}
 
 
 def evaluate(
@@ -86,36 +109,53 @@ def evaluate(
     torch.rand(peers.before(prompts) * samples, sampling.max_tokens, generator=generator)
     repeated = [x for x in encoded for _ in range(samples)]
     drawn = peers.gather(_graded(repeated, engine, reward, decode, sampling, generator))
-    right = [_accuracy(x) for _, x in drawn]
-    per_prompt = [right[i : i + samples] for i in range(0, len(right), samples)]
-    means = [sum(x) / samples for x in per_prompt]
+    rewards = [x for _, x in drawn]
+    right = correctness(rewards)
+    means = None if right is None else _per_prompt([float(x) for x in right], samples)
     rows = list(_rows(drawn, samples, "sampled"))
-    best, best_interval = None, None
+    best: list[float] | None = None
+    best_reward = None
     if greedy:
         argmax = Sampling(sampling.max_tokens, temperature=0.0)
         chosen = peers.gather(_graded(encoded, engine, reward, decode, argmax, generator))
-        marks = [_accuracy(x) for _, x in chosen]
-        best, best_interval = sum(marks) / len(marks), mean_interval(marks)
+        marks = correctness([x for _, x in chosen])
+        if right is not None and marks is not None:
+            best = [float(x) for x in marks]
+        best_reward = sum(x.value for _, x in chosen) / len(chosen)
         rows += _rows(chosen, 1, "greedy")
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k < samples] + [samples]
-    passed = {k: [pass_at_k(samples, round(sum(x)), k) for x in per_prompt] for k in ks}
+    passed = {
+        k: [pass_at_k(samples, round(x * samples), k) for x in means]
+        for k in ks
+        if means is not None
+    }
     count = len(drawn)
+    found = [x.answered for x in rewards]
     return Evaluation(
         prompts=len(prompts),
         samples=samples,
-        greedy=best,
-        greedy_interval=best_interval,
-        sampled=sum(means) / len(means),
-        sampled_interval=mean_interval(means),
+        greedy=None if best is None else sum(best) / len(best),
+        greedy_interval=None if best is None else mean_interval(best),
+        sampled=None if means is None else sum(means) / len(means),
+        sampled_interval=None if means is None else mean_interval(means),
         pass_at={k: sum(x) / len(x) for k, x in passed.items()},
         pass_interval={k: mean_interval(x) for k, x in passed.items()},
-        reward=sum(x.value for _, x in drawn) / count,
-        answered=sum(_answered(x) for _, x in drawn) / count,
+        reward=sum(x.value for x in rewards) / count,
+        reward_interval=bootstrap_interval(_per_prompt([x.value for x in rewards], samples)),
+        greedy_reward=best_reward,
+        answered=None if None in found else sum(map(bool, found)) / count,
+        no_verdict=sum(not x.verdict for x in rewards) / count,
         truncated=sum(x.truncated for x, _ in drawn) / count,
         response_length=sum(x.num_tokens for x, _ in drawn) / count,
         sampling=sampling,
+        warning=no_verdict_warning(rewards, "the evaluation"),
         rows=rows,
     )
+
+
+def _per_prompt(values: Sequence[float], samples: int) -> list[float]:
+    """The mean of each prompt's samples."""
+    return [sum(values[i : i + samples]) / samples for i in range(0, len(values), samples)]
 
 
 def _graded(
@@ -133,15 +173,6 @@ def _graded(
     return list(zip(responses, reward(responses), strict=True))
 
 
-def _accuracy(reward: Reward) -> float:
-    """Right or wrong; for rewards that do not say, right is a reward of at least ½."""
-    return float(reward.value >= 0.5 if reward.correct is None else reward.correct)
-
-
-def _answered(reward: Reward) -> bool:
-    return reward.answered is not False
-
-
 def _rows(
     graded: Sequence[tuple[Response, Reward]], samples: int, how: str
 ) -> Iterator[dict[str, Any]]:
@@ -157,5 +188,6 @@ def _rows(
             "answer": response.prompt.answer,
             "reward": reward.value,
             "correct": reward.correct,
+            "verdict": reward.verdict,
             "reason": reward.reason,
         }

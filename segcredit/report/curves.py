@@ -11,6 +11,10 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Held-out accuracy",
         (("evaluation", "sampled", "sampled"), ("evaluation", "greedy", "greedy")),
     ),
+    (
+        "Held-out reward",
+        (("evaluation", "reward", "sampled"), ("evaluation", "greedy_reward", "greedy")),
+    ),
     ("Training reward", (("optimize", "reward", "reward"),)),
     ("Entropy (nats per token)", (("optimize", "entropy", "entropy"),)),
     ("Response length (tokens)", (("optimize", "response_length", "mean"),)),

@@ -17,10 +17,13 @@ MOST_POINTS = 1500
 RESULTS = (
     ("sampled", "sampled accuracy"),
     ("greedy", "greedy accuracy"),
+    ("reward", "sampled reward"),
+    ("greedy_reward", "greedy reward"),
+    ("no_verdict", "no verdict"),
     ("response_length", "tokens per response"),
     ("truncated", "truncated"),
 )
-SHARES = ("sampled", "greedy", "truncated")
+SHARES = ("sampled", "greedy", "no_verdict", "truncated")
 """Those that are shown in per cent."""
 STAGES = ("warm_start", "pretrain_critic", "optimize", "evaluation")
 
@@ -96,7 +99,7 @@ def results(run: Run) -> list[dict[str, Any]]:
             "texts": _texts(first.get(key), last.get(key)) if key in SHARES else None,
         }
         for key, label in RESULTS
-        if key in first
+        if key in first and (key != "no_verdict" or first[key] or last.get(key))
     ]
 
 

@@ -30,7 +30,7 @@ def _mean_alone(curve: Curve) -> Curve:
 
 
 def draw_differences(
-    rows: list[tuple[str, Estimate, Estimate]], reference: str, figure: Any
+    rows: list[tuple[str, Estimate, Estimate]], reference: str, measure: str, figure: Any
 ) -> None:
     """A forest plot: a point and its interval per arm, left of 0 where the reference is better."""
     axis = figure.subplots()
@@ -47,7 +47,8 @@ def draw_differences(
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(False, axis="y")
     # two lines: a reference may have a long name
-    axis.set_xlabel(f"points of held-out accuracy above\n{reference}, 95 % interval over seeds")
+    unit = "points of" if measure == "accuracy" else "100 ×"
+    axis.set_xlabel(f"{unit} held-out {measure} above\n{reference}, 95 % interval over seeds")
     for colour, marker, label in (
         (COLOURS[0], "o", "mean over the curve"),
         (COLOURS[1], "D", "final"),
@@ -62,6 +63,7 @@ def draw_sweep(
     final: list[Estimate],
     paper: dict[str, list[float]],
     label: str,
+    measure: str,
     figure: Any,
 ) -> None:
     """Both measures with their bands; the paper's numbers, of another task, as a thin line."""
@@ -77,7 +79,7 @@ def draw_sweep(
         thin = {"color": INK, "linewidth": 1.0, "linestyle": ":", "marker": ".", "alpha": 0.7}
         axis.plot(x, numbers, label=f"paper: {name} (another task)", **thin)
     axis.set_xlabel(label)
-    axis.set_ylabel("held-out accuracy (%)")
+    axis.set_ylabel(measure)
     figure.legend(loc="outside lower left", ncols=3)
 
 

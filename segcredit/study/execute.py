@@ -27,6 +27,8 @@ class RunState:
     step: int = 0
     total: int = 0
     accuracy: float | None = None
+    """None: no evaluation yet, or the reward does not say what is correct."""
+    reward: float | None = None
     """Held-out, at its last evaluation."""
     message: str = ""
     """Why it failed."""
@@ -198,7 +200,7 @@ def _hear(states: States, pool: Pool, plans: Sequence[Plan], store: Store, watch
         if what == "step":
             state.status, state.step, state.total = "running", event["step"], event["total"]
         elif what == "evaluated":
-            state.accuracy = event["accuracy"]
+            state.accuracy, state.reward = event["accuracy"], event["reward"]
         elif what == "elsewhere":
             state.status = "elsewhere"
         elif what in ("done", "stopped"):

@@ -67,10 +67,10 @@ def learning_curves(summary: Summary) -> Analysis:
     curves = [_accuracy(arm) for arm in _done(summary)]
     return _figure(
         "curves",
-        f"{summary.study.title}: held-out accuracy",
+        f"{summary.study.title}: held-out {summary.measure}",
         summary,
         {"curves": [_numbers(curve) for curve in curves]},
-        partial(draw_curves, curves, "held-out accuracy (%)", 1),
+        partial(draw_curves, curves, summary.scale_of_measure, 1),
         SIZE,
     )
 
@@ -93,7 +93,7 @@ def differences(summary: Summary) -> Analysis:
         f"{summary.study.title}: differences, paired by seed",
         summary,
         {"differences": {label: [vars(area), vars(final)] for label, area, final in rows}},
-        partial(draw_differences, rows, summary.reference.label),
+        partial(draw_differences, rows, summary.reference.label, summary.measure),
         (6.8, 1.5 + 0.45 * len(rows)),
     )
 
@@ -118,7 +118,7 @@ def sweep(summary: Summary) -> Analysis:
         summary.study.title,
         summary,
         {"at": x, "area": [vars(e) for e in area], "final": [vars(e) for e in final]},
-        partial(draw_sweep, x, area, final, paper, summary.study.axis),
+        partial(draw_sweep, x, area, final, paper, summary.study.axis, summary.scale_of_measure),
         SIZE,
     )
 

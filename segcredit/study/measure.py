@@ -13,8 +13,9 @@ from segcredit.runlog import Run, read_run
 from segcredit.runlog.reader import as_number, step_in
 from segcredit.study.store import is_finished
 
-ACCURACY = "sampled"
-"""Held-out accuracy of sampled responses: what is measured."""
+ACCURACY, REWARD = "sampled", "reward"
+"""What is measured on held-out prompts: accuracy of sampled responses, or, where the reward does
+not say what is correct, their mean reward."""
 LAST = 5
 """Batches at the end of the critic's pretraining that say how good it has become."""
 
@@ -26,8 +27,9 @@ class Measured:
     steps: tuple[int, ...]
     """Of the evaluations, counted from the first, which is before any optimisation."""
     accuracy: tuple[float, ...]
+    """Or the mean reward; ``measure`` says which."""
     area: float
-    """The measure: mean held-out accuracy over the curve."""
+    """The measure: mean held-out accuracy (or reward) over the curve."""
     final: float
     """At its end."""
     tokens: float
@@ -44,6 +46,8 @@ class Measured:
     response_length: float
     explained_before: float
     """The critic's explained variance in the last batches of its pretraining."""
+    measure: str = "accuracy"
+    """"reward" where the run's reward does not say what is correct."""
 
 
 def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
@@ -60,10 +64,12 @@ def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
 def measure(run: Run) -> Measured:
     """Everything the tables and curves show of a finished run."""
     evaluated = [row for row in run.metrics if row.get("stage") == "evaluation"]
+    known = any(ACCURACY in row for row in evaluated)
+    key = ACCURACY if known else REWARD
     curve = [
-        (step, as_number(row[ACCURACY]))
+        (step, as_number(row[key]))
         for row in evaluated
-        if ACCURACY in row and (step := step_in(row)) is not None
+        if key in row and (step := step_in(row)) is not None
     ]
     if not curve:
         raise ValueError(
@@ -88,6 +94,7 @@ def measure(run: Run) -> Measured:
         entropy=_mean(optimised, "entropy"),
         response_length=_mean(optimised, "response_length"),
         explained_before=_mean(before[-LAST:], "explained_variance"),
+        measure="accuracy" if known else "reward",
     )
 
 

@@ -88,8 +88,8 @@ def table_of(states: States) -> RenderableType:
     if states.stopping:
         caption += "; finishing these steps, then saving (Ctrl-C again: at once)"
     table = Table(caption=caption, caption_justify="left")
-    for name in ("run", "seed", "", "step", "accuracy"):
-        table.add_column(name, justify="right" if name in ("seed", "step", "accuracy") else "left")
+    for name in ("run", "seed", "", "step", "held out"):
+        table.add_column(name, justify="right" if name in ("seed", "step", "held out") else "left")
     rows = sorted(states.runs.values(), key=lambda x: kinds.index(x.status))
     for state in rows[:MOST]:
         planned = state.planned
@@ -99,9 +99,16 @@ def table_of(states: States) -> RenderableType:
             str(planned.seed),
             Text(state.status, style=COLOURS.get(state.status, "")),
             f"{state.step}/{state.total}" if state.step or state.status == "running" else "",
-            "" if state.accuracy is None else f"{state.accuracy:.1%}",
+            _held_out(state),
         )
     return table
+
+
+def _held_out(state: RunState) -> str:
+    """Accuracy, or the mean reward where the reward does not say what is correct."""
+    if state.accuracy is not None:
+        return f"accuracy {state.accuracy:.1%}"
+    return "" if state.reward is None else f"reward {state.reward:.3f}"
 
 
 def said_of(state: RunState) -> str:
@@ -110,7 +117,8 @@ def said_of(state: RunState) -> str:
         return f"failed: {printable(' '.join(state.message.split()), 600)}"
     if state.status == "elsewhere":
         return "another process is writing it; waiting for that"
-    accuracy = "" if state.accuracy is None else f", held-out accuracy {state.accuracy:.1%}"
+    found = _held_out(state)
+    accuracy = f", held-out {found}" if found else ""
     if state.status == "running":
         return "running"
     return f"{state.status}, step {state.step}/{state.total}{accuracy}"

@@ -85,6 +85,19 @@ class Summary:
         return next(arm for arm in self.arms if arm.name == self.study.reference)
 
     @property
+    def measure(self) -> str:
+        """What the numbers are: "accuracy", or "reward" where nothing says what is correct."""
+        found = {run.measure for arm in self.arms for run in arm.runs.values()} or {"accuracy"}
+        return " or ".join(sorted(found))
+
+    @property
+    def scale_of_measure(self) -> str:
+        """What is written on an axis: everything is shown as a hundred times its value."""
+        if self.measure == "accuracy":
+            return "held-out accuracy (%)"
+        return f"100 × held-out {self.measure}"
+
+    @property
     def complete(self) -> bool:
         return not any(arm.missing for arm in self.arms)
 

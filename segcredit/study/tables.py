@@ -193,10 +193,10 @@ def curves_csv(summary: Summary) -> str:
     """One line per evaluation."""
     return _csv(
         [
-            {"arm": arm.name, "seed": seed, "step": step, "accuracy": accuracy}
+            {"arm": arm.name, "seed": seed, "step": step, summary.measure: value}
             for arm in summary.arms
             for seed, run in arm.runs.items()
-            for step, accuracy in zip(run.steps, run.accuracy, strict=True)
+            for step, value in zip(run.steps, run.accuracy, strict=True)
         ]
     )
 

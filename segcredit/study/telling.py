@@ -23,7 +23,7 @@ class Telling:
         self._tell("step", step=step, total=self._total)
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self._tell("evaluated", step=step, accuracy=evaluation.sampled)
+        self._tell("evaluated", step=step, accuracy=evaluation.sampled, reward=evaluation.reward)
 
     def note(self, text: str) -> None: ...
 

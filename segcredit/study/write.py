@@ -28,6 +28,16 @@ MEASURE = (
 )
 
 
+def _measure_text(summary: Summary) -> str:
+    if summary.measure == "accuracy":
+        return MEASURE
+    return MEASURE.replace(
+        "held-out accuracy of sampled responses",
+        f"held-out {summary.measure} of sampled responses (the reward does not say what is "
+        f"correct, so there is no accuracy)",
+    ).replace("Numbers are per cent", "Numbers are multiplied by 100")
+
+
 def write_study(
     summary: Summary, folder: Path, watch: Callable[[str], None] = lambda what: None
 ) -> list[str]:
@@ -58,7 +68,7 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
         *([f"Settings of all runs: {', '.join(summary.overrides)}."] if summary.overrides else []),
         *_incomplete(summary),
         markdown(results_table(summary)),
-        " ".join([MEASURE, *_tuning_text(summary)]),
+        " ".join([_measure_text(summary), *_tuning_text(summary)]),
         *([study.note] if study.note else []),
         *([f"The paper's numbers: {study.published.source}."] if study.published else []),
         "## Cost and behaviour",

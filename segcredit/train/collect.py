@@ -15,7 +15,7 @@ from segcredit.train.micro import micro_batches
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.train.tree import draw_tree, grade_tree
-from segcredit.types import Prompt, Response, Reward, Rollouts, Sampling
+from segcredit.types import Prompt, Response, Reward, Rollouts, Sampling, correctness
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ def collect(
         group = torch.arange(len(prompts)).repeat_interleave(samples)
         device = rollouts.mask.device
         rollouts = rollouts.replace(reward=values.to(device), group=group.to(device))
-        if all(x.correct is not None for x in rewards):
-            right = torch.tensor([bool(x.correct) for x in rewards])
-            rollouts = rollouts.replace(correct=right.to(device))
+        if (right := correctness(rewards)) is not None:
+            rollouts = rollouts.replace(correct=torch.tensor(right, device=device))
     with log.time("annotate"):
         rollouts = annotate(state, rollouts, needs)
     return Collected(rollouts, responses, rewards)

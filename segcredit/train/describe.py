@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from segcredit.train.collect import Collected
-from segcredit.types import Batch
+from segcredit.types import Batch, correctness
 
 
 def describe_rewards(collected: Collected) -> dict[str, float]:
@@ -20,10 +20,10 @@ def describe_rewards(collected: Collected) -> dict[str, float]:
         "response_length": float(length.mean()),
         "response_length_max": float(length.max()),
         "truncated": float(rollouts.truncated.float().mean()),
+        "no_verdict": sum(not x.verdict for x in rewards) / len(rewards),
     }
-    graded = [x.correct for x in rewards if x.correct is not None]
-    if graded:
-        found["accuracy"] = sum(graded) / len(graded)
+    if (right := correctness(rewards)) is not None:
+        found["accuracy"] = sum(right) / len(right)
     return found
 
 
@@ -47,12 +47,13 @@ def _describe_tree(collected: Collected, weight: Tensor) -> dict[str, float]:
         "response_length": mean([float(x.num_tokens) for x in responses]),
         "response_length_max": float(max(x.num_tokens for x in responses)),
         "truncated": mean([float(x.truncated) for x in responses]),
+        "no_verdict": mean([float(not x.verdict) for x in rewards]),
         "tree/branches": float(len(weight)),
         "tree/responses": float(len(finished)),
         "tree/tokens": float(collected.rollouts.mask.sum()),
     }
-    if all(x.correct is not None for x in rewards):
-        found["accuracy"] = mean([float(bool(x.correct)) for x in rewards])
+    if (right := correctness(rewards)) is not None:
+        found["accuracy"] = mean([float(x) for x in right])
     return found
 
 

@@ -9,6 +9,7 @@ from types import FrameType
 
 from segcredit.config import Optimize
 from segcredit.evaluate import Evaluation, evaluate
+from segcredit.rewards.errors import no_verdict_warning
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
 from segcredit.train.observe import Observer
 from segcredit.train.records import rollout_rows
@@ -34,6 +35,7 @@ class Loop:
     metrics: MetricsWriter | None
     watch: Observer
     saved_step: int | None = None
+    _warned: bool = False
 
     def run(self) -> None:
         """All stages, from where the state stands."""
@@ -45,7 +47,7 @@ class Loop:
                 self.watch.stage(state.stage, stage.kind, stage.steps, state.stage_step)
                 if state.stage_step == 0:
                     enter(state, stage)
-                    if isinstance(stage, Optimize) and "sampled_before" not in state.noted:
+                    if isinstance(stage, Optimize) and not self._evaluated_before():
                         self._evaluate("before")
                 while state.stage_step < stage.steps:
                     self._step(stage)
@@ -67,6 +69,8 @@ class Loop:
             self.metrics.write(state.step, stage.kind, measured)
         self.watch.stepped(state.step, stage.kind, measured)
         last = state.stage_step == stage.steps
+        if stepped is not None:
+            self._warn(no_verdict_warning(stepped.collected.rewards, f"step {state.step}"))
         if isinstance(stage, Optimize) and stepped is not None:
             self._record(stepped)
             every = state.recipe.evaluation.every
@@ -74,6 +78,16 @@ class Loop:
                 self._evaluate(None)
         if state.step % state.recipe.save.every == 0 and not last:
             self._save()
+
+    def _evaluated_before(self) -> bool:
+        """Whether the evaluation before optimization is there, as of an earlier process."""
+        return not {"sampled_before", "reward_before"}.isdisjoint(self.state.noted)
+
+    def _warn(self, warning: str | None) -> None:
+        """Tell of responses without a verdict, once: the metric no_verdict goes on."""
+        if warning is not None and not self._warned:
+            self._warned = True
+            self.watch.note(warning)
 
     def _record(self, stepped: Stepped) -> None:
         settings, state = self.state.recipe.save, self.state
@@ -95,15 +109,17 @@ class Loop:
             return
         state = self.state
         if name is not None:
-            state.noted[f"sampled_{name}"] = found.sampled
-            if found.greedy is not None:
-                state.noted[f"greedy_{name}"] = found.greedy
+            measured = found.metrics()
+            for key in ("sampled", "greedy", "reward", "greedy_reward"):
+                if key in measured:
+                    state.noted[f"{key}_{name}"] = measured[key]
         if self.metrics is not None:
             self.metrics.write(state.step, "evaluation", found.metrics())
         if self.folder is not None and state.parallel.first:
             with saying_how_to_go_on(self.folder.evaluations):
                 write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
+        self._warn(found.warning)
         watched = watch(state)  # every process takes part
         if self.folder is not None and state.parallel.first and watched is not None:
             self._write(self.folder.watched, watched, len(watched.collected.responses))

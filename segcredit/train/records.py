@@ -44,6 +44,7 @@ def rollout_rows(
             "reason": reward.reason,
             "parts": dict(reward.parts),
             "correct": reward.correct,
+            "verdict": reward.verdict,
             "truncated": response.truncated,
             "answer": response.prompt.answer,
         }

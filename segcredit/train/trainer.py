@@ -37,7 +37,8 @@ class Result:
     model: Path | None
     """The trained policy, a plain Hugging Face folder."""
     before: dict[str, float]
-    """Held-out accuracy, greedy and sampled, before reinforcement learning."""
+    """Held-out ``reward`` and ``greedy_reward`` before reinforcement learning, and the accuracies
+    ``sampled`` and ``greedy`` where the reward says what is correct."""
     after: dict[str, float]
 
 

@@ -67,7 +67,7 @@ class Scripted:
 
 @dataclass
 class FirstToken:
-    """1 is right, 0 wrong, 2 no answer, 3 a reward that does not say; 9 ends."""
+    """1 is right, 0 wrong, 2 no answer, 3 a reward that does not say, 4 no verdict; 9 ends."""
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward]:
         return [self._grade(x.text) for x in responses]
@@ -76,6 +76,8 @@ class FirstToken:
         first = text.split()[0]
         if first == "3":
             return Reward(0.75, "who knows")
+        if first == "4":
+            return Reward(0.0, "stopped after 5 s", verdict=False)
         return Reward(float(first == "1"), f"it was {first}", first == "1", first != "2")
 
     def close(self) -> None: ...
@@ -148,6 +150,7 @@ def test_every_response_is_kept_with_its_grade() -> None:
         "answer": None,
         "reward": 1.0,
         "correct": True,
+        "verdict": True,
         "reason": "it was 1",
     }
 
@@ -166,10 +169,33 @@ def test_numbers_for_a_run() -> None:
     assert len(without.rows) == 3
 
 
-def test_a_reward_that_does_not_say_is_right_from_one_half() -> None:
-    found = measured(Scripted(lambda n, time: [3, END], lambda n, time: [2, END]), 2, 1)
-    assert (found.sampled, found.reward, found.answered) == (1.0, 0.75, 1.0)
-    assert found.greedy == 0.0
+def test_a_reward_that_does_not_say_what_is_correct_has_no_accuracy() -> None:
+    found = measured(Scripted(lambda n, time: [3, END], lambda n, time: [3, END]), 2, 2)
+    assert (found.reward, found.greedy_reward) == (0.75, 0.75)
+    assert found.reward_interval == (0.75, 0.75)
+    assert (found.sampled, found.sampled_interval, found.answered) == (None, None, None)
+    assert (found.greedy, found.greedy_interval) == (None, None)
+    assert (found.pass_at, found.pass_interval) == ({}, {})
+    assert found.metrics().keys() == {
+        *("reward", "reward_low", "reward_high", "greedy_reward"),
+        *("no_verdict", "truncated", "response_length"),
+    }
+
+
+def test_no_accuracy_where_some_rewards_do_not_say() -> None:
+    found = measured(Scripted(lambda n, time: [3 if n else 1, END]), 2, 1)
+    assert found.sampled is None
+
+
+def test_a_response_without_a_verdict_is_not_correct_and_is_counted() -> None:
+    found = measured(Scripted(lambda n, time: [4 if n else 1, END]), 4, 1, greedy=False)
+    assert (found.sampled, found.no_verdict) == (0.25, 0.75)
+    assert found.metrics()["no_verdict"] == 0.75
+    assert [row["verdict"] for row in found.rows] == [True, False, False, False]
+    for part in ("3 of 4 responses of the evaluation got no verdict", "stopped after 5 s"):
+        assert part in found.warning
+    assert "reward.batch_seconds" in found.warning
+    assert measured(Scripted(lambda n, time: [1, END]), 4, 1).warning is None
 
 
 def test_responses_without_an_answer() -> None:

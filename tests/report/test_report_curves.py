@@ -31,6 +31,7 @@ def everything(steps: int = 12) -> list[dict[str, Any]]:
             lines.append({"step": step, "stage": stage, **dict.fromkeys(keys, 1 / step)})
     for n, step in enumerate((2 * steps, 3 * steps)):
         numbers = {"sampled": 0.3 + n / 5, "greedy": 0.4 + n / 5}
+        numbers |= {"reward": 0.5 + n / 5, "greedy_reward": 0.6 + n / 5}
         ends = {f"{key}_{end}": x + d for key, x in numbers.items() for end, d in ENDS}
         lines.append({"step": step, "stage": "evaluation", **numbers, **ends})
     return lines

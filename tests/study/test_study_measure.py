@@ -83,3 +83,12 @@ def test_pretraining_may_ask_more_prompts_than_optimisation(tmp_path: Path) -> N
     start = made.run("ppo", 0, 1e-3).start
     assert start is not None
     assert measure(read_run(pretend(made.store, start, [0.1]))).pretraining_tokens == 64 * 10
+
+
+def test_where_no_reward_says_what_is_correct_the_reward_is_measured(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    folder = pretend(made.store, made.run("ppo", 0, 1e-3), [0.1, 0.3])
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"sampled"', '"reward"'))
+    found = measure(read_run(folder))
+    assert (found.accuracy, found.measure) == ((0.1, 0.3), "reward")

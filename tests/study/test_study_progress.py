@@ -67,3 +67,11 @@ def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
         live.changed(states, failed, "failed")
     assert "no memory left [red]" in out.getvalue(), "it stays when the table is gone"
     assert "7/12" in out.getvalue()
+
+
+def test_a_reward_that_does_not_say_what_is_correct_is_shown_as_reward(tmp_path: Path) -> None:
+    states = states_of(tmp_path)
+    first = next(iter(states.runs.values()))
+    first.accuracy, first.reward = None, 0.625
+    assert "reward 0.625" in drawn(states)
+    assert "accuracy" not in drawn(states)

@@ -172,6 +172,21 @@ def test_the_page_says_what_is_missing_and_what_failed(tmp_path: Path) -> None:
         assert "<svg" in (folder / f"{name}.svg").read_text()
 
 
+def test_a_study_of_a_reward_that_does_not_say_what_is_correct(tmp_path: Path) -> None:
+    found = made(tmp_path, figures=["curves", "differences"])
+    for file in (tmp_path / "runs").glob("*/metrics.jsonl"):
+        file.write_text(file.read_text().replace('"sampled"', '"reward"'))
+    folder = tmp_path / "out"
+    assert write_study(summarise(found), folder) == []
+    page = (folder / "study.md").read_text()
+    assert "Measured is held-out reward of sampled responses" in page
+    assert "Numbers are multiplied by 100" in page
+    assert "held-out accuracy" not in page
+    assert (folder / "curves.csv").read_text().startswith("arm,seed,step,reward\n")
+    for name in ("curves", "differences"):
+        assert "accuracy" not in (folder / f"{name}.svg").read_text()
+
+
 def test_a_figure_that_cannot_be_drawn_is_told(tmp_path: Path) -> None:
     found = made(tmp_path, figures=["curves", "value_loss", "lift"])
     lacking = write_study(summarise(found), tmp_path / "out")

@@ -100,7 +100,7 @@ def test_rows_a_function_and_a_method_as_objects(
     )
     result = trainer.train(tmp_path / "run")
     assert result.folder == tmp_path / "run"
-    assert result.before.keys() == result.after.keys() == {"sampled", "greedy"}
+    assert result.before.keys() == result.after.keys() == {"reward", "greedy_reward"}
     assert result.model == tmp_path / "run" / "checkpoints" / "step-000002" / "policy"
     assert Policy.from_pretrained(result.model).end_tokens
     stages = [line["stage"] for line in metrics(tmp_path / "run")]
@@ -293,7 +293,7 @@ def test_a_run_with_objects_goes_on_in_python(
         trainer_of(loaded, rows, FailsAfter(5)).train(folder)
     assert [line["step"] for line in metrics(folder)] == [0, 1, 2]
     result = trainer_of(loaded, rows, FailsAfter(99)).train(folder, resume=True)
-    assert result.before.keys() == result.after.keys() == {"sampled", "greedy"}
+    assert result.before.keys() == result.after.keys() == {"reward", "greedy_reward"}
     for place in (whole, folder):  # it shows the object's address
         (place / "config.yaml").unlink()
     assert_same_run(folder, whole)

@@ -2,7 +2,9 @@
 
 const CHARTS = [
   { title: "Held-out accuracy", unit: "share of right answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]] },
+  { title: "Held-out reward", unit: "mean", marks: true, lines: [["evaluation", "reward", "sampled"], ["evaluation", "greedy_reward", "greedy", "5 4"]] },
   { title: "Training reward", unit: "mean", lines: [["optimize", "reward", "reward"]] },
+  { title: "Responses without a verdict", unit: "share", unlessZero: true, lines: [["optimize", "no_verdict", "training"], ["evaluation", "no_verdict", "held out", "5 4"]] },
   { title: "Entropy", unit: "nats per token", lines: [["optimize", "entropy", "entropy"]] },
   { title: "Response length", unit: "tokens", lines: [["optimize", "response_length", "mean"]] },
   { title: "KL to the reference", unit: "nats per token", lines: [["optimize", "kl", "KL"]] },
@@ -92,9 +94,9 @@ const overviewView = {
   },
 
   charts(wanted) {
-    return wanted.map(({ title, unit, marks, lines }) => {
+    return wanted.map(({ title, unit, marks, unlessZero, lines }) => {
       const found = this.lines(lines);
-      if (!found.length) return null;
+      if (!found.length || (unlessZero && !found.some((line) => line.values.some((x) => isNumber(x) && x !== 0)))) return null;
       const chart = lineChart({ title, unit, marks, smooth: this.smooth, lines: this.grouped ? together(found) : found });
       if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.colour } }), line.label))));
       return chart;
