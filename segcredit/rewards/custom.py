@@ -17,6 +17,7 @@ Two rules where TRL leaves a choice:
 
 import ast
 import difflib
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from segcredit.rewards.callers import Caller, FileCaller, ThreadCaller
 from segcredit.rewards.errors import RewardError, shown
 from segcredit.rewards.pool import Failure
 from segcredit.rewards.settings import require_seconds
-from segcredit.types import Response, Reward
+from segcredit.types import Prompt, Response, Reward
 
 _SEARCH = 2.0
 """Deadlines that may be spent on finding out which response a function hangs on."""
@@ -84,6 +85,27 @@ class CustomReward:
         if "unusable" in answer:
             raise RewardError(f"the reward function {self.name} {answer['unusable']}")
         return self._checked(answer["rewards"], responses)
+
+    def check_signature(self, prompts: Sequence[Prompt]) -> None:
+        """Raise RewardError unless the rows have every parameter that has no default.
+
+        A function in a file is read, not run; one that is decorated, imported or assigned there is
+        checked at its first call.
+        """
+        if isinstance(self.function, str):
+            required = _required_in_file(*_file_and_name(self.function))
+        else:
+            required = _required(self.function)
+        given = arguments([Response(p, "", 0, False, 0) for p in prompts], self.conversational)
+        missing = [name for name in required if name not in given]
+        if missing:
+            columns = [name for name in given if name not in _ALWAYS]
+            raise RewardError(
+                f"the reward function {self.name} wants {_and(missing)}, but the rows have no such "
+                f"column. It is called with {', '.join(_ALWAYS)}"
+                f"{' and the columns ' + ', '.join(map(shown, columns)) if columns else ''}. "
+                f"Rename the parameter, give it a default, or add the column to the data."
+            )
 
     def close(self) -> None:
         """Stop the function's process."""
@@ -186,6 +208,44 @@ def arguments(responses: Sequence[Response], conversational: bool = False) -> di
         columns["prompts"] = ["\n\n".join(m["content"] for m in p.messages) for p in prompts]
         columns["completions"] = [response.text for response in responses]
     return columns
+
+
+_ALWAYS = (
+    *("prompts", "completions", "answer", "solution", "ground_truth", "num_tokens", "truncated"),
+)
+"""Arguments that every function is called with."""
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Parameters that a call must give; none where a function written in C hides them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in named]
+
+
+def _required_in_file(path: Path, name: str) -> list[str]:
+    """The same of a function in a file, which is not run."""
+    found = [
+        s
+        for s in ast.parse(path.read_bytes(), str(path)).body
+        if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) and s.name == name
+    ]
+    if not found or found[-1].decorator_list:
+        return []
+    given = found[-1].args
+    positional = [*given.posonlyargs, *given.args]
+    plain = positional[: len(positional) - len(given.defaults)][len(given.posonlyargs) :]
+    by_name = [
+        x for x, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+    ]
+    return [x.arg for x in (*plain, *by_name)]
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(map(shown, names))
 
 
 def _what_happened(answer: Mapping[str, Any] | Failure) -> str:

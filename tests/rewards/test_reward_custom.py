@@ -3,13 +3,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grading import children, needs_proc, response
 
 from segcredit.rewards import CustomReward, RewardError, make_reward
 from segcredit.rewards.custom import arguments
-from segcredit.types import Reward
+from segcredit.types import Prompt, Reward
 
 RESPONSES = [
     response(f"say \\boxed{{{i}}}", str(i), id=f"p{i}", level=i, topic="sums") for i in range(4)
@@ -292,3 +293,46 @@ def test_settings_are_refused_early() -> None:
         CustomReward(len, conversational="no")
     with pytest.raises(ValueError, match=r"a callable or 'file.py:function'; got 3"):
         CustomReward(3)
+
+
+# ── The signature, before anything is sampled ────────────────────────────────────────────────────
+
+
+def rows_with(**columns: object) -> list[Prompt]:
+    return [Prompt("a", ({"role": "user", "content": "?"},), answer="1", columns=columns)]
+
+
+def any_columns(completions: list[str], level: list[int], **more: Any) -> list[float]:
+    raise AssertionError("a check does not call it")
+
+
+def with_a_default(completions: list[str], level: list[int] | None = None) -> list[float]:
+    raise AssertionError("a check does not call it")
+
+
+def test_a_parameter_that_the_rows_do_not_have_is_told_before_any_call() -> None:
+    reward = CustomReward(any_columns)
+    reward.check_signature(rows_with(level=3))
+    CustomReward(with_a_default).check_signature(rows_with())
+    with pytest.raises(RewardError) as told:
+        reward.check_signature(rows_with(difficulty=3, source="x"))
+    message = str(told.value)
+    assert message.startswith("the reward function any_columns wants 'level', but the rows have")
+    assert "'difficulty', 'source'" in message
+    assert "completions, answer, solution, ground_truth" in message
+    assert "give it a default" in message
+
+
+def test_a_function_in_a_file_is_read_and_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "score.py"
+    file.write_text(
+        "raise SystemExit('run')\n"
+        "def score(completions, golds, /, gold, scale=1, *, unit, other=2, **rest): ...\n"
+        "async def plain(prompts, completions, answer, num_tokens, truncated): ...\n"
+        "@decorated\ndef hidden(anything): ...\n"
+    )
+    with pytest.raises(RewardError, match="wants 'gold' and 'unit', but the rows have no such"):
+        CustomReward(f"{file}:score").check_signature(rows_with())
+    CustomReward(f"{file}:score").check_signature(rows_with(gold=1, unit=2))
+    CustomReward(f"{file}:plain").check_signature(rows_with())
+    CustomReward(f"{file}:hidden").check_signature(rows_with())
