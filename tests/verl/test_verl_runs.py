@@ -8,10 +8,12 @@ import torch
 from running import HERE, Ran, arguments, base, run
 from toy import make_model, make_rows
 
+from segcredit.integrations.verl.dumps import adopt
 from segcredit.runlog import read_run
 
 SEGMENT = {"trainer.v1.trainer_mode": "segment_sync", "algorithm.use_kl_in_reward": True}
 STEPS = 11
+CLI = ["-c", "from segcredit.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -75,24 +77,58 @@ save: {{every: 100, rollouts_every: 5, rollouts: 4}}
 """
 
 
-def test_ppo_from_a_recipe_to_a_report(place: Path, tmp_path: Path) -> None:
-    """``segcredit verl RECIPE``, then ``segcredit report``: the same commands as a user types."""
+LENGTHS = """
+def length(completions, num_tokens, truncated, **_):
+    return [n / 12 if n < 12 else 1 + cut for n, cut in zip(num_tokens, truncated)]
+"""
+
+
+def test_grpo_from_a_recipe_counts_tokens_and_is_resumed_with_its_log(
+    place: Path, tmp_path: Path
+) -> None:
+    """verl's own trainer, without our plugin: what it does not do, the command does."""
+    (tmp_path / "lengths.py").write_text(LENGTHS)
     recipe, folder = tmp_path / "toy.yaml", tmp_path / "run"
-    recipe.write_text(RECIPE.format(place=place, reward=HERE / "toy.py", steps=STEPS))
-    command = ["-c", "from segcredit.cli import main; main()"]
+    text = RECIPE.format(place=place, reward="", steps=1).replace(":letters", "lengths.py:length")
+    text = text.replace("{name: ppo, lam: 0.95, kl: 0.001}", "{name: grpo_verl, kl: 0.01}")
+    recipe.write_text(text.replace("prompts: 32,", "prompts: 8, samples: 4, mismatch_cap: 2,"))
+    for steps in (1, 2):
+        changes = [f"stages.0.steps={steps}", "save.every=1", "rollout.old_logp=recompute"]
+        ran = run(tmp_path, {}, program=command(place, recipe, folder, changes))
+        assert ran.code == 0, ran.output[-3000:]
+    assert (folder / "verl" / "metrics-001.jsonl").exists()
+    adopt(folder)
+    found = read_run(folder)
+    assert found.series("reward", "optimize")[0] == [1, 2]
+    for row in (x for x in found.metrics if x["stage"] == "optimize"):
+        cut = row["truncated"]  # each earns 2 in place of 12 / 12
+        assert row["reward"] == pytest.approx(row["response_length"] / 12 + cut, abs=1e-5)
+        assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
+    assert all("sampled" not in row for row in found.metrics), "no accuracy is made up"
+
+
+def command(place: Path, recipe: Path, folder: Path, changes: list[str]) -> list[str]:
+    """``segcredit verl`` as a user types it, and what a CPU needs beside."""
     machine = ("use_torch_compile", "num_workers", "device", "ray_init", "ray_kwargs", "storage")
     known = base(folder, place / "model", place / "rows.jsonl", STEPS)
     own = [f"--verl={x}" for x in arguments(known) if any(part in x for part in machine)]
     own.append("--verl=reward.reward_model.rollout.name=hf")
     options = ["--out", str(folder), "--gpus=2", "--rollout=hf", "--tensor-parallel=2", *own]
-    ran = run(tmp_path, {}, program=[*command, "verl", str(recipe), *options])
+    return [*CLI, "verl", str(recipe), *changes, *options]
+
+
+def test_ppo_from_a_recipe_to_a_report(place: Path, tmp_path: Path) -> None:
+    """``segcredit verl RECIPE``, then ``segcredit report``: the same commands as a user types."""
+    recipe, folder = tmp_path / "toy.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE.format(place=place, reward=HERE / "toy.py", steps=STEPS))
+    ran = run(tmp_path, {}, program=command(place, recipe, folder, []))
     ran = Ran(ran.code, ran.output, folder, "verl/metrics.jsonl")
     steps = [row for row in ran.metrics if "critic/score/mean" in row]
     assert len(ran.metrics) == len(steps) + 1  # and a validation before the first
     assert_rises(ran)
     assert "departs" not in ran.output
     assert all(x == 1 for x in ran.column("segment/length/mean"))
-    done = run(tmp_path, {}, program=[*command, "report", str(folder), "--no-analyses"])
+    done = run(tmp_path, {}, program=[*CLI, "report", str(folder), "--no-analyses"])
     assert done.code == 0, done.output[-3000:]
     assert (folder / "report.html").stat().st_size > 50_000
     kept = read_run(folder)
