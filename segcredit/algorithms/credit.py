@@ -20,7 +20,7 @@ from segcredit.core.checks import (
     require_positive,
     require_unit_interval,
 )
-from segcredit.core.group import Std, group_zscore, leave_one_out, tree_advantage
+from segcredit.core.group import Std, check_std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.monte_carlo import value_difference
 from segcredit.core.segments import Segments, ValueAt, check_value_at
 from segcredit.core.tracker import batch_normalise
@@ -126,6 +126,10 @@ class GroupZScore:
 
     std: Std = "sample"
     eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_std(self.std)
+        require_at_least("eps", self.eps, 0.0, "verl uses 1e-6, TRL 1e-4.")
 
     @property
     def over(self) -> Partition:

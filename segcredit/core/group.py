@@ -1,6 +1,6 @@
 """Credit for whole responses from their siblings: groups per prompt, and trees of them."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -27,8 +27,7 @@ def group_zscore(
         std: "sample" (verl, ε 1e-6), "population" (SPO's repository, ε 1e-8), or "none"
             (Dr. GRPO: centred only).
     """
-    if std not in ("sample", "population", "none"):
-        raise ValueError(f"std must be 'sample', 'population' or 'none'; got {std!r}.")
+    check_std(std)
     reward = at_least_float32(reward)
     slot, size = _groups(reward, group)
     # float64: the mean of eight equal rewards of 0.1 differs from 0.1 in float32, and ε is small
@@ -39,6 +38,14 @@ def group_zscore(
     degrees = size - 1 if std == "sample" else size
     deviation = (_sum_by(slot, centred.square(), size) / degrees).sqrt()
     return (centred / (deviation[slot] + eps)).to(reward.dtype)
+
+
+def check_std(std: str) -> None:
+    """Raise ValueError unless the deviation is one of ``Std``."""
+    if std not in get_args(Std):
+        raise ValueError(
+            f"std must be 'sample', 'population' or 'none'; got {std!r}. verl uses 'sample'."
+        )
 
 
 def leave_one_out(reward: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
