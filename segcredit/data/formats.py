@@ -45,7 +45,9 @@ class Parts:
     columns: dict[str, Any]
 
 
-def take_apart(row: object, keys: Keys, answer_pattern: re.Pattern[str] | None) -> Parts:
+def take_apart(
+    row: object, keys: Keys, answer_pattern: re.Pattern[str] | None, one_answer: bool = False
+) -> Parts:
     """The row's parts, or a RowError that says what was expected and what came."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object, {{…}}, with the row's keys; got {shown(row)}")
@@ -66,7 +68,7 @@ def take_apart(row: object, keys: Keys, answer_pattern: re.Pattern[str] | None) 
     return Parts(
         _marked(messages, len(images)),
         images,
-        _answer(row, keys.answer, answer_pattern),
+        _answer(row, keys.answer, answer_pattern, one_answer),
         _name(_first(row, keys.id)),
         _name(_first(row, keys.index)),
         _columns(row, {asked, *keys.images, *keys.id}),
@@ -219,9 +221,14 @@ def _text(text: str, where: str) -> str:
 
 
 def _answer(
-    row: Mapping[str, Any], keys: tuple[str, ...], pattern: re.Pattern[str] | None
+    row: Mapping[str, Any],
+    keys: tuple[str, ...],
+    pattern: re.Pattern[str] | None,
+    one_answer: bool,
 ) -> str | None:
     key, value = _first(row, keys)
+    if one_answer:
+        value = _only(value, key)
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -229,6 +236,22 @@ def _answer(
     if pattern is not None:
         return _matched(text, pattern, key)
     return text if key.endswith("ground_truth") else _final_answer(text)
+
+
+def _only(value: object, key: str) -> object:
+    """The answer itself; the element of a list of one."""
+    if hasattr(value, "tolist"):  # numpy's, as pandas reads them
+        value = value.tolist()
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list | tuple | Mapping):
+        kind = "an object" if isinstance(value, Mapping) else f"a list of {len(value)}"
+        raise RowError(
+            f"expected one answer, a text or a number, under '{key}'; got {kind}, {shown(value)}, "
+            f"which no response can equal. Keep one, or grade by a function of your own "
+            f"(reward: file.py:function), which gets the row's value as it is"
+        )
+    return value
 
 
 def _matched(text: str, pattern: re.Pattern[str], key: str) -> str:

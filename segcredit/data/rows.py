@@ -39,6 +39,7 @@ def load_prompts(
     suffix: str | None = None,
     answer_pattern: str | None = None,
     need_answer: bool = True,
+    one_answer: bool = False,
     keys: Keys | None = None,
 ) -> Loaded:
     r"""Prompts of .jsonl, .json and .parquet files, or of datasets on the Hub (``owner/name``).
@@ -58,13 +59,22 @@ def load_prompts(
             Without one: ``ground_truth`` as it is; of ``answer`` and ``solution`` what follows
             ``####`` in the last line, else the last ``\boxed{}``, else all.
         need_answer: Whether a row without an answer is bad.
+        one_answer: Whether a row whose answer is a list of several or an object is bad, because it
+            will be compared as one text.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     if not names:
         raise ValueError("expected at least one data file; got none.")
     _refuse_twice(names)
     collector = _Collector(
-        limit, max_prompt_tokens, count_tokens, suffix, answer_pattern, need_answer, keys or Keys()
+        limit,
+        max_prompt_tokens,
+        count_tokens,
+        suffix,
+        answer_pattern,
+        need_answer,
+        one_answer,
+        keys or Keys(),
     )
     return collector.load(_with_own_stems([open_source(name) for name in names]), skip_bad_rows)
 
@@ -80,6 +90,7 @@ def prompts_from_rows(
     suffix: str | None = None,
     answer_pattern: str | None = None,
     need_answer: bool = True,
+    one_answer: bool = False,
     keys: Keys | None = None,
 ) -> Loaded:
     """The same of dictionaries in Python; pictures may be PIL images, and rows whole Prompts.
@@ -87,7 +98,14 @@ def prompts_from_rows(
     Paths of pictures are relative to ``folder``, or to where Python runs.
     """
     collector = _Collector(
-        limit, max_prompt_tokens, count_tokens, suffix, answer_pattern, need_answer, keys or Keys()
+        limit,
+        max_prompt_tokens,
+        count_tokens,
+        suffix,
+        answer_pattern,
+        need_answer,
+        one_answer,
+        keys or Keys(),
     )
 
     def found() -> Iterator[Found]:
@@ -108,6 +126,7 @@ class _Collector:
     suffix: str | None
     answer_pattern: str | None
     need_answer: bool
+    one_answer: bool
     keys: Keys
     prompts: list[Prompt] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
@@ -174,7 +193,7 @@ class _Collector:
         if isinstance(found.content, Prompt):  # made in Python: taken as it is
             self._check_readable(found.content)
             return found.content
-        parts = take_apart(found.content, self.keys, self._pattern)
+        parts = take_apart(found.content, self.keys, self._pattern, self.one_answer)
         if parts.answer is None and self.need_answer:
             names = " or ".join(f"'{key}'" for key in self.keys.answer)
             raise RowError(f"expected an answer under {names}; got none")

@@ -17,7 +17,7 @@ from segcredit.models.kinds import load_config
 from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
 from segcredit.models.place import locate, nowhere
-from segcredit.rewards import make_reward
+from segcredit.rewards import CustomReward, compares_answers, make_reward
 from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.folder import is_run
@@ -69,11 +69,17 @@ def evaluate_checkpoint(
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
     if template is None and recipe is not None:
         template = recipe.data.template
-    asked = load_questions(recipe, data, prompts, suffix)
+    named = _named_reward(found, reward)
+    grade = None if named is None else make_reward(named)
+    one_answer = grade is None or compares_answers(grade)
+    asked = load_questions(recipe, data, prompts, suffix, one_answer)
     if template is not None:
         check_template(template)
         check_questions(asked)
-    grade = make_reward(_reward(checkpoint, found, reward, asked))
+    if grade is None:
+        grade = make_reward(_usual_reward(checkpoint, asked))
+    if isinstance(grade, CustomReward):
+        grade.check_signature(asked)
     sampling = _sampling(recipe, max_tokens, temperature, top_p)
     settings = _rollout(recipe, engine, sampling)
     policy = _policy(found.source, recipe, template)
@@ -137,14 +143,16 @@ def _last_whole(run: Run) -> Path:
     return path
 
 
-def _reward(
-    checkpoint: str, found: Found, given: str | None, prompts: Sequence[Prompt]
-) -> str | dict[str, Any]:
-    """The one that was given, the run's own, or that of the rows' data set."""
+def _named_reward(found: Found, given: str | None) -> str | dict[str, Any] | None:
+    """The one that was given, or the run's own; None: that of the rows' data set."""
     if given is not None:
         return given
     if found.recipe is not None and not found.lacks("reward"):
         return found.recipe.reward
+    return None
+
+
+def _usual_reward(checkpoint: str, prompts: Sequence[Prompt]) -> str:
     usual = usual_reward(prompts)
     _require(checkpoint, "reward", "reward NAME", usual, True)
     assert usual is not None

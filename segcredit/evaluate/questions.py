@@ -16,11 +16,19 @@ ALSO = {"math500": "math", "geometry3k": "geo3k"}
 
 
 def load_questions(
-    recipe: Recipe | None, data: Sequence[str] | None, count: int | None, suffix: str | None
+    recipe: Recipe | None,
+    data: Sequence[str] | None,
+    count: int | None,
+    suffix: str | None,
+    one_answer: bool = False,
 ) -> list[Prompt]:
-    """The first ``count`` prompts of the data, or of the run's own; None: all."""
+    """The first ``count`` prompts of the data, or of the run's own; None: all.
+
+    ``one_answer``: a list of answers is a bad row.
+    """
     if data is not None:
-        return load_prompts(data_files(data), limit=count, suffix=suffix).prompts
+        files = data_files(data)
+        return load_prompts(files, limit=count, suffix=suffix, one_answer=one_answer).prompts
     if recipe is None:
         raise ValueError("expected a run or data; got neither.")
     settings = recipe.data
@@ -30,7 +38,8 @@ def load_questions(
     if not settings.test:
         raise ValueError("the run has no test data: pass --data FILE")
     suffix = settings.suffix if suffix is None else suffix
-    return load_prompts(settings.test, limit=count, suffix=suffix).prompts
+    files = list(settings.test)
+    return load_prompts(files, limit=count, suffix=suffix, one_answer=one_answer).prompts
 
 
 def data_files(names: Sequence[str]) -> list[str]:

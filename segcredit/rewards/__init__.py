@@ -37,6 +37,7 @@ __all__ = [
     "RewardError",
     "authors_length_penalty",
     "boxed",
+    "compares_answers",
     "format_ok",
     "geo3k",
     "geo3k_strict",
@@ -66,6 +67,11 @@ def make_reward(spec: str | Mapping[str, Any] | Callable[..., Any]) -> RewardFn:
     if isinstance(spec, RewardFn):
         return spec
     return CustomReward(spec)
+
+
+def compares_answers(reward: object) -> bool:
+    """Whether it is one of ours, which compare a response with the row's one answer."""
+    return isinstance(reward, MathReward | ExactReward)
 
 
 def _by_name(name: str, settings: dict[str, Any]) -> RewardFn:

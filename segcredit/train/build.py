@@ -28,7 +28,7 @@ from segcredit.models.packed import set_attention
 from segcredit.models.targets import choose_layers, linear_layers
 from segcredit.models.tiny import tiny_config
 from segcredit.printable import shown
-from segcredit.rewards import make_reward
+from segcredit.rewards import CustomReward, RewardError, compares_answers, make_reward
 from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.template import LimitedChat, check_questions, is_question
 from segcredit.train.adam import why_not
@@ -105,13 +105,15 @@ def make_plan(
             lambda: (
                 _generated(recipe, world, check)
                 if world is not None and train is None
-                else _listed(recipe, check, train, test, bad)
+                else _listed(recipe, check, train, test, bad, compares_answers(made_reward))
             )
         )
     if problems or made_reward is None or codec is None or sources is None:
         if len(problems) == 1:
             raise problems[0]
         raise RecipeError("\n".join(str(problem) for problem in problems))
+    if isinstance(made_reward, CustomReward):
+        _check_signature(made_reward, sources)
     plan = Plan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
     return plan
@@ -387,6 +389,17 @@ class RowCheck:
             )
 
 
+def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None]) -> None:
+    """Whether the rows have what the function's parameters name."""
+    for source in sources:
+        if source is not None:
+            prompts = source.prompts if isinstance(source, Listed) else source.take(0, 1)
+            try:
+                reward.check_signature(prompts)
+            except RewardError as error:
+                raise RecipeError(f"reward: {error}") from None
+
+
 def _generated(
     recipe: Recipe, world: World, check: RowCheck | None
 ) -> tuple[PromptSource, PromptSource]:
@@ -405,7 +418,12 @@ def _generated(
 
 
 def _listed(
-    recipe: Recipe, check: RowCheck | None, train: Rows | None, test: Rows | None, bad: list[BadRow]
+    recipe: Recipe,
+    check: RowCheck | None,
+    train: Rows | None,
+    test: Rows | None,
+    bad: list[BadRow],
+    one_answer: bool,
 ) -> tuple[PromptSource, PromptSource | None]:
     found_bad: list[BadRows] = []
     settings = recipe.data
@@ -418,6 +436,7 @@ def _listed(
             "suffix": settings.suffix,
             "max_prompt_tokens": None if count is None else settings.max_prompt_tokens,
             "count_tokens": count,
+            "one_answer": one_answer,
         }
         try:
             if rows is not None:

@@ -191,3 +191,36 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
         load_prompts(path)
     assert all(line.isprintable() for line in str(caught.value).splitlines())
     assert len(str(caught.value)) < 600 + len(str(path))
+
+
+class TestSeveralAnswers:
+    """A reward that compares one answer can never call a response right for them."""
+
+    @pytest.mark.parametrize("key", ["answer", "solution", "ground_truth"])
+    @pytest.mark.parametrize(
+        ("value", "kind"),
+        [
+            (["1", "2"], "a list of 2"),
+            ({"target": "1"}, "an object"),
+            ([["1", "2"]], "a list of 2"),
+            ([{"a": 1}], "an object"),
+        ],
+    )
+    def test_is_a_bad_row_that_is_named(self, key: str, value: object, kind: str) -> None:
+        rows = [{"problem": "?", key: "1"}, {"problem": "?", key: value}]
+        with pytest.raises(BadRows) as told:
+            prompts_from_rows(rows, one_answer=True)
+        message = str(told.value)
+        assert "rows[1]" in message
+        assert f"under '{key}'; got {kind}" in message
+        left = prompts_from_rows(rows, one_answer=True, skip_bad_rows=True)
+        assert [x.answer for x in left.prompts] == ["1"]
+
+    def test_one_in_a_list_is_that_one(self) -> None:
+        rows = [{"problem": "?", "answer": ["1"]}, {"problem": "?", "answer": [2]}]
+        loaded = prompts_from_rows(rows, one_answer=True)
+        assert [x.answer for x in loaded.prompts] == ["1", "2"]
+
+    def test_a_function_of_ones_own_gets_them_as_they_are(self) -> None:
+        (prompt,) = prompts_from_rows([{"problem": "?", "answer": ["1", "2"]}]).prompts
+        assert prompt.columns["answer"] == ["1", "2"]

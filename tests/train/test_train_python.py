@@ -356,3 +356,30 @@ def test_resuming_needs_a_run(tmp_path: Path, model: Path, rows: Rows) -> None:
     trainer.train(tmp_path / "run")
     with pytest.raises(ValueError, match=r"already holds a run .* Go on with it: segcredit train"):
         trainer.train(tmp_path / "run")
+
+
+def test_several_answers_are_bad_rows_for_a_reward_that_compares_one(
+    model: Path, rows: Rows
+) -> None:
+    several = [*rows, {"problem": "?", "answer": ["1", "2"]}]
+    for reward in ("math", "geo3k", "gsm8k", "exact"):
+        with pytest.raises(BadRows, match=r"rows\[10\].*got a list of 2"):
+            Trainer(model, several, reward=reward, **SETTINGS)
+    Trainer(model, several, reward=by_length, **SETTINGS)
+
+
+@pytest.mark.parametrize("where", ["python", "file"])
+def test_a_reward_function_that_wants_what_the_rows_lack_is_told_before_the_model_loads(
+    model: Path, rows: Rows, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(completions: list[str], golds: list[str]) -> list[float]:
+        raise AssertionError("nothing was sampled yet")
+
+    file = tmp_path / "score.py"
+    file.write_text("def lacking(completions, golds): ...\n")
+    monkeypatch.setattr(Policy, "from_pretrained", lambda *_: pytest.fail("a model was loaded"))
+    reward = lacking if where == "python" else f"{file}:lacking"
+    with pytest.raises(RecipeError) as told:
+        Trainer(model, rows, reward=reward, **SETTINGS)
+    assert "wants 'golds', but the rows have no such column" in str(told.value)
+    assert "'number'" in str(told.value), "the columns that there are"

@@ -79,7 +79,7 @@ class Making:
         if isinstance(row, RowError):
             raise LeftOut(UNREADABLE, str(row))
         try:
-            parts = take_apart(row, self.keys, None)
+            parts = take_apart(row, self.keys, None, one_answer=True)
             assert isinstance(row, Mapping)
         except RowError as error:
             raise LeftOut(_kind(error), str(error)) from None
