@@ -153,14 +153,18 @@ class Server:
         pictures: bool = False,
         forks: bool = True,
         environment: dict[str, str] | None = None,
+        out: Path | None = None,
+        err: Path | None = None,
     ) -> Call:
         """``segcredit`` with these arguments, begun in that folder; a study's workers are forks."""
         if "--resume" in arguments and "--trust-run" not in arguments:
             arguments = (*arguments, "--trust-run")  # runs of tests name reward.py of the tests
         self._calls += 1
-        out, err = (folder / f"call-{os.getpid()}-{self._calls}.{x}" for x in ("out", "err"))
+        name = f"call-{os.getpid()}-{self._calls}"
+        out, err = out or folder / f"{name}.out", err or folder / f"{name}.err"
         for file in (out, err):
-            file.touch()
+            if not file.exists():
+                file.touch()
         order = {
             "arguments": [*map(str, arguments)],
             "folder": str(folder),
@@ -195,9 +199,15 @@ def shared_server() -> Server:
     return Server()
 
 
-def start(folder: Path, *arguments: object, environment: dict[str, str] | None = None) -> Call:
-    """``segcredit`` with these arguments, begun in that folder."""
-    return shared_server().start(folder, *arguments, environment=environment)
+def start(
+    folder: Path,
+    *arguments: object,
+    environment: dict[str, str] | None = None,
+    out: Path | None = None,
+    err: Path | None = None,
+) -> Call:
+    """``segcredit`` with these arguments, begun in that folder; what it says goes to ``out``."""
+    return shared_server().start(folder, *arguments, environment=environment, out=out, err=err)
 
 
 def run(folder: Path, *arguments: object, pictures: bool = False, forks: bool = True) -> Call:

@@ -1,9 +1,70 @@
-"""How a command says what went wrong: on stderr, red where there are colours, never wrapped."""
+"""How a command speaks: errors on stderr in one piece, and no error if nobody listens any more."""
+
+import os
+import sys
+from contextlib import suppress
+from typing import IO, Any, cast
+
+
+class LastingStream:
+    """Standard output or error that may be lost: a pipe that was closed, a disk that is full.
+
+    What is written then goes nowhere, and the command goes on. That output is lost is said once,
+    on stderr.
+    """
+
+    def __init__(self, stream: IO[str] | None, goes_on: str = "") -> None:
+        """``goes_on``: what to say after the reason, if anything."""
+        self._stream = stream
+        self._goes_on = goes_on
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        with suppress(ValueError):  # closed
+            return self._stream is not None and self._stream.isatty()
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, name: str, *arguments: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            getattr(self._stream, name)(*arguments)
+        except (OSError, ValueError) as error:  # ValueError: closed
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        """Send the stream's file to nowhere: what is still in its buffer must not fail again."""
+        with suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # type: ignore[union-attr]
+            os.close(nowhere)
+        self._stream = None
+        if self._goes_on:
+            reason = getattr(error, "strerror", None) or str(error)
+            print(
+                f"warning: standard output is lost ({reason}). {self._goes_on}",
+                file=cast(IO[str], LastingStream(sys.stderr)),
+                flush=True,
+            )
+
+
+def lasting(stream: IO[str] | None, goes_on: str = "") -> IO[str]:
+    """The stream, as one that a command outlives."""
+    return cast(IO[str], LastingStream(stream, goes_on))
 
 
 def complain(error: object) -> None:
     """Paths and commands stay in one piece, to be copied."""
     from rich.console import Console
 
-    console = Console(stderr=True, soft_wrap=True)
+    console = Console(file=lasting(sys.stderr), soft_wrap=True)
     console.print(f"error: {error}", style="red", markup=False, highlight=False)

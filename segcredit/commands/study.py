@@ -40,7 +40,10 @@ def study(
         Path, typer.Option("--folder", "-o", help="For runs and results of all studies.")
     ] = Path("studies"),
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Runs side by side, spread over the visible GPUs.", min=1)
+        int,
+        typer.Option(
+            "--jobs", "-j", help="Runs side by side, spread over the visible GPUs.", min=1
+        ),
     ] = 1,
     seeds: Annotated[
         str | None, typer.Option("--seeds", help="0,1,2 instead of the study's own.")

@@ -1,11 +1,18 @@
 """``segcredit train`` and ``segcredit demo``."""
 
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.complain import complain
+from segcredit.commands.complain import complain, lasting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +39,10 @@ segcredit demo algorithm=ppo seed=1
 
 segcredit demo stages.3.steps=20  [dim]# less of it[/dim]
 """
+
+GOES_ON = "Training goes on; the run's folder has all metrics."
+PATIENCE = 2.0
+"""Seconds for a stop to be tidy; a Ctrl-C after that ends the process."""
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…")
@@ -90,11 +101,40 @@ def _run(
     skip_bad_rows: bool,
     trust_run: bool,
 ) -> None:
+    with _one_interrupt():
+        try:
+            _train(recipe, overrides, folder, resume, check, skip_bad_rows, trust_run)
+        except KeyboardInterrupt:  # before training began, or while its results were shown
+            print("Stopped.", file=lasting(sys.stdout), flush=True)
+            raise typer.Exit(130) from None
+
+
+@contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt once.
+
+    Pressed again at once, it is ignored, so that nothing on the way out is disturbed; after a
+    while it ends the process, whatever that is waiting for.
+    """
+    raised: list[float] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not raised:
+            raised.append(time.monotonic())
+            raise KeyboardInterrupt
+        if time.monotonic() - raised[0] > PATIENCE:
+            os._exit(130)
+
     try:
-        _train(recipe, overrides, folder, resume, check, skip_bad_rows, trust_run)
-    except KeyboardInterrupt:  # before training began, or while its results were shown
-        typer.echo("Stopped.")
-        raise typer.Exit(130) from None
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        if not raised:  # else the process ends, and even that may be disturbed
+            signal.signal(signal.SIGINT, before)
 
 
 def _train(
@@ -117,7 +157,7 @@ def _train(
     from segcredit.train.optimizer import NotFinite
     from segcredit.train.trainer import Trainer
 
-    console = Console(soft_wrap=True)
+    console = Console(file=lasting(sys.stdout, GOES_ON), soft_wrap=True)
     terminal = Terminal(console)
     quiet_libraries()
     if skip_bad_rows:

@@ -40,12 +40,16 @@ def extend_all(
     return begun, budget
 
 
+class NotFiniteLogits(ValueError):  # noqa: N818
+    """A damaged model was asked."""
+
+
 def check_finite(logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> None:
     """Refuse what a damaged model drew."""
     wrong = (mask & ~logp.isfinite()).nonzero()
     if len(wrong):
         row, place = wrong[0].tolist()
-        raise ValueError(
+        raise NotFiniteLogits(
             f"the model's logits are not finite: response {row} has log π = "
             f"{float(logp[row, place])} at token {place}. Its weights are damaged, or "
             f"overflowed in training: go back to an earlier checkpoint, or lower the rate."

@@ -4,7 +4,7 @@ from segcredit.runlog.environment import describe_environment
 from segcredit.runlog.folder import RunError, RunFolder, new_run_path, resume_command
 from segcredit.runlog.metrics import MetricsWriter
 from segcredit.runlog.reader import Run, read_run
-from segcredit.runlog.rollouts import delete_after, write_rollouts
+from segcredit.runlog.rollouts import write_rollouts
 from segcredit.runlog.trackers import Tracker, open_trackers
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "RunError",
     "RunFolder",
     "Tracker",
-    "delete_after",
     "describe_environment",
     "new_run_path",
     "open_trackers",

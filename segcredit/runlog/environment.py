@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,28 @@ def describe_environment(command: Sequence[str] | None = None) -> dict[str, Any]
         },
         "git": source_commit(_PACKAGE),
     }
+
+
+def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions and may change numbers, as "torch 2.12.0 → 2.13.0"."""
+    before, after = then.get("packages") or {}, now.get("packages") or {}
+    both = [name for name in before if name in after]
+    pairs = [("python", then.get("python"), now.get("python"))]
+    pairs += [(name, before[name], after[name]) for name in both]
+    pairs.append(("segcredit's commit", _commit(then), _commit(now)))
+    return [
+        f"{name} {old} → {new}" for name, old, new in pairs if old != new and None not in (old, new)
+    ]
+
+
+def _commit(description: Mapping[str, Any]) -> str | None:
+    """None: the description does not say."""
+    if "git" not in description:
+        return None
+    git = description["git"]
+    if git is None:
+        return "none (installed)"
+    return f"{str(git['commit'])[:12]}{' with changes' * bool(git['dirty'])}"
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:

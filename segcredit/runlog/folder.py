@@ -42,6 +42,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
         self.plots = self.path / "plots"
+        self.rolled_back = self.path / "rolled_back"
+        """What a resume from an earlier step took out of the run, by the time of the resume."""
         self._lock: Lock | None = None
 
     @classmethod
@@ -173,6 +175,11 @@ def by_step(folder: Path) -> Iterator[tuple[int, Path]]:
     yield from sorted((step, path) for step, path in named if step is not None)
 
 
+def later_than(folder: Path, step: int) -> list[Path]:
+    """Whatever is named after a later step."""
+    return [path for number, path in by_step(folder) if number > step]
+
+
 def require_run(folder: RunFolder) -> None:
     """Raise RunError unless the folder holds a run."""
     if is_run(folder.path):
@@ -216,7 +223,15 @@ def resume_command(path: Path) -> str:
 def new_run_path(name: str, root: str | Path = "runs") -> Path:
     """A new, empty folder root/NAME-YYYYmmdd-HHMMSS, nobody else's even within one second."""
     plain = re.sub(r"[^\w.-]+", "-", name)[:_LONGEST_NAME].strip(".-") or "run"
-    stamped = Path(root).expanduser() / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return _new_folder(Path(root).expanduser() / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def new_rollback(folder: RunFolder, step: int) -> Path:
+    """A new, empty folder for what a resume from this step takes out of a run."""
+    return _new_folder(folder.rolled_back / f"{time.strftime('%Y%m%d-%H%M%S')}-{step_name(step)}")
+
+
+def _new_folder(stamped: Path) -> Path:
     path, number = stamped, 1
     while True:
         try:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,13 @@ def seal(folder: Path) -> None:
     if not files:
         raise ValueError(f"a checkpoint must hold at least one file; {folder} is empty.")
     names = [file.relative_to(folder).as_posix() for file in files]
+    mode = folder.stat().st_mode & 0o666  # the umask decided on the folder's
+
+    def sealed(file: Path) -> dict[str, Any]:
+        return _digest_and_sync(file, mode)
+
     with ThreadPoolExecutor(_threads()) as pool:
-        entries = dict(zip(names, pool.map(_digest_and_sync, files), strict=True))
+        entries = dict(zip(names, pool.map(sealed, files), strict=True))
     with (folder / MANIFEST).open("wb") as file:
         file.write(_rendered(entries))
         file.flush()
@@ -34,7 +40,11 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise CheckpointError naming the file that is missing, truncated or altered."""
+    """Raise CheckpointError naming the file that is missing, truncated or altered.
+
+    A file that cannot be read (OSError: no permission, a failing disk) says nothing about its
+    content, so that error is passed on as it is.
+    """
     checked_size(folder, hashes=True)
 
 
@@ -45,10 +55,8 @@ def checked_size(folder: Path, hashes: bool) -> int:
     for name, entry in entries.items():
         try:
             size = (folder / name).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"{folder / name} is missing.") from None
-        except OSError as error:
-            raise CheckpointError(f"{folder / name} cannot be read: {error}.") from error
         if size < entry["bytes"]:
             raise CheckpointError(
                 f"{folder / name} is truncated: {size} of {entry['bytes']} bytes."
@@ -71,10 +79,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is missing: not a whole checkpoint.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
     try:
         entries = json.loads(data)["files"]
         whole = _rendered(entries) == data and all(
@@ -89,16 +95,17 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _digest(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}.") from error
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _digest_and_sync(file: Path) -> dict[str, Any]:
+def _digest_and_sync(file: Path, mode: int) -> dict[str, Any]:
+    """Some libraries write through temporary files that only their owner may read."""
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if os.fstat(opened.fileno()).st_mode & 0o777 != mode:
+            with suppress(OSError):  # a file system without modes
+                os.fchmod(opened.fileno(), mode)
         os.fsync(opened.fileno())
         return {"bytes": os.fstat(opened.fileno()).st_size, "sha256": digest}
 

@@ -52,7 +52,7 @@ class MetricsWriter:
         return self._position
 
     def truncate(self, position: int) -> None:
-        """Drop what was written after a checkpoint."""
+        """Drop what was written after a checkpoint; :func:`lines_after` tells what that is."""
         if position > self._position:
             warnings.warn(
                 f"{self.path} has {self._position} bytes, fewer than the {position} that the "
@@ -60,11 +60,7 @@ class MetricsWriter:
                 stacklevel=2,
             )
             return
-        if position < 0 or (position and self._read(position - 1, 1) != b"\n"):
-            raise ValueError(
-                f"no line of {self.path} ends at byte {position}, as the checkpoint says: the file "
-                f"was changed since. Move it away to begin a new one, then resume."
-            )
+        lines_after(self.path, position)
         self._file.truncate(position)
         self._position = position
         self.sync()
@@ -128,6 +124,25 @@ class MetricsWriter:
 
     def _read(self, start: int, num: int) -> bytes:
         return os.pread(self._file.fileno(), num, start)
+
+
+def lines_after(path: Path, position: int) -> bytes:
+    """What was written after a checkpoint that remembers this position.
+
+    Nothing if the file ends before it; ValueError if no line ends there.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, position - 1))
+            found = file.read()
+    except FileNotFoundError:
+        return b""
+    if position < 0 or (position and found and found[:1] != b"\n"):
+        raise ValueError(
+            f"no line of {path} ends at byte {position}, as the checkpoint says: the file "
+            f"was changed since. Move it away to begin a new one, then resume."
+        )
+    return found[1:] if position else found
 
 
 def _check(step: int, stage: str, metrics: Mapping[str, Any]) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from segcredit.runlog.atomic import remove_leftovers, replacing
-from segcredit.runlog.folder import by_step, step_name
+from segcredit.runlog.atomic import replacing
+from segcredit.runlog.folder import step_name
 from segcredit.runlog.lines import read_some_lines, revived, to_line
 
 COLUMNS: Mapping[str, str] = {
@@ -63,12 +63,3 @@ def evenly(steps: list[int], count: int | None) -> list[int]:
     if count == 1:
         return steps[-1:]
     return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
-
-
-def delete_after(folder: Path, step: int) -> list[Path]:
-    """On resume: delete the files of later steps, and what killed writers left; which they were."""
-    remove_leftovers(folder)
-    later = [path for number, path in by_step(folder) if number > step and path.suffix == ".jsonl"]
-    for path in later:
-        path.unlink()
-    return later

@@ -64,7 +64,7 @@ class Parts:
                     self._found.setdefault(name, []).append((int(before), int(count), path))
             except FileNotFoundError:
                 raise CheckpointError(f"{path} is missing.") from None
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            except (ValueError, KeyError, TypeError, SafetensorError) as error:
                 raise CheckpointError(f"{path} is damaged or not a part of ours: {error}.") from (
                     error
                 )

@@ -18,7 +18,7 @@ _STORED_AS_THEY_ARE = frozenset(
 )
 """Types every safetensors knows; others are stored as their bytes."""
 _DAMAGE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError),
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError),
     struct.error,
 )
 

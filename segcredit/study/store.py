@@ -15,6 +15,7 @@ from segcredit.runlog.folder import CRITIC, POLICY, RunFolder, by_step, step_nam
 from segcredit.runlog.lock import Lock
 from segcredit.runlog.manifest import seal
 from segcredit.study.recipes import after, pretrains
+from segcredit.train.checkpoint import mark_unsaved
 
 FINISHED = "finished.json"
 """In a run's folder: it went through all its stages, and what nobody needs any more is deleted."""
@@ -95,7 +96,10 @@ class Store:
 
     def reopen(self, planned: Planned) -> None:
         """Have a run done again whose model is not there any more."""
-        (self.folder(planned) / FINISHED).unlink(missing_ok=True)  # another study may have
+        folder = RunFolder(self.folder(planned))
+        if folder.config.is_file():
+            mark_unsaved(folder.checkpoints)
+        (folder.path / FINISHED).unlink(missing_ok=True)  # another study may have
 
     def note_failure(self, planned: Planned, message: str) -> None:
         """Remember why a run did not come to its end, for tables that are written later."""

@@ -6,11 +6,12 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from segcredit.runlog.atomic import sync_folder
-from segcredit.runlog.folder import by_step, exists, resume_command
+from segcredit.runlog.folder import by_step, exists, resume_command, step_of
 from segcredit.runlog.manifest import CheckpointError, checked_size, seal, verify
 from segcredit.runlog.state import load_state, save_state
 
@@ -18,10 +19,11 @@ __all__ = [
     "CheckpointError",
     "Found",
     "clean_up",
-    "delete_after",
     "find_latest",
     "latest_whole",
     "load_state",
+    "mark_unsaved",
+    "never_saved",
     "save_checkpoint",
     "save_state",
     "verify",
@@ -30,6 +32,9 @@ __all__ = [
 _NAME = re.compile(r"\w[\w.-]*")
 _UNFINISHED = re.compile(r"\.(tmp|old|was)-(.+)-(\d+)")
 """tmp: being written; old: being deleted; was: to be replaced by a new one of its name."""
+_UNSAVED = ".no-checkpoint-yet"
+"""Lies in the folder of checkpoints until the first one is saved. Where it is missing and there is
+no checkpoint either, checkpoints were moved or deleted: such a run must not begin again."""
 _FULL = "disk full"
 _DISK_ERRORS = {
     *(errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE),
@@ -76,6 +81,9 @@ def save_checkpoint(
         write(temporary)
         seal(temporary)
         _put_in_place(temporary, final)
+        if step_of(name) is not None:
+            with suppress(OSError):  # the checkpoint is there, which says the same
+                (root / _UNSAVED).unlink(missing_ok=True)
     except BaseException as error:
         written, free = _size(temporary), _free(root)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -93,8 +101,23 @@ def save_checkpoint(
     return final
 
 
+def mark_unsaved(root: Path) -> None:
+    """Note that no checkpoint was saved here yet, so that the run may begin again."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / _UNSAVED).touch()
+    sync_folder(root)
+
+
+def never_saved(root: Path) -> bool:
+    """Whether :func:`mark_unsaved` was called and no checkpoint of a step was saved since."""
+    return (root / _UNSAVED).exists()
+
+
 def find_latest(root: Path) -> Found:
-    """The newest step that is whole, and one message for each newer one that is not."""
+    """The newest step that is whole, and one message for each newer one that is not.
+
+    A checkpoint that cannot be read may be whole: it raises OSError.
+    """
     clean_up(root)
     return _find_latest(root, hashes=True)
 
@@ -105,14 +128,6 @@ def latest_whole(root: Path) -> Path | None:
     for message in found.refused:
         warnings.warn(message, stacklevel=2)
     return found.path
-
-
-def delete_after(root: Path, step: int) -> list[Path]:
-    """On resume from an earlier step: delete the later checkpoints; which they were."""
-    later = [path for number, path in by_step(root) if number > step and path.is_dir()]
-    for path in later:
-        _delete(path)
-    return later
 
 
 def clean_up(root: Path) -> None:
@@ -213,18 +228,24 @@ def _errno(error: BaseException) -> int | None:
 
 
 def _cannot_write(root: Path, name: str, reason: str, written: int, free: int) -> str:
-    last = _find_latest(root, hashes=False).path
-    needed = max(written, 0 if last is None else checked_size(last, hashes=False))
+    needed = written
+    try:
+        last = _find_latest(root, hashes=False).path
+        if last is not None:
+            needed = max(needed, checked_size(last, hashes=False))
+    except OSError:
+        ends = "Earlier checkpoints were not touched."
+    else:
+        ends = (
+            "There is no whole checkpoint yet."
+            if last is None
+            else f"Nothing finished is lost: the last whole checkpoint is {last}."
+        )
     if reason == _FULL:
         needed = max(needed, free)  # or it would not have been too little
-    ends = (
-        "There is no whole checkpoint yet."
-        if last is None
-        else f"Nothing finished is lost: the last whole checkpoint is {last}."
-    )
     return (
         f"{reason} at {root}: checkpoint {name} needs at least {needed / _MIB:.1f} MiB, "
-        f"{free / _MIB:.1f} MiB are free. {ends} Mend that (make room, or keep fewer), then type: "
+        f"{free / _MIB:.1f} MiB are free. {ends} Free disk space or fix the disk, then type: "
         f"{resume_command(root.parent)}"
     )
 

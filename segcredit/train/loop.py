@@ -6,12 +6,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from segcredit.config import Optimize
+from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.evaluate import Evaluation, evaluate
 from segcredit.rewards.errors import no_verdict_warning
+from segcredit.rollout.check import NotFiniteLogits
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
+from segcredit.runlog.folder import by_step, step_name
 from segcredit.train.observe import Observer
+from segcredit.train.optimizer import NotFinite
 from segcredit.train.records import rollout_rows
 from segcredit.train.saving import help_save, save
 from segcredit.train.seeds import derive
@@ -20,6 +24,9 @@ from segcredit.train.state import State
 from segcredit.train.step import Stepped
 from segcredit.train.watch import watch
 from segcredit.types import Sampling
+
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""The terminal is closed; Windows has none."""
 
 
 class Stopped(RuntimeError):  # noqa: N818
@@ -36,9 +43,19 @@ class Loop:
     watch: Observer
     saved_step: int | None = None
     _warned: bool = False
+    _begun_at: int = 0
+    """Steps that were done before: on resume, the checkpoint's."""
+    _save_is_due: bool = False
 
     def run(self) -> None:
         """All stages, from where the state stands."""
+        self._begun_at = self.state.step
+        try:
+            self._run()
+        except (NotFinite, NotFiniteLogits) as error:
+            raise type(error)(f"{error}{self._how_to_recover(error)}") from None
+
+    def _run(self) -> None:
         state = self.state
         stages = state.recipe.stages
         with interrupts() as interrupted:
@@ -76,7 +93,9 @@ class Loop:
             every = state.recipe.evaluation.every
             if every and state.stage_step % every == 0 and not last:
                 self._evaluate(None)
-        if state.step % state.recipe.save.every == 0 and not last:
+        self._save_is_due |= state.step % state.recipe.save.every == 0
+        # weights whose gradients are not finite must not replace those that may be better
+        if self._save_is_due and not last and not any(x.refused for x in state.optimizers()):
             self._save()
 
     def _evaluated_before(self) -> bool:
@@ -131,7 +150,35 @@ class Loop:
         elif state.shards:
             help_save(state)
         self.saved_step = state.step
+        self._save_is_due = False
         state.parallel.wait()
+
+    def _how_to_recover(self, error: NotFinite | NotFiniteLogits) -> str:
+        """What to type when the weights overflow: a lower rate, from weights that do not."""
+        state, folder = self.state, self.folder
+        if folder is None:
+            return ""
+        broken: int | None = state.step
+        name = None
+        if isinstance(error, NotFinite) and error.optimizer is not None:
+            name = error.optimizer.name
+            broken = None if error.optimizer.taken else self._begun_at
+        change = _lower_rate(state, name)
+        saved = [step for step, _ in by_step(folder.checkpoints)]
+        if broken not in saved:
+            return (
+                f" To go on from the last checkpoint, type: {resume_command(folder.path)} {change}"
+            )
+        place = folder.checkpoints / step_name(broken)
+        if broken == saved[0]:
+            return (
+                f" {place} was saved with these weights, and there is no earlier one. To start "
+                f"again in a new folder, type: segcredit train {folder.config} {change}"
+            )
+        return (
+            f" {place} was saved with these weights: move it out of the run's folder, so that the "
+            f"one before it is used. Then type: {resume_command(folder.path)} {change}"
+        )
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:
@@ -150,9 +197,30 @@ def saying_how_to_go_on(place: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror} at {place}. Mend that (make room), then type: "
+            f"{error.strerror} at {place}. Free disk space or fix the disk, then type: "
             f"{resume_command(place.parent)}",
         ) from error
+
+
+def _lower_rate(state: State, name: str | None) -> str:
+    """The setting that lowers the rate of this model, as it is typed.
+
+    None: of the policy, in the stage that trained it last.
+    """
+    stages, settings = state.recipe.stages, state.recipe.optimizer
+    number = min(state.stage, len(stages) - 1)
+    if name is None:
+        number -= number == state.stage and not state.stage_step and number > 0
+        while number and isinstance(stages[number], PretrainCritic):
+            number -= 1
+    stage = stages[number]
+    if isinstance(stage, WarmStart):
+        return f"stages.{number}.lr={stage.lr / 10:g}"
+    if isinstance(stage, PretrainCritic):
+        return f"stages.{number}.lr={(stage.lr or settings.critic_lr) / 10:g}"
+    if name == "critic":
+        return f"optimizer.critic_lr={settings.critic_lr / 10:g}"
+    return f"optimizer.lr={settings.lr / 10:g}"
 
 
 def evaluate_state(state: State) -> Evaluation | None:
@@ -186,16 +254,29 @@ def _optimized(state: State) -> int:
 
 
 class Interrupted:
-    """Whether Ctrl-C was pressed: the first time the step is finished, the second time not."""
+    """Whether Ctrl-C was pressed: the first time the step is finished, the second time not.
+
+    The second time whoever handled the signal before decides; of Ctrl-C that is Python, which
+    raises KeyboardInterrupt, or the command line.
+    """
 
     def __init__(self) -> None:
         self.pressed = False
+        self.before: dict[int, Any] = {}
+        """Who handled which signal."""
+        self._raised = False
 
     def __call__(self) -> bool:
         return self.pressed
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         if self.pressed:
+            if number == _HANGUP or self._raised:  # a terminal that closes may say so twice
+                return
+            if callable(before := self.before.get(number)):
+                before(number, frame)
+                return
+            self._raised = True
             raise KeyboardInterrupt
         self.pressed = True
         with suppress(RuntimeError, OSError):  # it may come in the middle of another print
@@ -207,16 +288,22 @@ class Interrupted:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupted]:
-    """Notice Ctrl-C and SIGTERM instead of dying of them; only a main thread can."""
+    """Notice Ctrl-C, SIGTERM and SIGHUP instead of dying of them; only a main thread can.
+
+    Where SIGHUP is ignored (nohup), it stays so.
+    """
     noticed = Interrupted()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
+        numbers.append(_HANGUP)
     try:
-        before = [signal.signal(x, noticed.handle) for x in numbers]
+        for number in numbers:
+            noticed.before[number] = signal.signal(number, noticed.handle)
     except ValueError:  # not the main thread
         yield noticed
         return
     try:
         yield noticed
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for handled, handler in noticed.before.items():
+            signal.signal(handled, handler)

@@ -1,5 +1,6 @@
 """Who watches a run: nobody, or a person at a terminal."""
 
+import warnings
 from typing import Protocol, runtime_checkable
 
 from segcredit.config import Recipe
@@ -36,7 +37,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """Shows nothing."""
+    """Shows nothing; what must be read comes as a warning."""
 
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None: ...
 
@@ -46,6 +47,7 @@ class Silent:
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        warnings.warn(text, stacklevel=2)
 
     def end(self) -> None: ...

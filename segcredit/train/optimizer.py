@@ -19,6 +19,11 @@ PATIENCE = 5
 class NotFinite(RuntimeError):  # noqa: N818
     """Gradients stayed NaN or infinite."""
 
+    def __init__(self, message: str, optimizer: "Optimizer | None" = None) -> None:
+        super().__init__(message)
+        self.optimizer = optimizer
+        """The one that refused them."""
+
 
 def rate(
     step: int, total: int, schedule: str, warmup: int = 0, end: float = 0.0, hold: float = 0.0
@@ -60,6 +65,8 @@ class Optimizer:
         self.lr = lr
         self.settings = settings
         self.refused = 0
+        self.taken = 0
+        """Steps taken by this object: not those before a resume."""
         trained = trained_weights(model) if trained is None else trained
         self.names = list(trained)
         self.weights: list[Tensor] = list(trained.values())
@@ -88,6 +95,16 @@ class Optimizer:
         ]
         return originals
 
+    def adopt(self, lr: float, settings: OptimizerSettings) -> None:
+        """Go on with other settings; the moments stay. The kind of AdamW cannot change."""
+        self.lr = lr
+        self.settings = settings
+        decays = (settings.weight_decay, 0.0)  # as _groups has them
+        for group, decay in zip(self._adam.param_groups, decays, strict=True):
+            group["betas"] = (settings.beta1, settings.beta2)
+            group["eps"] = settings.eps
+            group["weight_decay"] = decay
+
     def close(self) -> None:
         """Leave the weights alone; another optimizer takes them over."""
         for hook in self._hooks:
@@ -106,13 +123,15 @@ class Optimizer:
                 group["lr"] = self.lr * factor
             self._advance()
             self.refused = 0
+            self.taken += 1
         else:
             self.refused += 1
             if self.refused >= PATIENCE:
                 raise NotFinite(
                     f"the {self.name}'s gradient was NaN or infinite {PATIENCE} times in a row; no "
                     f"such step was taken, so the weights are whole. Lower the learning rate "
-                    f"(now {self.lr * factor:g}), or look for NaN in rewards and values."
+                    f"(now {self.lr * factor:g}), or look for NaN in rewards and values.",
+                    self,
                 )
         self.zero_grad()
         shown = {

@@ -2,6 +2,8 @@
 
 import shlex
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,31 @@ from typing import Any
 import torch
 
 from segcredit.algorithms.asks import wants_first_weights
-from segcredit.config import Optimize, OptimizerSettings, WarmStart
+from segcredit.config import (
+    GIVEN_IN_PYTHON,
+    VERSION,
+    Optimize,
+    Recipe,
+    RecipeError,
+    WarmStart,
+    parse_recipe,
+)
 from segcredit.models import Critic, Policy
 from segcredit.models.lora import Lora
 from segcredit.models.packed import set_attention
-from segcredit.runlog import MetricsWriter, RunFolder, delete_after
-from segcredit.runlog.folder import CRITIC, POLICY, REFERENCE, step_name
+from segcredit.runlog import MetricsWriter, RunFolder, read_run
+from segcredit.runlog.atomic import sync_folder, write_bytes_atomically
+from segcredit.runlog.folder import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    by_step,
+    later_than,
+    new_rollback,
+    resume_command,
+    step_name,
+)
+from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy
 from segcredit.train.moments import load_moments, save_part
@@ -22,13 +43,15 @@ from segcredit.train.policy_optimizer import set_policy_optimizer
 from segcredit.train.sharded_optimizer import ShardedOptimizer
 from segcredit.train.sharding import whole_critic, whole_policy
 from segcredit.train.source import Listed
-from segcredit.train.stages import add_critic, add_reference, saved_critic
+from segcredit.train.stages import add_critic, add_reference, adopt_settings, saved_critic
 from segcredit.train.state import State, freeze
 from segcredit.train.together import Together
 from segcredit.train.tracker import Tracker
 
 ADAPTERS = "adapters"
 """With LoRA: what is trained, in PEFT's format; the policy lies beside it whole, all the same."""
+ROLLBACKS = 3
+"""Folders of what resumes took out of a run that are kept; older ones are deleted."""
 CPU = torch.device("cpu")
 
 
@@ -136,19 +159,49 @@ def _write_adapters(state: State, lora: Lora, place: Path) -> None:
         lora.save(REFERENCE, place / REFERENCE)
 
 
-def _settings(state: State) -> OptimizerSettings:
-    """Of the present stage's optimizer."""
-    settings = state.recipe.optimizer
-    stage = state.recipe.stages[min(state.stage, len(state.recipe.stages) - 1)]
-    if isinstance(stage, WarmStart):
-        return settings.model_copy(update={"beta2": stage.beta2})
-    return settings
+def find_resumable(folder: RunFolder) -> checkpoint.Found:
+    """The checkpoint to go on from; without one, None if the run may begin again.
+
+    It may if nothing would be lost: no checkpoint was ever saved, or there is nothing at all.
+    Otherwise checkpoints are missing, damaged or unreadable, and CheckpointError says what to do.
+    """
+    try:
+        found = checkpoint.find_latest(folder.checkpoints)
+        unsaved = checkpoint.never_saved(folder.checkpoints)
+        held = _held(folder)
+    except OSError as error:
+        raise checkpoint.CheckpointError(
+            f"a checkpoint of {folder.path} cannot be read: {error}. It may be whole, so nothing "
+            f"was changed or deleted. Make it readable (permissions, disk), or, to go on from an "
+            f"earlier checkpoint, move it out of {folder.checkpoints}; then run: "
+            f"{resume_command(folder.path)}"
+        ) from error
+    if found.path is not None or unsaved or not held:
+        return found
+    reasons = "".join(f"\n  {reason}" for reason in found.refused)
+    what = f"none is whole:{reasons}\n" if reasons else "there is none. "
+    raise checkpoint.CheckpointError(
+        f"expected a checkpoint in {folder.checkpoints} to resume from; {what}"
+        f"The run holds {', '.join(held)}, so nothing was changed or deleted. If checkpoints were "
+        f"moved, put them back and run: {resume_command(folder.path)}. To start again, use a new "
+        f"folder: segcredit train {shlex.quote(str(folder.config))}"
+    )
+
+
+def _held(folder: RunFolder) -> list[str]:
+    """What a run would lose if it began again."""
+    places = (folder.checkpoints, folder.rollouts, folder.watched, folder.evaluations)
+    held = [place.name for place in places if any(by_step(place))]
+    if folder.metrics.exists() and folder.metrics.stat().st_size:
+        held.insert(0, folder.metrics.name)
+    return held
 
 
 def restore(state: State, folder: RunFolder, place: Path) -> int:
     """Put the state where the checkpoint was; where the metrics ended then."""
     found: dict[str, Any] = checkpoint.load_state(place)
     _check_same_kind(state, place, found)
+    _check_changes(state, folder, place, found)
     if state.policy.lora is not None:
         _read_adapters(state, state.policy.lora, place / ADAPTERS)
     elif (place / CRITIC).exists():
@@ -157,19 +210,21 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
     _reopen_a_longer_stage(state)
-    settings = _settings(state)
     for name, kept in found["optimizers"].items():
+        lr = found["rates"][name]
         if name == "policy":
-            lr = found["rates"][name]
-            load_moments(set_policy_optimizer(state, lr, settings), kept, place)
+            load_moments(set_policy_optimizer(state, lr, state.recipe.optimizer), kept, place)
         else:
             assert state.critic_optimizer is not None
-            state.critic_optimizer.lr = found["rates"][name]
+            state.critic_optimizer.lr = lr
             load_moments(state.critic_optimizer, kept, place)
-    if found["tracker"] is not None:
+    if state.stage_step:  # else the stage begins, and sets them itself
+        adopt_settings(state)
+    if found["tracker"] is not None and "baseline" in state.algorithm.needs:
         assert isinstance(state.train, Listed)
         state.tracker = Tracker(state.train.prompts)
         state.tracker.load(found["tracker"])
+    _check_parts(state, place)
     if wants_first_weights(state.algorithm) and _reference_is_made(state):
         add_reference(state, _load_reference(state, folder))
     return int(found["metrics_position"])
@@ -194,6 +249,123 @@ def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
         )
 
 
+def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The settings in which a recipe differs from the run's config.yaml: before and now."""
+    noted = (GIVEN_IN_PYTHON, VERSION)
+    then = {k: x for k, x in read_run(folder.path).config.items() if k not in noted}
+    with suppress(RecipeError):  # defaults that an earlier version did not know are no changes
+        then = parse_recipe(then).as_dict()
+    return dict(sorted(_different(then, recipe.as_dict())))
+
+
+def _different(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _different(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path, (old, new)
+
+
+SHAPES = {
+    *("model.tiny", "model.hidden", "model.layers", "model.heads", "model.kv_heads"),
+    *("model.vision_layers", "model.freeze_vision", "model.lora.alpha", "optimizer.kind"),
+}
+"""Settings that a checkpoint's weights and moments were made with."""
+
+
+def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str, Any]) -> None:
+    """Refuse settings that would have no effect, or break: the checkpoint has decided on them."""
+    changed = changed_settings(folder, state.recipe)
+    problems = []
+    for key, (old, new) in changed.items():
+        if key in SHAPES:
+            reason = f"weights and optimizer state in {place.name} were made with {old}"
+        elif key in ("data.world", "data.settings") and state.recipe.model.tiny is not None:
+            continue  # below: what matters is the tokenizer
+        elif key == "model.path" and state.policy.lora is None and not _same_name(old, new):
+            reason = f"the weights come from {place.name}, not from there"
+        elif key == "model.critic" and (place / CRITIC).exists() and _is_there(old):
+            reason = f"the critic comes from {place.name}, not from there"
+        else:
+            continue
+        problems.append(f"{key} was {old}, and is {new}: {reason}")
+    if "stages" in changed:
+        problems += _stage_problems(*changed["stages"], found["stage"], found["stage_step"])
+    if _is_finished(found, state.recipe) and changed and not problems:
+        number = len(state.recipe.stages) - 1
+        problems.append(
+            f"{', '.join(changed)}: all {found['step']} steps are done. To train on, also set "
+            f"stages.{number}.steps to more than {state.recipe.stages[number].steps}"
+        )
+    if problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise RecipeError(
+            f"these changes would have no effect on the resumed run:{lines}\n"
+            f"Leave them out, or start a new run with them on the trained policy: segcredit train "
+            f"{shlex.quote(str(folder.config))} model.path={shlex.quote(str(place / POLICY))} …"
+        )
+
+
+def _same_name(old: str | None, new: str | None) -> bool:
+    """Whether a model lies elsewhere now: another folder, or a copy of what the hub has."""
+    return old is not None and new is not None and Path(old).name == Path(new).name
+
+
+def _is_there(path: str | None) -> bool:
+    return path is None or Path(path).expanduser().exists()
+
+
+def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int) -> list[str]:
+    """Changes of stages that are over, and of the kind of the one that is not."""
+    problems = []
+    for number, then in enumerate(old[: stage + bool(stage_step)]):
+        now = new[number] if number < len(new) else None
+        if now is None or now["kind"] != then["kind"]:
+            what = "has begun" if number == stage else "is finished"
+            problems.append(f"stages.{number} is not {then['kind']} any more, but it {what}")
+            continue
+        differ = {key for key in then if then[key] != now.get(key)}
+        longer = number == len(old) - 1 == len(new) - 1 and now["steps"] > then["steps"]
+        if number < stage and differ and not longer:
+            names = ", ".join(f"stages.{number}.{key}" for key in sorted(differ))
+            problems.append(f"{names}: that stage is finished")
+    return problems
+
+
+def _is_finished(found: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether a checkpoint has nothing left to do."""
+    return found["stage"] == len(recipe.stages) and found["step"] >= recipe.total_steps
+
+
+def _check_parts(state: State, place: Path) -> None:
+    """Refuse a method whose parts are made when its stage begins, and words nobody has learned."""
+    stages, needs = state.recipe.stages, state.algorithm.needs
+    begun = state.stage < len(stages) and state.stage_step > 0
+    stage = stages[state.stage] if begun else None
+    problem = None
+    critic = stage is not None and not isinstance(stage, WarmStart) and "value" in needs
+    if critic and state.critic is None:
+        problem = "this algorithm needs a critic"
+    if isinstance(stage, Optimize) and "baseline" in needs and state.tracker is None:
+        problem = "this algorithm tracks a value for every prompt"
+    if state.tracker is not None and len(state.tracker.alpha) != len(state.tracker.place):
+        problem = f"this run tracks values of {len(state.tracker.alpha)} prompts"
+    if problem is not None:
+        raise RecipeError(
+            f"{problem}, and {place} does not have that for the data and the stage that has begun. "
+            f"Resume with the algorithm and data of before, or start a new run on the trained "
+            f"policy: model.path={shlex.quote(str(place / POLICY))}"
+        )
+    if state.recipe.model.tiny is not None and state.world is not None:
+        known = state.policy.codec.tokenizer.get_vocab()
+        if known != state.world.tokenizer().get_vocab():
+            raise RecipeError(
+                f"data.world and data.settings make another vocabulary than that of {place}, and "
+                f"the vocabulary of a tiny model cannot change. Leave them as they were, or start "
+                f"a new run."
+            )
+
+
 def _read_adapters(state: State, lora: Lora, place: Path) -> None:
     lora.load(POLICY, place / POLICY)
     if (place / CRITIC).exists():
@@ -213,14 +385,34 @@ def _reopen_a_longer_stage(state: State) -> None:
         state.stage_step = stages[-1].steps - left
 
 
-def forget_after(state: State, folder: RunFolder) -> None:
-    """Delete what an earlier process wrote after the step from which the run goes on."""
-    delete_after(folder.rollouts, state.step)
-    delete_after(folder.watched, state.step)
-    delete_after(folder.evaluations, state.step)
-    checkpoint.delete_after(folder.checkpoints, state.step)
-    if not _reference_is_made(state):
-        shutil.rmtree(folder.checkpoints / REFERENCE, ignore_errors=True)
+def take_back(state: State, folder: RunFolder, position: int) -> Path | None:
+    """Move what an earlier process wrote after the step from which the run goes on.
+
+    Metrics, rollouts, evaluations and checkpoints of later steps go to a new folder in
+    rolled_back/, of which the newest few are kept; None if there is nothing to move. The lines of
+    metrics.jsonl are copied: :meth:`MetricsWriter.truncate` drops them.
+    """
+    lines = lines_after(folder.metrics, position)
+    places = (folder.rollouts, folder.watched, folder.evaluations, folder.checkpoints)
+    later = [path for place in places for path in later_than(place, state.step)]
+    reference = folder.checkpoints / REFERENCE
+    if reference.exists() and not _reference_is_made(state):
+        later.append(reference)
+    if not lines and not later:
+        return None
+    aside = new_rollback(folder, state.step)
+    if lines:
+        write_bytes_atomically(aside / folder.metrics.name, lines)
+    for path in later:
+        (aside / path.parent.name).mkdir(exist_ok=True)
+        shutil.move(path, aside / path.parent.name / path.name)
+    for place in {path.parent for path in later}:
+        sync_folder(aside / place.name)
+        sync_folder(place)
+    sync_folder(aside)
+    for old in sorted(folder.rolled_back.iterdir())[:-ROLLBACKS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return aside
 
 
 def _reference_is_made(state: State) -> bool:

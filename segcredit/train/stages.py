@@ -6,7 +6,7 @@ import torch
 
 from segcredit.algorithms.asks import restarts, wants_first_weights
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.config import Optimize, PretrainCritic, WarmStart
+from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
 from segcredit.models.packed import set_attention
@@ -35,28 +35,41 @@ AnyStage = WarmStart | PretrainCritic | Optimize
 
 def enter(state: State, stage: AnyStage) -> None:
     """What a stage needs before its first step: optimizers, critic, reference, tracker."""
-    optimizer = state.recipe.optimizer
     if isinstance(stage, WarmStart):
         earlier = state.recipe.stages[state.stage - 1] if state.stage else None
         if isinstance(earlier, WarmStart) and state.policy_optimizer is not None:
-            state.policy_optimizer.lr = stage.lr  # imitation goes on: its moments still hold
+            adopt_settings(state)  # imitation goes on: its moments still hold
             return
-        quicker = optimizer.model_copy(update={"beta2": stage.beta2})
-        set_policy_optimizer(state, stage.lr, quicker)
+        set_policy_optimizer(state, *_of_policy(state, stage))
         return
     if "value" in state.algorithm.needs and state.critic is None:
         add_critic(state, _first_critic(state))
+    adopt_settings(state)
     if isinstance(stage, PretrainCritic):
-        assert state.critic_optimizer is not None
-        state.critic_optimizer.lr = stage.lr or optimizer.critic_lr
         return
-    if state.critic_optimizer is not None:
-        state.critic_optimizer.lr = optimizer.critic_lr
-    set_policy_optimizer(state, optimizer.lr, optimizer)
+    set_policy_optimizer(state, *_of_policy(state, stage))
     if wants_first_weights(state.algorithm) and state.reference is None:
         add_reference(state, _whole_policy(state).reference(copied=restarts(state.algorithm)))
     if "baseline" in state.algorithm.needs:
         begin_tracker(state)
+
+
+def adopt_settings(state: State) -> None:
+    """Give the optimizers what the recipe says of the present stage, on resume perhaps anew."""
+    stage, settings = state.recipe.stages[state.stage], state.recipe.optimizer
+    if state.policy_optimizer is not None and not isinstance(stage, PretrainCritic):
+        state.policy_optimizer.adopt(*_of_policy(state, stage))
+    if state.critic_optimizer is not None and not isinstance(stage, WarmStart):
+        own = stage.lr if isinstance(stage, PretrainCritic) else None
+        state.critic_optimizer.adopt(own or settings.critic_lr, settings)
+
+
+def _of_policy(state: State, stage: WarmStart | Optimize) -> tuple[float, OptimizerSettings]:
+    """The policy's learning rate in a stage, and its optimizer's settings."""
+    settings = state.recipe.optimizer
+    if isinstance(stage, WarmStart):
+        return stage.lr, settings.model_copy(update={"beta2": stage.beta2})
+    return settings.lr, settings
 
 
 def _first_critic(state: State) -> Critic:

@@ -1,6 +1,6 @@
 """The Python way in: a model, a method, a reward, prompts; then train."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from segcredit.runlog import (
     read_run,
 )
 from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.folder import POLICY
+from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import Plan, build, load_policy, make_plan
 from segcredit.train.loop import Loop
 from segcredit.train.observe import Observer, Silent
 from segcredit.train.parallel import Parallel
-from segcredit.train.saving import forget_after, restore
+from segcredit.train.saving import changed_settings, find_resumable, restore, take_back
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
 from segcredit.version import __version__
@@ -117,18 +119,20 @@ class Trainer:
             return self._loop(None, None, state, Silent())
         path = Path(folder) if folder is not None else new_run_path(self.recipe.name)
         with RunFolder.open(path) if resume else RunFolder.create(path) as run:
-            self._write_record(run, resume, watch)
+            if not resume:  # first of all: with config.yaml a run can be resumed, without it not
+                write_yaml_atomically(run.config, self._record())
+                write_json_atomically(run.environment, describe_environment())
+                checkpoint.mark_unsaved(run.checkpoints)
             state, position = self._state(run if resume else None, parallel, watch)
             parallel.wait()  # nothing on disk changes before everyone has read it
-            if resume:
-                forget_after(state, run)
+            aside = self._roll_back(run, state, position, watch) if resume else None
             names = ["tensorboard", *self.recipe.save.trackers]
             first = state.step + 1 if resume else None
             trackers = open_trackers(names, run, self.recipe.as_dict(), first)
             with MetricsWriter(run.metrics, trackers) as metrics:
                 if resume:
                     metrics.truncate(position)
-                watch.begin(self.recipe, state.step, _facts(self.plan, run, state))
+                watch.begin(self.recipe, state.step, _facts(self.plan, run, state, aside))
                 return self._loop(run, metrics, state, watch)
 
     def _state(
@@ -138,13 +142,19 @@ class Trainer:
         if run is None:
             return build(self.plan, parallel=parallel), 0
         # hashes take a while, and everyone must go on from the same one
-        found = parallel.share(
-            checkpoint.find_latest(run.checkpoints)
-            if parallel.first
-            else checkpoint.Found(None, [])
-        )
-        for message in found.refused:
-            watch.note(message)
+        found = checkpoint.Found(None, [])
+        problem = None
+        if parallel.first:
+            try:
+                found = find_resumable(run)
+            except checkpoint.CheckpointError as error:
+                problem = str(error)
+        found, problem = parallel.share((found, problem))
+        if problem is not None:
+            raise checkpoint.CheckpointError(problem)
+        if parallel.first:
+            for message in found.refused:
+                watch.note(message)
         if found.path is None:
             return build(self.plan, parallel=parallel), 0
         # adapters go on from the weights they stand beside, not from the sum that was saved
@@ -169,19 +179,37 @@ class Trainer:
             after=_noted(state, "after"),
         )
 
-    def _write_record(self, run: RunFolder, resume: bool, watch: Observer) -> None:
-        """config.yaml, first of all: with it a run can be resumed, without it not."""
-        record = self.recipe.as_dict()
-        if resume:
-            noted = (GIVEN_IN_PYTHON, VERSION)
-            before = {k: x for k, x in read_run(run.path).config.items() if k not in noted}
-            changed = sorted(_different(before, record))
-            if changed:
-                watch.note(f"From here on with other settings than before: {', '.join(changed)}")
-        if not resume or changed:
-            write_yaml_atomically(run.config, {VERSION: __version__} | record | self._given())
-        if not run.environment.exists():
-            write_json_atomically(run.environment, describe_environment())
+    def _record(self) -> dict[str, Any]:
+        """For config.yaml."""
+        return {VERSION: __version__} | self.recipe.as_dict() | self._given()
+
+    def _roll_back(
+        self, run: RunFolder, state: State, position: int, watch: Observer
+    ) -> Path | None:
+        """Bring the folder to where the state is: everything was checked, now the disk changes."""
+        lines_after(run.metrics, position)
+        if not state.step:
+            checkpoint.mark_unsaved(run.checkpoints)
+        changed = changed_settings(run, self.recipe)
+        if changed:
+            watch.note(f"From here on with other settings than before: {', '.join(changed)}")
+            write_yaml_atomically(run.config, self._record())
+        self._note_environment(run, state, watch)
+        return take_back(state, run, position)
+
+    def _note_environment(self, run: RunFolder, state: State, watch: Observer) -> None:
+        """Say what is not as it was when the run was last started, and record both."""
+        known, now = read_run(run.path).environment, describe_environment()
+        earlier = known.get("resumed", [])
+        changes = environment_changes(earlier[-1] if earlier else known, now)
+        if changes:
+            watch.note(
+                f"This run is resumed in another environment: {', '.join(changes)}. Numbers may "
+                f"differ from those of an uninterrupted run; environment.json has both."
+            )
+        if changes or not known:
+            resumed = {"resumed": [*earlier, {"step": state.step, **now}]} if known else now
+            write_json_atomically(run.environment, known | resumed)
 
     def _given(self) -> dict[str, Any]:
         """What came as an object instead of by name."""
@@ -228,21 +256,12 @@ def _data(
     return found
 
 
-def _different(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """The settings in which two recipes differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in old.keys() | new.keys():
-            yield from _different(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif old != new:
-        yield path
-
-
 def _noted(state: State, when: str) -> dict[str, float]:
     ends = f"_{when}"
     return {k.removesuffix(ends): x for k, x in state.noted.items() if k.endswith(ends)}
 
 
-def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
+def _facts(plan: Plan, run: RunFolder, state: State, aside: Path | None) -> dict[str, str]:
     """What a person wants to know first."""
     model = state.policy.model if state.whole is None else state.whole
     count = sum(x.numel() for x in model.parameters())
@@ -256,6 +275,7 @@ def _facts(plan: Plan, run: RunFolder, state: State) -> dict[str, str]:
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
         "method": str(plan.recipe.algorithm),
+        **({} if aside is None else {"moved": f"what came after step {state.step} to {aside}"}),
     }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from segcredit.runlog.rollouts import COLUMNS, delete_after, read_rollouts, write_rollouts
+from segcredit.runlog.folder import later_than
+from segcredit.runlog.rollouts import COLUMNS, read_rollouts, write_rollouts
 
 ODD = '\ud83d lone \udc00\x00\x1b[31m \u2028 {} \\ " \n NaN'
 
@@ -104,17 +105,13 @@ def test_a_step_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [r["response"] for r in read_rollouts(tmp_path / "step-000001.jsonl")] == ["new"]
 
 
-def test_delete_after_a_step(tmp_path: Path) -> None:
+def test_files_of_later_steps(tmp_path: Path) -> None:
     for step in (1, 2, 10, 1_000_000):
         write_rollouts(tmp_path, step, [row()])
     (tmp_path / ".step-000011.jsonl.tmp-7").touch()
     (tmp_path / "notes.txt").touch()
-    assert [path.name for path in delete_after(tmp_path, 2)] == [
+    assert [path.name for path in later_than(tmp_path, 2)] == [
         "step-000010.jsonl",
         "step-1000000.jsonl",
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "notes.txt",
-        "step-000001.jsonl",
-        "step-000002.jsonl",
-    ]
+    assert later_than(tmp_path / "nowhere", 0) == []

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from segcredit.train.checkpoint import (
     CheckpointError,
-    delete_after,
     find_latest,
     latest_whole,
     load_state,
+    mark_unsaved,
+    never_saved,
     save_checkpoint,
     save_state,
     verify,
@@ -113,11 +114,27 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000001"]
 
 
-def test_later_ones_are_deleted_on_resume_from_an_earlier_one(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        save(tmp_path, step, keep=5)
-    assert [path.name for path in delete_after(tmp_path, 1)] == ["step-000002", "step-000003"]
-    assert names(tmp_path) == ["step-000001"]
+def test_a_folder_remembers_that_no_step_was_saved_yet(tmp_path: Path) -> None:
+    assert not never_saved(tmp_path)
+    mark_unsaved(tmp_path)
+    save_checkpoint(tmp_path, "reference", writes("reference"))
+    assert never_saved(tmp_path), "that is no step"
+    save(tmp_path, 1)
+    assert not never_saved(tmp_path)
+    assert names(tmp_path) == ["reference", "step-000001"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, umask: int, mode: int) -> None:
+    """Libraries that write through temporary files leave 0600, which nobody else could resume."""
+    before = os.umask(umask)
+    try:
+        whole = save_checkpoint(
+            tmp_path, "step-000001", lambda folder: save_state(folder, {"x": torch.ones(2)})
+        )
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in files(whole)} == {mode}
 
 
 def test_what_dead_processes_left_is_cleared_and_what_live_ones_write_is_not(
@@ -240,6 +257,28 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_last_whole_one_used(
     with pytest.warns(UserWarning, match="is refused") as warned:
         assert latest_whole(tmp_path) == tmp_path / "step-000002"
     assert len(warned) == 3
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("name", ["manifest.json", "weights"])
+def test_what_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    """It may be whole: going on from an older one would be wrong."""
+    for step in (1, 2):
+        save(tmp_path, step, keep=2)
+    opened = Path.open
+
+    def fail(path: Path, *options: Any, **others: Any) -> Any:
+        if path.name == name and "step-000002" in path.parts:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *options, **others)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(OSError, match=name) as raised:
+        find_latest(tmp_path)
+    assert raised.value.errno == number
+    assert names(tmp_path) == ["step-000001", "step-000002"]
 
 
 # ── Kill -9 ──────────────────────────────────────────────────────────────────────────────────────

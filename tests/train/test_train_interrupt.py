@@ -1,4 +1,7 @@
-"""Ctrl-C: the first finishes the step and saves it, the second stops at once."""
+"""Ctrl-C: the first finishes the step and saves it, the second stops at once.
+
+A terminal that closes is like the first; a pipe that closes, or a full disk behind stdout, disturbs
+no run."""
 
 import os
 import random
@@ -69,7 +72,9 @@ def test_interrupted_again_and_again_it_is_the_same_run(tmp_path: Path, whole: P
     recipe = write_recipe(tmp_path, **SHORT)
     call = start(tmp_path, "train", recipe, "--folder", "run")
     steps = [0]
-    while (step := stop(call, random.choice([signal.SIGINT, signal.SIGTERM]))) is not None:
+    while (
+        step := stop(call, random.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
+    ) is not None:
         assert step > steps[-1]
         steps.append(step)
         saved = find_latest(tmp_path / "run" / "checkpoints").path
@@ -81,9 +86,13 @@ def test_interrupted_again_and_again_it_is_the_same_run(tmp_path: Path, whole: P
     assert call.wait() == 0, call.complained
     assert f"Going on after step {steps[-1]} of 10." in call.said
     assert len(steps) > 3
-    keep_only_last(tmp_path / "run")
+    assert_same_end(tmp_path / "run", whole)
+
+
+def assert_same_end(run: Path, whole: Path) -> None:
+    keep_only_last(run)
     keep_only_last(whole)
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_run(run, whole)
 
 
 def keep_only_last(folder: Path) -> None:
@@ -161,6 +170,96 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     saved = find_latest(tmp_path / "run" / "checkpoints")
     assert saved.path is not None
     assert (saved.path.name, saved.refused) == ("step-000003", [])
+
+
+def test_many_quick_ctrl_c_end_without_a_traceback(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, **SHORT)
+    for delay in (0.0, 0.002, 0.02):
+        folder = f"run-{delay}"
+        call = start(tmp_path, "train", recipe, "--folder", folder, "stages.0.steps=100000")
+        assert call.wait_until(lambda: "imitate" in call.said), call.complained  # noqa: B023
+        for _ in range(6):
+            if call.alive():
+                call.signal(signal.SIGINT)
+            time.sleep(delay)
+        assert call.wait() == 130, call.said + call.complained
+        assert call.complained == ""
+        assert "topped" in call.said
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_terminal_that_closes_saves_even_if_it_says_so_twice(tmp_path: Path, twice: bool) -> None:
+    recipe = write_recipe(tmp_path, **SHORT)
+    call = start(tmp_path, "train", recipe, "--folder", "run", "stages.0.steps=100000")
+    assert call.wait_until(lambda: count_lines(tmp_path / "run") > 1), call.complained
+    for _ in range(1 + twice):
+        call.signal(signal.SIGHUP)
+        time.sleep(0.001)
+    assert call.wait() == 130, call.said + call.complained
+    step = int(step_of(call.said)[1])
+    saved = find_latest(tmp_path / "run" / "checkpoints").path
+    assert saved is not None
+    assert saved.name == f"step-{step:06d}"
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts() as interrupted:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupted()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# ── Nobody listens ───────────────────────────────────────────────────────────────────────────────
+
+LOST = (
+    r"warning: standard output is lost \({}\)\. Training goes on; the run's folder has all "
+    r"metrics\.\n"
+)
+
+
+def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path, whole: Path) -> None:
+    """``segcredit train … | head -1``."""
+    recipe = write_recipe(tmp_path, **SHORT)
+    os.mkfifo(tmp_path / "pipe")
+    call = start(tmp_path, "train", recipe, "--folder", "run", out=tmp_path / "pipe")
+    with (tmp_path / "pipe").open() as pipe:
+        assert pipe.readline().startswith("run ")
+    assert call.wait() == 0, call.complained
+    assert re.fullmatch(LOST.format("Broken pipe"), call.complained), call.complained
+    assert_same_end(tmp_path / "run", whole)
+
+
+def test_a_full_disk_behind_stdout_does_not_end_the_run(tmp_path: Path, whole: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    recipe = write_recipe(tmp_path, **SHORT)
+    call = start(tmp_path, "train", recipe, "--folder", "run", out=full)
+    assert call.wait() == 0, call.complained
+    assert re.fullmatch(LOST.format("No space left on device"), call.complained), call.complained
+    assert_same_end(tmp_path / "run", whole)
+    call = start(tmp_path, "train", "--resume", "run", "seed=x", out=full, err=full)
+    assert call.wait() == 2, "an error that nobody can read"
+
+
+def test_stopped_where_nobody_listens_it_is_saved(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, **SHORT)
+    os.mkfifo(tmp_path / "pipe")
+    call = start(
+        tmp_path,
+        *("train", recipe, "--folder", "run", "stages.0.steps=100000"),
+        out=tmp_path / "pipe",
+        err=tmp_path / "pipe",
+    )
+    with (tmp_path / "pipe").open() as pipe:
+        assert pipe.readline().startswith("run ")
+    assert call.wait_until(lambda: count_lines(tmp_path / "run") > 1), call.wait()
+    call.signal(signal.SIGTERM)
+    assert call.wait() == 130
+    assert find_latest(tmp_path / "run" / "checkpoints").path is not None
 
 
 def children(pid: int) -> list[int]:

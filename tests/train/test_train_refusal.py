@@ -124,8 +124,7 @@ def test_a_run_that_only_meets_poison_keeps_its_weights_and_stops(
         trainer().train(tmp_path / "run")
     assert poisoned.count == PATIENCE
     kept = sorted((tmp_path / "run" / "checkpoints").glob(f"step-*/{POLICY}/model.safetensors"))
-    assert [x.parts[-3] for x in kept] == ["step-000001", "step-000002"]
-    assert kept[0].read_bytes() == kept[1].read_bytes()
+    assert [x.parts[-3] for x in kept] == ["step-000001"], "not while steps are refused"
     monkeypatch.undo()
     done = trainer().train(tmp_path / "run", resume=True)
     assert done.model is not None

@@ -190,16 +190,84 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
     assert_same_run(resumed, whole)
 
 
-def test_without_a_whole_checkpoint_the_run_begins_again(tmp_path: Path, whole: Path) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files, but for the lock."""
+    found = {str(x.relative_to(folder)): x for x in folder.rglob("*") if x.is_file()}
+    return {name: x.read_bytes() for name, x in found.items() if not name.endswith(".lock")}
+
+
+def damage_all(run: Path) -> None:
+    for step in (14, 15):
+        truncate(run / "checkpoints" / f"step-{step:06d}" / "critic" / "model.safetensors")
+
+
+def move_all(run: Path) -> None:
+    (run / "checkpoints").rename(run.parent / "elsewhere")
+
+
+def move_steps(run: Path) -> None:
+    (run.parent / "elsewhere").mkdir()
+    for path in (run / "checkpoints").glob("step-*"):
+        path.rename(run.parent / "elsewhere" / path.name)
+
+
+def lose_the_disk(run: Path) -> None:
+    """The checkpoints were a link to a disk that is not mounted."""
+    move_all(run)
+    (run / "checkpoints").symlink_to(run.parent / "disk")
+    (run.parent / "disk").mkdir()
+
+
+@pytest.mark.parametrize("lose", [damage_all, move_all, move_steps, lose_the_disk])
+def test_without_a_whole_checkpoint_nothing_is_touched(
+    tmp_path: Path, whole: Path, lose: Callable[[Path], None]
+) -> None:
     resumed = copied(whole, tmp_path)
-    truncate(resumed / "checkpoints" / "step-000014" / "critic" / "model.safetensors")
-    truncate(resumed / "checkpoints" / "step-000015" / "critic" / "model.safetensors")
-    alter(resumed / "checkpoints" / "reference" / "model.safetensors")
-    (resumed / "rollouts" / "step-000099.jsonl").write_text("{}\n")
+    lose(resumed)
+    before = contents(tmp_path)
+    for arguments in (["--resume", "run"], ["--resume", "run", "save.every=1"]):
+        call = run(tmp_path, "train", *arguments)
+        assert call.code == 2, call.said
+        assert call.complained.startswith(
+            f"error: expected a checkpoint in {resumed}/checkpoints to resume from; "
+        )
+        assert "nothing was changed or deleted" in call.complained
+        assert f"segcredit train --resume {resumed}. " in call.complained
+        assert f"segcredit train {resumed}/config.yaml" in call.complained
+        after = contents(tmp_path)
+        assert {name: after[name] for name in before} == before
+    if lose is move_steps:  # what the message says: put them back
+        for path in (tmp_path / "elsewhere").iterdir():
+            path.rename(resumed / "checkpoints" / path.name)
+        finish(tmp_path)
+        assert_same_run(resumed, whole)
+
+
+def test_what_a_resume_takes_back_is_moved_and_not_deleted(tmp_path: Path, whole: Path) -> None:
+    resumed = copied(whole, tmp_path)
+    damaged = resumed / "checkpoints" / "step-000015" / "policy" / "model.safetensors"
+    alter(damaged)
+    lost = {name: x for name, x in contents(resumed).items() if "step-000015" in name}
+    assert len(lost) > 5
+    lines = (resumed / "metrics.jsonl").read_bytes().splitlines()
     call = finish(tmp_path)
-    assert call.said.count("is refused: ") == 2
-    assert "Going on" not in call.said
     assert_same_run(resumed, whole)
+    (aside,) = (resumed / "rolled_back").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-step-000014", aside.name)
+    assert f"moved   what came after step 14 to {aside}\n" in call.said
+    moved = contents(aside)
+    assert moved.pop("metrics.jsonl").splitlines() == lines[-2:]
+    assert moved == lost
+
+
+def test_few_rollbacks_are_kept(tmp_path: Path, whole: Path) -> None:
+    resumed = copied(whole, tmp_path)
+    for day in range(1, 6):
+        (resumed / "rolled_back" / f"2020010{day}-000000-step-000001").mkdir(parents=True)
+    truncate(resumed / "checkpoints" / "step-000015" / "manifest.json")
+    finish(tmp_path)
+    names = sorted(x.name for x in (resumed / "rolled_back").iterdir())
+    assert names[:-1] == ["20200104-000000-step-000001", "20200105-000000-step-000001"]
 
 
 def test_a_damaged_reference_model_cannot_be_replaced(tmp_path: Path, whole: Path) -> None:

@@ -21,6 +21,7 @@ from tiny_runs import metrics, write_recipe
 from train.small import SMALL, recipe
 
 from segcredit.config import RecipeError
+from segcredit.runlog.folder import later_than
 from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
@@ -142,7 +143,8 @@ def test_responses_that_share_prompts(tmp_path: Path) -> None:
 def begun(whole: Path, to: Path, step: int) -> Path:
     """A copy of a run that ended after this step."""
     shutil.copytree(whole, to)
-    checkpoint.delete_after(to / "checkpoints", step)
+    for path in later_than(to / "checkpoints", step):
+        shutil.rmtree(path)
     assert find_latest(to / "checkpoints").path == to / "checkpoints" / f"step-{step:06d}"
     return to
 

@@ -1,0 +1,281 @@
+"""What changes when a run is resumed acts, or is refused before anything is written."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from forked_cli import Call, run
+from tiny_runs import assert_same_run, metrics, write_recipe
+
+from segcredit import Trainer
+from segcredit.config import parse_recipe
+from segcredit.runlog.environment import describe_environment, environment_changes
+from segcredit.train.checkpoint import load_state
+
+STEPS: dict[str, Any] = {
+    "stages": [
+        {"kind": "warm_start", "steps": 2, "batch": 4, "lr": 1e-3, "beta2": 0.9},
+        {"kind": "warm_start", "steps": 2, "batch": 4, "lr": 1e-3, "beta2": 0.8},
+        {"kind": "pretrain_critic", "steps": 2},
+        {"kind": "optimize", "steps": 3},
+    ],
+    "save": {"every": 1, "keep": 9},
+    "evaluation": {"every": 0, "prompts": 2},
+}
+"""Two steps of each stage, and a checkpoint of each step: 1 and 2, 3 and 4, 5 and 6, 7 to 9."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    done = run(folder, "train", write_recipe(folder, **STEPS), "--folder", "run")
+    assert done.code == 0, done.complained
+    return folder / "run"
+
+
+def stopped_at(step: int, whole: Path, folder: Path) -> Path:
+    """A copy of the run that ended after this step."""
+    write_recipe(folder, **STEPS)
+    copy = shutil.copytree(whole, folder / "run")
+    for later in range(step + 1, 10):
+        shutil.rmtree(copy / "checkpoints" / f"step-{later:06d}")
+    return copy
+
+
+def resume(folder: Path, *overrides: str) -> Call:
+    return run(folder, "train", "--resume", "run", *overrides)
+
+
+def groups(run: Path, step: int, name: str) -> list[dict[str, Any]]:
+    state = load_state(run / "checkpoints" / f"step-{step:06d}")
+    return state["optimizers"][name]["adam"]["param_groups"]
+
+
+# ── Settings that act ────────────────────────────────────────────────────────────────────────────
+
+
+def test_settings_of_the_optimizers_act_within_a_stage(tmp_path: Path, whole: Path) -> None:
+    copy = stopped_at(7, whole, tmp_path)
+    call = resume(
+        tmp_path,
+        *("optimizer.lr=2e-4", "optimizer.critic_lr=3e-4", "optimizer.schedule=constant"),
+        *("optimizer.beta1=0.7", "optimizer.beta2=0.6", "optimizer.eps=1e-5"),
+        "optimizer.weight_decay=0.25",
+    )
+    assert call.code == 0, call.complained
+    assert "From here on with other settings than before: optimizer.beta1, " in call.said
+    last = [x for x in metrics(copy) if x["stage"] == "optimize"][1:]
+    assert [x["policy/lr"] for x in last] == [2e-4] * 2
+    assert [x["critic/lr"] for x in last] == [3e-4] * 2
+    for name in ("policy", "critic"):
+        matrices, vectors = groups(copy, 8, name)
+        assert (matrices["betas"], matrices["eps"]) == ((0.7, 0.6), 1e-5)
+        assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.25, 0.0)
+        assert groups(copy, 7, name)[0]["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("step", "setting", "metric"),
+    [
+        (1, "stages.0.lr=5e-5", "policy/lr"),
+        (3, "stages.1.lr=5e-5", "policy/lr"),
+        (5, "stages.2.lr=5e-5", "critic/lr"),
+        (5, "optimizer.critic_lr=5e-5", "critic/lr"),
+    ],
+)
+def test_learning_rates_act_in_every_kind_of_stage(
+    tmp_path: Path, whole: Path, step: int, setting: str, metric: str
+) -> None:
+    copy = stopped_at(step, whole, tmp_path)
+    call = resume(tmp_path, setting)
+    assert call.code == 0, call.complained
+    (then,) = [x[metric] for x in metrics(whole) if x["step"] == step + 1 and metric in x]
+    (now,) = [x[metric] for x in metrics(copy) if x["step"] == step + 1 and metric in x]
+    assert now == pytest.approx(then * 0.05)
+
+
+def test_a_second_warm_start_has_its_own_beta(whole: Path) -> None:
+    assert groups(whole, 2, "policy")[0]["betas"] == (0.9, 0.9)
+    assert groups(whole, 4, "policy")[0]["betas"] == (0.9, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "lower"),
+    [
+        (["stages.1.lr=1e36", "stages.1.steps=12"], "policy's gradient was NaN", "stages.1.lr"),
+        (
+            ["optimizer.lr=1e36", "update.minibatches=6"],
+            "policy's gradient was NaN",
+            "optimizer.lr",
+        ),
+        (["optimizer.lr=1e36", "update.minibatches=1"], "logits are not finite", "optimizer.lr"),
+    ],
+)
+def test_the_advice_on_weights_that_overflow_works(
+    tmp_path: Path, overrides: list[str], said: str, lower: str
+) -> None:
+    """A rate that breaks the model, and then what the message says, word for word."""
+    recipe = write_recipe(tmp_path, **STEPS, optimizer__schedule="constant")
+    call = run(tmp_path, "train", recipe, "--folder", "run", *overrides)
+    moved = 0
+    for _ in range(4):
+        if call.code == 0:
+            break
+        assert said in call.complained, call.complained
+        found = re.search(rf"ype: segcredit (train --resume \S+ {lower}=\S+)\n$", call.complained)
+        assert found is not None, call.complained
+        if broken := re.search(r"(\S+) was saved with these weights: move it", call.complained):
+            shutil.move(broken[1], tmp_path / f"moved-{moved}")
+            moved += 1
+        *command, setting = shlex.split(found[1])
+        assert setting == f"{lower}=1e+35" or moved
+        call = run(tmp_path, *command, f"{lower}=1e-4")
+    assert call.code == 0, call.complained
+    assert moved <= 1
+    done = [x for x in metrics(tmp_path / "run") if "policy/refused" in x]
+    assert {x["policy/refused"] for x in done} == {0.0}
+    assert done[-1]["step"] == sum(
+        x["steps"] for x in yaml.safe_load((tmp_path / "run/config.yaml").read_text())["stages"]
+    )
+
+
+def test_nothing_is_saved_while_gradients_are_not_finite(tmp_path: Path) -> None:
+    """Or the weights before, which may be good, would be deleted as too old."""
+    recipe = write_recipe(tmp_path, **STEPS)
+    changes = ["stages.1.lr=1e36", "stages.1.steps=12", "save.keep=2"]
+    call = run(tmp_path, "train", recipe, "--folder", "run", *changes)
+    assert call.code == 2, call.said
+    saved = sorted(x.name for x in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert saved == ["step-000002", "step-000003"]
+
+
+# ── Settings that are refused ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("step", "override", "said"),
+    [
+        (7, "model.hidden=64", "model.hidden was 32, and is 64: weights and optimizer state in"),
+        (7, "model.layers=2", "model.layers was 1, and is 2: "),
+        (7, "model.heads=2", "model.heads was 4, and is 2: "),
+        (7, "model.kv_heads=4", "model.kv_heads was None, and is 4: "),
+        (7, "model.tiny=llama", "model.tiny was qwen2, and is llama: "),
+        (7, "model.freeze_vision=true", "model.freeze_vision was False, and is True: "),
+        (7, "stages.0.lr=1e-5", "stages.0.lr: that stage is finished"),
+        (7, "stages.1.steps=9", "stages.1.steps: that stage is finished"),
+        (7, "stages.3.kind=pretrain_critic", "stages.3 is not optimize any more, but it has begun"),
+        (7, "data.settings.modulus=11", "make another vocabulary than that of"),
+        (9, "optimizer.lr=1e-5", "optimizer.lr: all 9 steps are done. To train on, also set stage"),
+    ],
+)
+def test_settings_without_effect_are_refused_and_nothing_is_changed(
+    tmp_path: Path, whole: Path, step: int, override: str, said: str
+) -> None:
+    copy = stopped_at(step, whole, tmp_path)
+    before = {x: x.read_bytes() for x in copy.rglob("*") if x.is_file() and x.name != ".lock"}
+    call = resume(tmp_path, override)
+    assert call.code == 2, call.said
+    assert said in call.complained, call.complained
+    assert "Traceback" not in call.complained
+    after = {x: x.read_bytes() for x in copy.rglob("*") if x.is_file() and x.name != ".lock"}
+    assert after == before
+    if override == "model.hidden=64":
+        assert resume(tmp_path).code == 0
+        assert_same_run(copy, whole)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [("ppo", "this algorithm needs a critic"), ("single_stream_spo", "tracks a value for every")],
+)
+def test_a_method_whose_parts_were_never_made_is_refused(
+    tmp_path: Path, algorithm: str, said: str
+) -> None:
+    recipe = write_recipe(
+        tmp_path,
+        algorithm="rloo",
+        rollout={"prompts": 4, "samples": 2, "max_tokens": 8},
+        stages=[{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 2}],
+        data__size=12,
+        save={"every": 1, "keep": 2},
+        evaluation={"every": 0, "prompts": 2},
+    )
+    assert run(tmp_path, "train", recipe, "--folder", "run").code == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000003")
+    call = resume(tmp_path, f"algorithm={algorithm}", "rollout.samples=1")
+    assert call.code == 2, call.said
+    assert said in call.complained, call.complained
+    assert resume(tmp_path).code == 0
+
+
+def test_a_refused_resume_leaves_the_settings_as_they_were(tmp_path: Path, whole: Path) -> None:
+    """Refused late: the reference model is damaged, and metrics.jsonl was changed."""
+    copy = stopped_at(7, whole, tmp_path)
+    config = (copy / "config.yaml").read_bytes()
+    metrics_file, reference = copy / "metrics.jsonl", copy / "checkpoints" / "reference"
+    for file, change in (
+        (reference / "model.safetensors", lambda x: x[:-1]),
+        (metrics_file, lambda x: b" " + x),
+    ):
+        kept = file.read_bytes()
+        file.write_bytes(change(kept))
+        call = resume(tmp_path, "optimizer.lr=1e-5", "save.every=3")
+        assert call.code == 2, call.said
+        assert (copy / "config.yaml").read_bytes() == config
+        file.write_bytes(kept)
+    assert resume(tmp_path).code == 0
+    assert_same_run(copy, whole)
+
+
+# ── Another environment ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_changed_environment_is_said_once_and_recorded(tmp_path: Path, whole: Path) -> None:
+    copy = stopped_at(8, whole, tmp_path)
+    file = copy / "environment.json"
+    then = json.loads(file.read_text())
+    now = dict(then["packages"])
+    then["packages"] |= {"torch": "0.1", "transformers": "0.2", "segcredit": "0.0"}
+    then["git"] = {"commit": "f" * 40, "dirty": False}
+    file.write_text(json.dumps(then))
+    call = resume(tmp_path)
+    assert call.code == 0, call.complained
+    (line,) = [x for x in call.said.splitlines() if "another environment" in x]
+    for name in ("torch", "transformers", "segcredit"):
+        assert f"{name} {then['packages'][name]} → {now[name]}" in line
+    assert "segcredit's commit ffffffffffff → " in line
+    recorded = json.loads(file.read_text())
+    (resumed,) = recorded.pop("resumed")
+    assert recorded == then, "how it began stays"
+    assert (resumed["step"], resumed["packages"]) == (8, now)
+    call = resume(tmp_path)
+    assert "another environment" not in call.said
+    assert len(json.loads(file.read_text())["resumed"]) == 1
+
+
+def test_in_python_it_is_a_warning(tmp_path: Path, whole: Path) -> None:
+    copy = stopped_at(9, whole, tmp_path)
+    file = copy / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"python": "3.1"}))
+    config = yaml.safe_load((copy / "config.yaml").read_text()) | {
+        "reward": f"{tmp_path}/reward.py:by_length"
+    }
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    trainer = Trainer.from_recipe(parse_recipe(config))
+    with pytest.warns(UserWarning, match=r"resumed in another environment: python 3.1 → 3"):
+        trainer.train(copy, resume=True)
+
+
+def test_what_counts_as_a_change() -> None:
+    now = describe_environment([])
+    assert environment_changes(now, now) == []
+    assert environment_changes({}, now) == [], "a run of which nothing was recorded"
+    then = {**now, "packages": {"torch": "1", "gone": "2"}, "git": None}
+    torch, commit = environment_changes(then, {**now, "git": {"commit": "a" * 40, "dirty": True}})
+    assert torch == f"torch 1 → {now['packages']['torch']}"
+    assert commit == "segcredit's commit none (installed) → aaaaaaaaaaaa with changes"
