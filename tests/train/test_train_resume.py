@@ -232,7 +232,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(
             f"error: expected a checkpoint in {resumed}/checkpoints to resume from; "
         )
         assert "nothing was changed or deleted" in call.complained
-        assert f"segcredit train --resume {resumed}. " in call.complained
+        assert f"segcredit train --resume {resumed} --trust-run. " in call.complained
         assert f"segcredit train {resumed}/config.yaml" in call.complained
         after = contents(tmp_path)
         assert {name: after[name] for name in before} == before
