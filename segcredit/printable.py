@@ -12,15 +12,18 @@ def number_text(x: float, form: str) -> str:
     return f"{x:{form}}".replace("-", "−") if math.isfinite(x) else "–"
 
 
-def share_text(share: float) -> str:
-    """A share in per cent: 47.9 %."""
-    return f"{number_text(100 * share, '.1f')} %" if math.isfinite(share) else "–"
+def change_texts(before: float, after: float, share: bool) -> tuple[str, str, str]:
+    """Two numbers and their difference, computed before rounding, as texts.
 
-
-def points_text(before: float, after: float) -> str:
-    """The difference of two shares that are not rounded, in percentage points: +23.0 points."""
+    A share in per cent: 5.5 %, 28.5 %, +23.0 points. Any other number: 0.055, 0.285, +0.230.
+    """
+    scale, form, unit, step = (100, ".1f", " %", " points") if share else (1, ".3f", "", "")
     change = after - before
-    return f"{number_text(100 * change, '+.1f')} points" if math.isfinite(change) else "–"
+    return (
+        number_text(scale * before, form) + unit * math.isfinite(before),
+        number_text(scale * after, form) + unit * math.isfinite(after),
+        number_text(scale * change, f"+{form}") + step * math.isfinite(change),
+    )
 
 
 def printable(text: str, limit: int | None = None) -> str:

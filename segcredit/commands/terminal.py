@@ -18,7 +18,7 @@ from rich.table import Table
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
-from segcredit.printable import number_text, points_text, share_text
+from segcredit.printable import change_texts
 from segcredit.train.trainer import Result
 
 STAGES = {
@@ -130,10 +130,5 @@ def result_table(result: Result) -> Table | None:
     for how, key in (("sampled", "reward"), ("greedy", "greedy_reward")):
         key = how if known else key
         if key in result.before and key in result.after:
-            old, new = result.before[key], result.after[key]
-            if known:
-                table.add_row(how, share_text(old), share_text(new), points_text(old, new))
-            else:
-                texts = number_text(old, ".3f"), number_text(new, ".3f")
-                table.add_row(how, *texts, number_text(new - old, "+.3f"))
+            table.add_row(how, *change_texts(result.before[key], result.after[key], known))
     return table

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from segcredit.algorithms import make_algorithm
-from segcredit.printable import points_text, share_text
+from segcredit.printable import change_texts
 from segcredit.report.rows import LONGEST, plain_number, shortened
 from segcredit.runlog import Run
 
@@ -25,6 +25,7 @@ RESULTS = (
 )
 SHARES = ("sampled", "greedy", "no_verdict", "truncated")
 """Those that are shown in per cent."""
+REWARDS = ("reward", "greedy_reward")
 STAGES = ("warm_start", "pretrain_critic", "optimize", "evaluation")
 
 
@@ -96,20 +97,23 @@ def results(run: Run) -> list[dict[str, Any]]:
             "label": label,
             "before": _measured(first, key),
             "after": _measured(last, key),
-            "texts": _texts(first.get(key), last.get(key)) if key in SHARES else None,
+            "share": key in SHARES,
+            "texts": _texts(first.get(key), last.get(key), key in SHARES)
+            if key in (*SHARES, *REWARDS)
+            else None,
         }
         for key, label in RESULTS
         if key in first and (key != "no_verdict" or first[key] or last.get(key))
     ]
 
 
-def _texts(before: Any, after: Any) -> list[str]:
+def _texts(before: Any, after: Any, share: bool) -> tuple[str, str, str]:
     """Before, after and change as the terminal has them: a browser would round otherwise."""
     old, new = (
         x if isinstance(x, float) or (type(x) is int and abs(x) < 2**53) else math.nan
         for x in (before, after)
     )
-    return [share_text(old), share_text(new), points_text(old, new)]
+    return change_texts(old, new, share)
 
 
 def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:

@@ -162,20 +162,23 @@ def test_curves_and_results_are_those_of_the_metrics(tmp_path: Path) -> None:
         (0.5, math.nan, ["50.0 %", "–", "–"]),
     ],
 )
+@pytest.mark.parametrize("share", [True, False])
 def test_page_and_terminal_round_alike(
-    tmp_path: Path, before: float, after: float, said: list[str]
+    tmp_path: Path, before: float, after: float, said: list[str], share: bool
 ) -> None:
+    name = "sampled" if share else "reward"
     run = make_run(tmp_path / "a")
     shares = iter((before, after))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [x for x in lines if x["stage"] != "evaluation"]
-    lines += [{"step": n, "stage": "evaluation", "sampled": x} for n, x in enumerate(shares)]
+    lines += [{"step": n, "stage": "evaluation", name: x} for n, x in enumerate(shares)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     (row,) = report_of(run).data["overview"]["runs"][0]["results"]
-    assert row["texts"] == said
-    table = result_table(TrainResult(None, None, {"sampled": before}, {"sampled": after}))
+    table = result_table(TrainResult(None, None, {name: before}, {name: after}))
     assert table is not None
-    assert [next(iter(x.cells)) for x in table.columns][1:] == said
+    assert [next(iter(x.cells)) for x in table.columns][1:] == row["texts"]
+    assert row["share"] == share
+    assert row["texts"] == said or not share
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
