@@ -85,3 +85,8 @@ def compares_responses(algorithm: Algorithm) -> bool:
     """Whether a prompt needs two responses or more: they are compared (GRPO, RLOO, DPO)."""
     group = isinstance(getattr(algorithm, "credit", None), GroupZScore | LeaveOneOut)
     return group or isinstance(algorithm, DirectPreference)
+
+
+def compares_groups(algorithm: Algorithm) -> bool:
+    """Whether credit is a difference between responses to one prompt (GRPO, GSPO, RLOO)."""
+    return isinstance(getattr(algorithm, "credit", None), GroupZScore | LeaveOneOut)

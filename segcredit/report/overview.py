@@ -14,6 +14,8 @@ from segcredit.runlog import Run
 
 MOST_POINTS = 1500
 """Of one curve; of a longer one every n-th step is shown."""
+MOST_WARNINGS = 20
+"""Of one run."""
 RESULTS = (
     ("sampled", "sampled accuracy"),
     ("greedy", "greedy accuracy"),
@@ -37,6 +39,7 @@ def overview(run: Run) -> dict[str, Any]:
         "facts": facts(run),
         "method": method(run.config),
         "results": results(run),
+        "warnings": warnings(run),
         "curves": curves(run),
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
     }
@@ -114,6 +117,14 @@ def _texts(before: Any, after: Any, share: bool) -> tuple[str, str, str]:
         for x in (before, after)
     )
     return change_texts(old, new, share)
+
+
+def warnings(run: Run) -> list[list[Any]]:
+    """Step and message of each warning; at most so many that a page can show."""
+    rows = [
+        x for x in run.warnings if _is_step(x.get("step")) and isinstance(x.get("message"), str)
+    ]
+    return [[x["step"], shortened(x["message"], LONGEST)] for x in rows[:MOST_WARNINGS]]
 
 
 def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:

@@ -13,6 +13,8 @@ from segcredit.runlog.folder import resume_command
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.trackers import Tracker
 
+WARNING = "warning"
+"""Stage of lines that hold a warning instead of numbers."""
 _RESERVED = ("step", "stage")
 _CHUNK = 1 << 16
 
@@ -42,6 +44,10 @@ class MetricsWriter:
         self._append(to_line({"step": step, "stage": stage, **numbers}))
         mirrored = {f"{stage}/{key}": float(x) for key, x in numbers.items()}
         self._tell_trackers(lambda tracker: tracker.log(step, mirrored))
+
+    def warn(self, step: int, name: str, message: str) -> None:
+        """Append a warning as a line of its own; no tracker shows it."""
+        self._append(to_line({"step": step, "stage": WARNING, "name": name, "message": message}))
 
     def sync(self) -> None:
         """Make what was written outlive a power cut."""

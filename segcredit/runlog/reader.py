@@ -12,6 +12,7 @@ from typing import Any
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.lines import read_lines, revived
 from segcredit.runlog.manifest import CheckpointError, verify
+from segcredit.runlog.metrics import WARNING
 from segcredit.runlog.rollouts import read_rollouts
 from segcredit.runlog.untrusted import read_yaml
 
@@ -28,13 +29,21 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl; none if nothing was written yet."""
-        if not self.folder.metrics.exists():
-            return []
+        """The numbers of every line of metrics.jsonl; none if nothing was written yet."""
         return [
             {key: x if key == "stage" else revived(x) for key, x in row.items()}
-            for row in read_lines(self.folder.metrics)
+            for row in self._lines
+            if row.get("stage") != WARNING
         ]
+
+    @cached_property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What the run warned of: ``step``, ``name`` and ``message``."""
+        return [row for row in self._lines if row.get("stage") == WARNING]
+
+    @cached_property
+    def _lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.folder.metrics) if self.folder.metrics.exists() else []
 
     @cached_property
     def environment(self) -> dict[str, Any]:

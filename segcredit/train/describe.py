@@ -22,9 +22,25 @@ def describe_rewards(collected: Collected) -> dict[str, float]:
         "truncated": float(rollouts.truncated.float().mean()),
         "no_verdict": sum(not x.verdict for x in rewards) / len(rewards),
     }
+    if (share := _zero_std(values, rollouts.group)) is not None:
+        found["groups/zero_std"] = share
     if (right := correctness(rewards)) is not None:
         found["accuracy"] = sum(right) / len(right)
     return found
+
+
+def _zero_std(reward: Tensor, group: Tensor) -> float | None:
+    """Share of prompts whose responses all got the same reward; None: one response each."""
+    _, number, count = group.unique(return_inverse=True, return_counts=True)
+    if int(count.max()) < 2:
+        return None
+    limits = [
+        torch.zeros(len(count), device=reward.device).scatter_reduce(
+            0, number, reward, how, include_self=False
+        )
+        for how in ("amax", "amin")
+    ]
+    return float((limits[0] - limits[1] <= 1e-6)[count > 1].float().mean())
 
 
 def _describe_tree(collected: Collected, weight: Tensor) -> dict[str, float]:

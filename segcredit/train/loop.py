@@ -1,6 +1,7 @@
 """The run: stages, steps, evaluations, checkpoints; stopped anywhere, it goes on from there."""
 
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from segcredit.rewards.errors import no_verdict_warning
 from segcredit.rollout.check import NotFiniteLogits
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
 from segcredit.runlog.folder import by_step, step_name
-from segcredit.train.observe import Observer
+from segcredit.runlog.lines import read_lines
+from segcredit.train.health import Health
+from segcredit.train.observe import Observer, Silent
 from segcredit.train.optimizer import NotFinite
 from segcredit.train.records import rollout_rows
 from segcredit.train.saving import help_save, save
@@ -42,10 +45,14 @@ class Loop:
     metrics: MetricsWriter | None
     watch: Observer
     saved_step: int | None = None
-    _warned: bool = False
     _begun_at: int = 0
     """Steps that were done before: on resume, the checkpoint's."""
     _save_is_due: bool = False
+
+    def __post_init__(self) -> None:
+        self._health = Health(self.state.recipe, self.state.algorithm)
+        if self.metrics is not None:
+            self._health.replay(read_lines(self.metrics.path))
 
     def run(self) -> None:
         """All stages, from where the state stands."""
@@ -85,9 +92,13 @@ class Loop:
         if self.metrics is not None:
             self.metrics.write(state.step, stage.kind, measured)
         self.watch.stepped(state.step, stage.kind, measured)
+        for name, message in self._health.warnings(stage.kind, measured):
+            self._warn(name, message)
         last = state.stage_step == stage.steps
         if stepped is not None:
-            self._warn(no_verdict_warning(stepped.collected.rewards, f"step {state.step}"))
+            self._warn_of_verdicts(
+                no_verdict_warning(stepped.collected.rewards, f"step {state.step}")
+            )
         if isinstance(stage, Optimize) and stepped is not None:
             self._record(stepped)
             every = state.recipe.evaluation.every
@@ -102,11 +113,19 @@ class Loop:
         """Whether the evaluation before optimization is there, as of an earlier process."""
         return not {"sampled_before", "reward_before"}.isdisjoint(self.state.noted)
 
-    def _warn(self, warning: str | None) -> None:
+    def _warn(self, name: str, message: str) -> None:
+        """Show a warning and keep it in metrics.jsonl, where the report finds it."""
+        if self.metrics is not None:
+            self.metrics.warn(self.state.step, name, message)
+        if type(self.watch) is not Silent:
+            self.watch.note(message)
+        elif self.state.parallel.first:  # called from Python: no terminal is watched
+            warnings.warn(message, stacklevel=2)
+
+    def _warn_of_verdicts(self, message: str | None) -> None:
         """Tell of responses without a verdict, once: the metric no_verdict goes on."""
-        if warning is not None and not self._warned:
-            self._warned = True
-            self.watch.note(warning)
+        if message is not None and self._health.is_new("no_verdict"):
+            self._warn("no_verdict", message)
 
     def _record(self, stepped: Stepped) -> None:
         settings, state = self.state.recipe.save, self.state
@@ -138,7 +157,7 @@ class Loop:
             with saying_how_to_go_on(self.folder.evaluations):
                 write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
-        self._warn(found.warning)
+        self._warn_of_verdicts(found.warning)
         watched = watch(state)  # every process takes part
         if self.folder is not None and state.parallel.first and watched is not None:
             self._write(self.folder.watched, watched, len(watched.collected.responses))

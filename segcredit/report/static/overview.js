@@ -70,6 +70,7 @@ const overviewView = {
       el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.colour(i) } }) : null, visible(run.name)),
       el("div", { class: "columns" },
         el("div", {}, result,
+          run.warnings?.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, run.warnings.map(([step, message]) => el("li", {}, el("strong", { text: `Step ${step}: ` }), visible(message)))) : null,
           el("details", {}, el("summary", { text: "The method as a composition" }), el("dl", { class: "facts parts" }, run.method.map(([name, part]) => [el("dt", { text: name }), el("dd", {}, el("code", { text: visible(part) }))]))),
           el("details", {}, el("summary", { text: "The whole configuration" }), el("pre", { text: visible(run.config) }))),
         el("dl", { class: "facts" }, run.facts.map(([label, fact]) => [el("dt", { text: label }), el("dd", { text: visible(fact) })]))));

@@ -1,0 +1,134 @@
+"""Signs in the metrics that a run learns nothing: found while it runs, with cause and remedy."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from segcredit.algorithms.asks import compares_groups
+from segcredit.config import Recipe
+from segcredit.runlog.metrics import WARNING
+from segcredit.types import Algorithm
+
+STEPS = 5
+"""Steps in a row that show a sign before it is reported."""
+SHARE = 0.9
+"""Of responses that were truncated, or of prompts without differences in reward."""
+STAGES = ("pretrain_critic", "optimize")
+
+Numbers = Mapping[str, Any]
+
+
+class Sign(NamedTuple):
+    """Something that is wrong with a step, and what to say if it stays so."""
+
+    name: str
+    seen: Callable[[Numbers], bool]
+    message: Callable[[Numbers], str]
+
+
+class Health:
+    """Counts the steps in a row that show a sign; each is reported once in a run."""
+
+    def __init__(self, recipe: Recipe, algorithm: Algorithm) -> None:
+        self._signs = _signs(recipe.rollout.max_tokens, compares_groups(algorithm))
+        self._in_a_row = dict.fromkeys([sign.name for sign in self._signs], 0)
+        self._reported: set[str] = set()
+
+    def replay(self, lines: Iterable[Numbers]) -> None:
+        """Continue where an earlier process stopped: its lines of metrics.jsonl."""
+        for line in lines:
+            if line.get("stage") == WARNING:
+                self._reported.add(str(line.get("name")))
+            else:
+                self._count(str(line.get("stage")), line)
+
+    def is_new(self, name: str) -> bool:
+        """Whether nothing was reported under this name; from now on it was."""
+        new = name not in self._reported
+        self._reported.add(name)
+        return new
+
+    def warnings(self, stage: str, metrics: Numbers) -> list[tuple[str, str]]:
+        """Names and messages of what has gone on for long enough with this step."""
+        self._count(stage, metrics)
+        return [
+            (sign.name, sign.message(metrics))
+            for sign in self._signs
+            if self._in_a_row[sign.name] >= STEPS and self.is_new(sign.name)
+        ]
+
+    def _count(self, stage: str, metrics: Numbers) -> None:
+        if stage not in STAGES:
+            return
+        for sign in self._signs:
+            self._in_a_row[sign.name] = self._in_a_row[sign.name] + 1 if sign.seen(metrics) else 0
+
+
+def _number(metrics: Numbers, name: str) -> float | None:
+    x = metrics.get(name)
+    return float(x) if isinstance(x, int | float) else None
+
+
+def _constant(metrics: Numbers) -> bool:
+    spread, mean = _number(metrics, "reward_std"), _number(metrics, "reward")
+    return spread is not None and mean is not None and spread <= 1e-6 * max(1.0, abs(mean))
+
+
+def _share(name: str) -> Callable[[Numbers], bool]:
+    return lambda metrics: (_number(metrics, name) or 0.0) >= SHARE
+
+
+def _signs(max_tokens: int, groups: bool) -> list[Sign]:
+    last = f"In the last {STEPS} steps"
+    found = [
+        Sign("constant_reward", _constant, _constant_message),
+        Sign(
+            "truncated",
+            _share("truncated"),
+            lambda x: (
+                f"{last} at least {SHARE:.0%} of the responses were cut off at rollout.max_tokens="
+                f"{max_tokens} (now {x['truncated']:.0%}). Set a larger rollout.max_tokens. If "
+                f"responses never end, check the end token: eos_token_id in the model's "
+                f"generation_config.json must be the one that the model was taught."
+            ),
+        ),
+        Sign(
+            "nothing_selected",
+            lambda x: _number(x, "selected/items") == 0.0 and not _constant(x),
+            lambda x: (
+                f"{last} the method found nothing to learn from (selected/items is 0): no response "
+                f"to a prompt was good enough, or none was worse than another. Set a larger "
+                f"rollout.samples, or train on prompts that the model solves sometimes."
+            ),
+        ),
+    ]
+    if groups:
+        found.append(
+            Sign(
+                "groups_without_spread",
+                lambda x: _share("groups/zero_std")(x) and not _constant(x),
+                lambda x: (
+                    f"{last} all responses to a prompt got the same reward for at least "
+                    f"{SHARE:.0%} of the prompts (now {x['groups/zero_std']:.0%}), and this method "
+                    f"learns only from differences between them. Set a larger rollout.samples, "
+                    f"train on prompts that the model solves sometimes, or choose a method with a "
+                    f"critic."
+                ),
+            )
+        )
+    return found
+
+
+def _constant_message(metrics: Numbers) -> str:
+    last, value = f"In the last {STEPS} steps every response", metrics["reward"]
+    if abs(value) <= 1e-6:
+        return (
+            f"{last} got the reward 0, so there is nothing to learn from. Look at rollouts/: if "
+            f"answers are right but not recognized, change the reward, or data.suffix, which asks "
+            f"for the answer's format; if they are wrong, train on easier prompts, begin with a "
+            f"warm_start stage, or set a larger rollout.max_tokens."
+        )
+    return (
+        f"{last} got the same reward, {value:g}, so there is nothing to learn from. If the reward "
+        f"function returns a constant, correct it; if every answer is right, train on harder "
+        f"prompts."
+    )

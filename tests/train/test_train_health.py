@@ -1,0 +1,159 @@
+"""A run that learns nothing says so once: on the terminal and in its record."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import changed
+
+from segcredit import Trainer
+from segcredit.algorithms import make_algorithm
+from segcredit.config import parse_recipe
+from segcredit.report.overview import overview
+from segcredit.runlog import read_run
+from segcredit.train.describe import describe_rewards
+from segcredit.train.health import STEPS, Health
+from segcredit.train.observe import Silent
+
+HEALTHY = {"reward": 0.4, "reward_std": 0.5, "truncated": 0.1, "groups/zero_std": 0.3}
+SICK: list[tuple[str, dict[str, float], list[str]]] = [
+    ("constant_reward", {"reward": 0.0, "reward_std": 0.0}, ["every response got the reward 0,"]),
+    (
+        "constant_reward",
+        {"reward": 0.1, "reward_std": 7e-9, "groups/zero_std": 1.0, "selected/items": 0.0},
+        ["got the same reward, 0.1,", "returns a constant"],
+    ),
+    ("truncated", {"truncated": 0.9}, ["rollout.max_tokens=12 (now 90%)", "eos_token_id"]),
+    ("nothing_selected", {"selected/items": 0.0}, ["selected/items is 0", "rollout.samples"]),
+    ("groups_without_spread", {"groups/zero_std": 0.95}, ["(now 95%)", "rollout.samples"]),
+]
+
+
+def health(algorithm: str = "grpo") -> Health:
+    return Health(parse_recipe(changed()), make_algorithm(algorithm))
+
+
+@pytest.mark.parametrize(("name", "sign", "said"), SICK)
+def test_a_sign_that_lasts_is_reported_once(
+    name: str, sign: dict[str, float], said: list[str]
+) -> None:
+    watched, step = health(), HEALTHY | sign
+    for _ in range(STEPS - 1):
+        assert watched.warnings("optimize", step) == []
+    ((found, message),) = watched.warnings("optimize", step)
+    assert found == name
+    for part in (f"In the last {STEPS} steps", *said):
+        assert part in message
+    assert watched.warnings("optimize", step) == []
+
+
+@pytest.mark.parametrize(("name", "sign", "said"), SICK)
+def test_a_sign_that_passes_is_none(name: str, sign: dict[str, float], said: list[str]) -> None:
+    watched = health()
+    for _ in range(3):
+        for _ in range(STEPS - 1):
+            assert watched.warnings("optimize", HEALTHY | sign) == []
+        assert watched.warnings("optimize", HEALTHY) == []
+
+
+def test_imitation_and_evaluations_are_not_counted() -> None:
+    watched, step = health(), HEALTHY | {"truncated": 1.0}
+    for stage in ("warm_start", "evaluation") * 9:
+        assert watched.warnings(stage, step) == []
+    for _ in range(STEPS - 1):
+        assert watched.warnings("pretrain_critic", step) == []
+    assert [name for name, _ in watched.warnings("optimize", step)] == ["truncated"]
+
+
+def test_prompts_without_differences_matter_to_methods_that_compare_them() -> None:
+    step = HEALTHY | {"groups/zero_std": 1.0}
+    for algorithm, warned in (("grpo", 1), ("rloo", 1), ("gspo", 1), ("ppo", 0), ("sapo", 0)):
+        watched = health(algorithm)
+        assert sum(len(watched.warnings("optimize", step)) for _ in range(9)) == warned
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("rewards", "groups", "share"),
+    [
+        ([0.0, 1.0, 0.0], [0, 1, 2], None),
+        ([0.0, 1.0, 0.1, 0.1], [0, 0, 1, 1], 0.5),
+        ([0.0, 0.1, 0.0, 0.1, -1.0], [4, 7, 4, 7, 9], 1.0),
+    ],
+)
+def test_the_share_of_prompts_without_differences(
+    rewards: list[float], groups: list[int], share: float | None
+) -> None:
+    count = len(rewards)
+    rollouts = SimpleNamespace(
+        mask=torch.ones(count, 2, dtype=torch.bool),
+        reward=torch.tensor(rewards),
+        group=torch.tensor(groups),
+        truncated=torch.zeros(count, dtype=torch.bool),
+    )
+    graded = [SimpleNamespace(correct=None, verdict=True) for _ in rewards]
+    collected: Any = SimpleNamespace(rollouts=rollouts, rewards=graded, weight=None)
+    assert describe_rewards(collected).get("groups/zero_std") == share
+
+
+RUN: dict[str, Any] = {
+    "reward": "exact",  # nothing that an untrained model writes is right
+    "algorithm": "grpo",
+    "rollout": {"prompts": 4, "samples": 2, "max_tokens": 4},
+    "stages": [
+        {"kind": "warm_start", "steps": 1, "batch": 2},
+        {"kind": "optimize", "steps": STEPS + 2},
+    ],
+    "evaluation": {"every": 0, "prompts": 2},
+    "save": {"every": 99},
+}
+
+
+def warnings_of(folder: Path) -> list[tuple[int, str]]:
+    return [(row["step"], row["name"]) for row in read_run(folder).warnings]
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def train(folder: Path, steps: int, resume: bool = False) -> list[str]:
+    """A run of so many steps; what it says of rewards."""
+    stages = [RUN["stages"][0], {"kind": "optimize", "steps": steps}]
+    notes = Notes()
+    trainer = Trainer.from_recipe(parse_recipe(changed(**RUN | {"stages": stages})))
+    trainer.train(folder, resume=resume, watch=notes)
+    return [x for x in notes.notes if "every response got the reward 0," in x]
+
+
+def test_warnings_are_shown_recorded_and_survive_a_resume(tmp_path: Path) -> None:
+    assert len(train(tmp_path / "whole", STEPS + 1)) == 1
+    expected = [(STEPS + 1, "constant_reward")]
+    assert warnings_of(tmp_path / "whole") == expected
+    found = read_run(tmp_path / "whole")
+    assert all("name" not in row for row in found.metrics), "numbers alone"
+    ((step, message),) = overview(found)["warnings"]
+    assert step == STEPS + 1
+    assert "got the reward 0" in message
+
+    assert train(tmp_path / "stopped", STEPS - 1) == []
+    assert warnings_of(tmp_path / "stopped") == []
+    assert len(train(tmp_path / "stopped", STEPS, resume=True)) == 1
+    assert train(tmp_path / "stopped", STEPS + 1, resume=True) == [], "said already"
+    assert warnings_of(tmp_path / "stopped") == expected
+
+
+def test_in_python_they_are_warnings(tmp_path: Path) -> None:
+    trainer = Trainer.from_recipe(parse_recipe(changed(**RUN)))
+    with pytest.warns(UserWarning, match="every response got the reward 0,") as caught:
+        trainer.train(tmp_path / "run")
+    assert len(caught) == 1
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [x["name"] for x in lines if x["stage"] == "warning"] == ["constant_reward"]
