@@ -177,6 +177,14 @@ class Rollouts:
             )
         return self.pieces
 
+    def is_correct(self, threshold: float) -> Bool[Tensor, " B"]:
+        """Whether each response is correct: as the reward says, else by its size.
+
+        Args:
+            threshold: Reward from which a response counts as correct where the reward does not say.
+        """
+        return self.reward >= threshold if self.correct is None else self.correct
+
     def replace(self, **columns: object) -> "Rollouts":
         """A copy with some columns set."""
         known = [f.name for f in fields(self)]

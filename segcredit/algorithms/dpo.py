@@ -34,7 +34,7 @@ class DirectPreference:
     """λ of DPO+'s hinge on the chosen response's own log-ratio; 0 is DPO."""
     pairs_per_prompt: int = 64
     threshold: float = 0.5
-    """Reward from which a response counts as correct, unless it is truncated."""
+    """Reward from which a response counts as correct where the reward does not say."""
     temperature: float | None = None
     """Temperature of log π and log π_ref; None: the sampling temperature (VinePPO's code)."""
 
@@ -79,7 +79,7 @@ class DirectPreference:
         A prompt with more pairs than ``pairs_per_prompt`` gives a random sample of them, without
         replacement. A truncated response is never chosen, whatever its reward; it may be rejected.
         """
-        correct = (rollouts.reward >= self.threshold) & ~rollouts.truncated
+        correct = rollouts.is_correct(self.threshold) & ~rollouts.truncated
         order = correct.long().argsort(descending=True, stable=True)
         order = order[rollouts.group[order].argsort(stable=True)]  # by prompt, correct ones first
         _, prompt, size = rollouts.group[order].unique_consecutive(

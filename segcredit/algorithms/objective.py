@@ -399,10 +399,7 @@ class PositiveNLL:
         return frozenset()
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
-        rollouts = batch.rollouts
-        said = rollouts.correct
-        correct = rollouts.reward >= self.threshold if said is None else said
-        return rollouts.mask & correct[:, None]
+        return batch.rollouts.mask & batch.rollouts.is_correct(self.threshold)[:, None]
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
         return self.coef * nll(keep(batch.rollouts.mask, outputs.logp))

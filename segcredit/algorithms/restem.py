@@ -33,7 +33,7 @@ class RestEM:
     restarts: ClassVar[bool] = True
 
     threshold: float = 1.0
-    """Reward from which a response counts as correct."""
+    """Reward from which a response counts as correct where the reward does not say."""
     per_prompt: int = 10
     """At most so many kept responses per prompt."""
     temperature: float | None = None
@@ -51,11 +51,12 @@ class RestEM:
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """The kept responses."""
         require(finite_vector("reward", rollouts.reward))
-        kept = (rollouts.reward >= self.threshold) & ~rollouts.truncated
+        kept = rollouts.is_correct(self.threshold) & ~rollouts.truncated
         if not bool(kept.any()):
             raise NothingToLearn(
-                f"no response reached a reward of {self.threshold} untruncated; nothing to "
-                f"imitate. Sample more, or lower the threshold."
+                f"expected a correct response (where the reward does not say what is correct, one "
+                f"with a reward of at least {self.threshold}) that is not truncated; got none, so "
+                f"there is nothing to imitate. Sample more, or lower the threshold."
             )
         rows = kept.nonzero().flatten()
         rows = rows[rank_within(rollouts.group[rows]) < self.per_prompt]

@@ -12,7 +12,7 @@ from segcredit.algorithms.dpo import DirectPreference
 from segcredit.algorithms.objective import BoundaryMSE, Clipped
 from segcredit.core.group import rank_within
 from segcredit.partition import Newline, ProbabilityCutpoints, Token, TopEntropy
-from segcredit.types import Batch, Outputs, Rollouts
+from segcredit.types import Batch, NothingToLearn, Outputs, Rollouts
 
 
 def test_sapo_shares_one_partition() -> None:
@@ -323,3 +323,23 @@ def test_vapo_imitates_what_is_correct_not_what_has_a_full_reward() -> None:
     assert imitated(reward=reward) == [True, True, False, False], "from .5 where nothing is said"
     stricter = replace(method, terms=(replace(method.terms[0], threshold=1.0),))
     assert algorithms.vapo(threshold=1.0) == stricter
+
+
+def test_restem_and_dpo_learn_from_what_is_correct_not_from_the_size_of_the_reward() -> None:
+    """A right answer without format (.9) is imitated and chosen, one with a length penalty, too."""
+    rollouts, _ = story(num_groups=1, per_group=4, seed=3).lay_out(0, holes=True)
+    reward = torch.tensor([0.9, 0.4, 0.1, 0.6]).double()
+    right = torch.tensor([True, True, False, False])
+    rollouts = rollouts.replace(reward=reward, truncated=torch.zeros(4, dtype=torch.bool))
+    said = rollouts.replace(correct=right)
+    kept = algorithms.restem().prepare(said).rollouts.reward
+    assert kept.tolist() == pytest.approx([0.9, 0.4])
+    for method in (algorithms.dpo(), algorithms.dpo_positive()):
+        pairs = method.prepare(said).rollouts.correct
+        assert pairs is not None
+        assert pairs[::2].all()
+        assert not pairs[1::2].any()
+    with pytest.raises(NothingToLearn, match=r"at least 1\.0"):
+        algorithms.restem().prepare(rollouts)  # nothing is said, so the threshold decides
+    lower = algorithms.restem(threshold=0.5).prepare(rollouts).rollouts.reward
+    assert lower.tolist() == pytest.approx([0.9, 0.6])

@@ -15,6 +15,7 @@ from segcredit.train.seeds import generator
 from segcredit.train.selection import prepare
 from segcredit.train.stages import enter
 from segcredit.train.state import State
+from segcredit.types import Reward
 
 PAIRS: dict[str, Any] = {
     "rollout": {"prompts": 8, "samples": 4, "max_tokens": 24},
@@ -94,7 +95,7 @@ def test_pairs_are_a_right_and_a_wrong_answer_to_one_question(warm) -> None:
 def test_without_a_pair_nothing_moves(warm) -> None:
     state = begun(warm("chains"), "dpo")
     before = weights(state)
-    state.algorithm = type(state.algorithm)(threshold=2.0)  # all are wrong
+    state.reward = lambda responses: [Reward(0.0, correct=False) for _ in responses]
     measured = step(state).metrics
     assert measured["selected/items"] == 0.0
     assert measured["selected/prompts_left_out"] == 8

@@ -15,6 +15,7 @@ from segcredit.train.stages import enter, step_of
 from segcredit.train.state import State
 from segcredit.train.step import Stepped
 from segcredit.train.update import update
+from segcredit.types import Reward
 
 ROUNDS: dict[str, Any] = {
     "steps": 3,
@@ -116,7 +117,7 @@ def test_without_a_right_answer_nothing_moves(warm) -> None:
     state = begun(warm("chains"))
     step(state)
     before = weights(state)
-    state.algorithm = type(state.algorithm)(threshold=2.0)
+    state.reward = lambda responses: [Reward(0.0, correct=False) for _ in responses]
     measured = step(state).metrics
     assert same(weights(state), before), "not even back to the first weights"
     assert measured["selected/items"] == 0.0
