@@ -126,6 +126,7 @@ SETTINGS: dict[str, Case] = {
     ),
     "data.world": refused(r"data\.world: verl reads files", *WORLD),
     "data.settings": refused(r"data\.world: ", *WORLD, "data.settings={}"),
+    "data.allow_outside": unused("data.allow_outside=true"),
     "data.size": unused("data.size=7"),
     "reward": arrives("reward=math", to={REWARD: "math"}),
     "algorithm": arrives("algorithm=ppo", to={"segment.algorithm": "ppo"}),

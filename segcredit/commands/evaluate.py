@@ -90,6 +90,10 @@ def evaluate(
         Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
     ] = None,
     trust_run: TrustRun = False,
+    allow_outside: Annotated[
+        bool,
+        typer.Option("--allow-outside", help="Rows may name pictures outside their folder."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The numbers as one JSON object, not as a table.")
     ] = False,
@@ -127,6 +131,7 @@ def evaluate(
                 seed=seed,
                 output=output,
                 trust_run=trust_run,
+                allow_outside=allow_outside,
                 **(PAPER if paper else {}) | given,
             )
     except (ValueError, CheckpointError, OSError) as error:

@@ -89,6 +89,10 @@ def prepare(
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Go on without rows that cannot be used.")
     ] = False,
+    allow_outside: Annotated[
+        bool,
+        typer.Option("--allow-outside", help="Rows may name pictures outside their folder."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
 ) -> None:
     """Data as verl and segcredit train on it: parquet files with pictures, checked for leaks."""
@@ -117,6 +121,7 @@ def prepare(
                 max_prompt_tokens=max_prompt_tokens,
                 drop_duplicates=drop_duplicates,
                 skip_bad_rows=skip_bad_rows,
+                allow_outside=allow_outside,
                 force=force,
                 watch=lambda doing: status.update(f"{doing}…"),
             )

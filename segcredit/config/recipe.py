@@ -116,6 +116,8 @@ class DataSettings(Settings):
     """How a question of text is put to a model that knows no chat, {question} in its place."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Longer prompts are bad rows."""
+    allow_outside: bool = False
+    """Let rows name pictures outside the folder of their data file."""
     skip_bad_rows: bool = False
     """Leave bad rows out instead of stopping before training."""
     world: str | None = None

@@ -11,11 +11,15 @@ from segcredit.data.problems import RowError
 from segcredit.images import to_png
 from segcredit.printable import named, printable, shown
 
+ALLOW = "data.allow_outside=true (for prepare and evaluate --data: --allow-outside)"
 _KEYS = ("bytes", "path", "image", "url")
 
 
-def as_source(value: object, folder: Path) -> bytes | Path:
+def as_source(value: object, folder: Path, outside: bool = False) -> bytes | Path:
     """The encoded picture, or the absolute path of its file.
+
+    A row may name any file of the machine, and what it names is copied into runs and reports, so
+    a path must stay in ``folder``, links followed, unless ``outside`` is set.
 
     Takes a PIL image, bytes, ``{"bytes": …, "path": …}`` (bytes first, as Hugging Face stores
     them; base64 where the file is JSON), a data URI, or a path, relative to ``folder``.
@@ -26,39 +30,46 @@ def as_source(value: object, folder: Path) -> bytes | Path:
                 raise RowError("expected an encoded picture; got no bytes")
             return bytes(value)
         case Path():
-            return _file(str(value), folder)
+            return _file(str(value), folder, outside)
         case str() if value[:5].lower() == "data:":
             return _data_uri(value)
         case str():
-            return _file(value, folder)
+            return _file(value, folder, outside)
         case Image.Image():
             return to_png(value)
         case Mapping():
-            return _from_mapping(value, folder)
+            return _from_mapping(value, folder, outside)
     raise RowError(
         f"expected a picture: bytes, a path, a data URI, {{'bytes', 'path'}} or a PIL image; "
         f"got {shown(value)}"
     )
 
 
-def _from_mapping(value: Mapping[str, object], folder: Path) -> bytes | Path:
+def _from_mapping(value: Mapping[str, object], folder: Path, outside: bool) -> bytes | Path:
     for key in _KEYS:
         inside = value.get(key)
         if inside is None or isinstance(inside, Mapping):
             continue
         if key == "bytes" and isinstance(inside, str):
             return _base64(inside)
-        return as_source(inside, folder)
+        return as_source(inside, folder, outside)
     raise RowError(f"expected a picture under 'bytes' or 'path'; got {shown(dict(value))}")
 
 
-def _file(name: str, folder: Path) -> Path:
+def _file(name: str, folder: Path, outside: bool) -> Path:
     if "://" in name[:12]:
         raise RowError(f"expected a picture on this machine; got {shown(name)}. Download it first")
     path = (folder / name).absolute()
     try:
+        if not outside and not path.resolve().is_relative_to(folder.resolve()):
+            raise RowError(
+                f"expected a picture in the folder of the data, {named(folder)}; got {shown(name)}"
+                f", which leads out of it. If you trust these rows: {ALLOW}"
+            )
         found = path.is_file()
-    except (OSError, ValueError):  # a name too long, or with a NUL
+    except RowError:
+        raise
+    except (OSError, ValueError, RuntimeError):  # a name too long, or with a NUL; links in a circle
         raise RowError(
             f"expected a path; got {len(name)} characters, {shown(name)}. For base64 write "
             f"data:image/png;base64,…"

@@ -17,6 +17,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(/(?P<config>[\w.-]+))?(:(?P<split>\S+))?")
 _ROWS_AT_ONCE = 64
 """Rows of a parquet file held twice at a time; they may carry pictures."""
+_RATIO = 100
+"""The contents of a parquet file may be so many times as large as the file."""
+_UNPACKED, _READ = 2**26, 2**30
+"""Or, however small it is, so many bytes: of its pages, and of all its rows."""
+_BATCH = 2**29
+"""Bytes of one batch of rows, at most."""
 
 
 class Found(NamedTuple):
@@ -42,6 +48,8 @@ class Source:
     columns: list[str] | None
     """What every row has; None: each row has its own keys."""
     rows: Callable[[], Iterator[Found]]
+    outside: bool = False
+    """Whether rows may name pictures outside of ``folder``."""
 
 
 def open_source(name: str | Path) -> Source:
@@ -167,14 +175,45 @@ def _parquet_columns(path: Path) -> list[str]:
 
 def _parquet(path: Path) -> Iterator[Found]:
     parquet = import_module("pyarrow.parquet")
-    number = 1
+    number, read = 1, 0
+    most = max(_READ, _RATIO * path.stat().st_size)
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+            for batch in file.iter_batches(batch_size=rows_at_once(file.metadata, path)):
+                read += batch.nbytes
+                if read > most:
+                    raise _too_large(path, most, "more in its rows")
                 yield from table_rows(str(path), batch, number)
                 number += len(batch)
     except (OSError, import_module("pyarrow").ArrowException) as error:
         raise _not_parquet(path, error) from None
+
+
+def rows_at_once(metadata: Any, path: Path) -> int:
+    """How many rows of a parquet file to read together; ValueError if its contents are too large.
+
+    Encodings by dictionary or by shared beginnings store a value once for many rows, so a batch
+    may take as many times what a column unpacks to as it has rows: a file of 1 kB can hold a text
+    of 100 MB that every row repeats. Honest files unpack to a few times their size.
+    """
+    size = path.stat().st_size
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [[group.column(n) for n in range(group.num_columns)] for group in groups]
+    unpacked = [sum(x.total_uncompressed_size for x in group) for group in columns]
+    most = max(_UNPACKED, _RATIO * size)
+    if sum(unpacked) > most or any(x < 0 for x in unpacked):
+        raise _too_large(path, most, f"{sum(unpacked):,} in its pages")
+    if metadata.num_rows > most // 8:
+        raise _too_large(path, most, f"{metadata.num_rows:,} rows")
+    return min(max(_BATCH // max([1, *unpacked]), 1), _ROWS_AT_ONCE)
+
+
+def _too_large(path: Path, most: int, got: str) -> ValueError:
+    return ValueError(
+        f"expected a parquet file that unpacks to at most {most:,} bytes, as one of "
+        f"{path.stat().st_size:,} bytes may; {named(path)} has {got}. If you trust it, write its "
+        f"rows as .jsonl."
+    )
 
 
 def _not_parquet(path: Path, error: Exception) -> ValueError:

@@ -41,6 +41,7 @@ def load_prompts(
     need_answer: bool = True,
     one_answer: bool = False,
     keys: Keys | None = None,
+    allow_outside: bool = False,
 ) -> Loaded:
     r"""Prompts of .jsonl, .json and .parquet files, or of datasets on the Hub (``owner/name``).
 
@@ -61,6 +62,7 @@ def load_prompts(
         need_answer: Whether a row without an answer is bad.
         one_answer: Whether a row whose answer is a list of several or an object is bad, because it
             will be compared as one text.
+        allow_outside: Whether rows may name pictures outside the folder of their file.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     if not names:
@@ -76,7 +78,8 @@ def load_prompts(
         one_answer,
         keys or Keys(),
     )
-    return collector.load(_with_own_stems([open_source(name) for name in names]), skip_bad_rows)
+    sources = [replace(open_source(name), outside=allow_outside) for name in names]
+    return collector.load(_with_own_stems(sources), skip_bad_rows)
 
 
 def prompts_from_rows(
@@ -95,7 +98,7 @@ def prompts_from_rows(
 ) -> Loaded:
     """The same of dictionaries in Python; pictures may be PIL images, and rows whole Prompts.
 
-    Paths of pictures are relative to ``folder``, or to where Python runs.
+    Paths of pictures are relative to ``folder``, or to where Python runs, and may lead anywhere.
     """
     collector = _Collector(
         limit,
@@ -112,7 +115,7 @@ def prompts_from_rows(
         for number, row in enumerate(rows):
             yield Found(f"rows[{number}]", number, row)
 
-    source = Source("rows", "rows", Path(folder or ".").absolute(), None, found)
+    source = Source("rows", "rows", Path(folder or ".").absolute(), None, found, outside=True)
     return collector.load([source], skip_bad_rows)
 
 
@@ -201,7 +204,7 @@ class _Collector:
         prompt = Prompt(
             id=self._id(parts, f"{source.stem}:{found.number}"),
             messages=tuple(parts.messages),
-            images=self._images(parts.images, source.folder),
+            images=self._images(parts.images, source),
             answer=parts.answer,
             columns=parts.columns,
         )
@@ -225,11 +228,11 @@ class _Collector:
             )
         return name
 
-    def _images(self, values: list[object], folder: Path) -> tuple[bytes | Path, ...]:
+    def _images(self, values: list[object], rows: Source) -> tuple[bytes | Path, ...]:
         sources = []
         for number, value in enumerate(values, start=1):
             try:
-                source = as_source(value, folder)
+                source = as_source(value, rows.folder, rows.outside)
                 if source not in self._checked:
                     check_image(source)
             except (RowError, PictureError) as error:

@@ -46,6 +46,7 @@ def evaluate_checkpoint(
     seed: int = 0,
     output: Path | None = None,
     trust_run: bool = False,
+    allow_outside: bool = False,
 ) -> Evaluation:
     """A run brings its own test data, reward, sampling and template; what is given goes first.
 
@@ -59,12 +60,14 @@ def evaluate_checkpoint(
         engine: Who samples: transformers, or vLLM; None: as in the run.
         output: Where every response is written, a line each.
         trust_run: Run the code that the run's config.yaml names; without it such a run is refused.
+        allow_outside: Let rows name pictures outside the folder of their file.
     """
     found = _find(checkpoint)
     recipe = found.recipe
     if recipe is not None and not trust_run:
         command = f"segcredit evaluate {shlex.quote(checkpoint)} {FLAG}"
-        typed = [] if reward is None else ["reward"]
+        given = {"reward": reward is not None, "data": data is not None or allow_outside}
+        typed = [name for name, x in given.items() if x]
         require_trust(recipe.as_dict(), Path(checkpoint), command, typed)
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
     if template is None and recipe is not None:
@@ -72,7 +75,7 @@ def evaluate_checkpoint(
     named = _named_reward(found, reward)
     grade = None if named is None else make_reward(named)
     one_answer = grade is None or compares_answers(grade)
-    asked = load_questions(recipe, data, prompts, suffix, one_answer)
+    asked = load_questions(recipe, data, prompts, suffix, one_answer, allow_outside)
     if template is not None:
         check_template(template)
         check_questions(asked)

@@ -21,6 +21,7 @@ def load_questions(
     count: int | None,
     suffix: str | None,
     one_answer: bool = False,
+    allow_outside: bool = False,
 ) -> list[Prompt]:
     """The first ``count`` prompts of the data, or of the run's own; None: all.
 
@@ -28,7 +29,13 @@ def load_questions(
     """
     if data is not None:
         files = data_files(data)
-        return load_prompts(files, limit=count, suffix=suffix, one_answer=one_answer).prompts
+        return load_prompts(
+            files,
+            limit=count,
+            suffix=suffix,
+            one_answer=one_answer,
+            allow_outside=allow_outside,
+        ).prompts
     if recipe is None:
         raise ValueError("expected a run or data; got neither.")
     settings = recipe.data
@@ -38,8 +45,13 @@ def load_questions(
     if not settings.test:
         raise ValueError("the run has no test data: pass --data FILE")
     suffix = settings.suffix if suffix is None else suffix
-    files = list(settings.test)
-    return load_prompts(files, limit=count, suffix=suffix, one_answer=one_answer).prompts
+    return load_prompts(
+        list(settings.test),
+        limit=count,
+        suffix=suffix,
+        one_answer=one_answer,
+        allow_outside=allow_outside or settings.allow_outside,
+    ).prompts
 
 
 def data_files(names: Sequence[str]) -> list[str]:

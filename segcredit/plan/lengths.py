@@ -116,7 +116,11 @@ def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[_Found | None, str]
         where = f"64 prompts of {data.world}"
     elif all(Path(name).is_file() for name in data.train):
         prompts = load_prompts(
-            list(data.train), limit=LOOKED_AT, skip_bad_rows=True, suffix=data.suffix
+            list(data.train),
+            limit=LOOKED_AT,
+            skip_bad_rows=True,
+            suffix=data.suffix,
+            allow_outside=data.allow_outside,
         ).prompts
         where = f"the first {len(prompts)} prompts of the data"
     else:

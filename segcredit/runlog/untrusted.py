@@ -88,9 +88,9 @@ def read_yaml(path: Path, loader: type[PlainLoader] = PlainLoader) -> Any:
 
 
 def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings by which a config.yaml asks to run code, and what each of them says."""
+    """The settings by which a config.yaml asks for code or files of the machine; what they say."""
     found = {}
-    reward, model = config.get("reward"), config.get("model")
+    reward, model, data = (config.get(part) for part in ("reward", "model", "data"))
     key, name = "reward", reward
     if isinstance(reward, dict):
         key, name = "reward.name", reward.get("name")
@@ -98,7 +98,15 @@ def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
         found[key] = name
     if isinstance(model, dict) and model.get("trust_remote_code"):
         found["model.trust_remote_code"] = "true"
+    if isinstance(data, dict) and data.get("allow_outside"):
+        found["data.allow_outside"] = "true"
     return found
+
+
+def _effect(asked: Iterable[str]) -> str:
+    if [*asked] == ["data.allow_outside"]:
+        return "read pictures outside the folders of its data"
+    return "run code on this machine"
 
 
 def names_file(reward: str) -> bool:
@@ -127,6 +135,7 @@ def require_trust(
         return
     settings = ", ".join(f"{key}: {printable(value, 80)}" for key, value in asked.items())
     raise ValueError(
-        f"{folder}: expected a run that names no code of its own; got {settings} in its "
-        f"config.yaml, which would run code on this machine. If you trust this run, type: {command}"
+        f"{folder}: expected a run that asks for no code and no files of this machine; got "
+        f"{settings} in its config.yaml, which would {_effect(asked)}. If you trust this run, "
+        f"type: {command}"
     )

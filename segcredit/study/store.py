@@ -49,6 +49,7 @@ class Planned:
         recipe = self.recipe("start")
         said = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
         said.pop("name")
+        said["data"].pop("allow_outside")  # a permission, which changes no run
         told = json.dumps([said, self.start.digest if self.start else None], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:LETTERS]
 

@@ -442,7 +442,8 @@ def _listed(
             if rows is not None:
                 loaded = prompts_from_rows(rows, **shared)
             else:
-                loaded = load_prompts(list(files), **shared)
+                outside = settings.allow_outside
+                loaded = load_prompts(list(files), allow_outside=outside, **shared)
         except BadRows as error:
             found_bad.append(error)
             return []

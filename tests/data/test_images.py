@@ -69,8 +69,8 @@ class TestAsSource:
         value = {"bytes": None, "path": name} if as_mapping else name
         expected = tmp_path / "data" / "images" / "a.png"
         assert as_source(value, Path("data")) == expected
-        assert as_source(str(expected), Path("elsewhere")) == expected
-        assert as_source(expected, Path("elsewhere")) == expected
+        assert as_source(str(expected), Path("elsewhere"), outside=True) == expected
+        assert as_source(expected, Path("elsewhere"), outside=True) == expected
 
     def test_a_pil_image_keeps_its_pixels(self, tmp_path: Path) -> None:
         image = noise((7, 9)).convert("RGB")

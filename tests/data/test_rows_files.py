@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from segcredit.data import BadRows, load_prompts
+from segcredit.data import BadRows, load_prompts, readers
 from segcredit.images import open_image
+from segcredit.integrations.verl.rows import is_verls
 
 GOOD = {"problem": "2 + 2?", "answer": "4"}
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
@@ -349,3 +351,65 @@ class TestHub:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ValueError, match="pip install datasets, or pass a local file"):
             load_prompts("hiyouga/geometry3k")
+
+
+# ── Small files that unpack to a lot ─────────────────────────────────────────────────────────────
+
+
+def repeating(path: Path, size: int, rows: int, **changes: Any) -> Path:
+    """One text of that size, which every row repeats: a few kB on the disk."""
+    text = pa.array(["a" * size])
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), text)
+    table = pa.table({"problem": column, "answer": ["1"] * rows})
+    settings = {"compression": "zstd", "dictionary_pagesize_limit": 2**30, "store_schema": False}
+    pq.write_table(table, path, write_statistics=False, **settings | changes)
+    assert path.stat().st_size < 10_000
+    return path
+
+
+def test_a_small_parquet_file_does_not_ask_for_gigabytes(tmp_path: Path) -> None:
+    path = repeating(tmp_path / "a.parquet", 100 * 2**20, 70)  # 7 GB as rows
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ValueError, match=r"unpacks to at most 67,108,864 bytes.*a\.parquet"):
+        load_prompts(path)
+    with pytest.raises(ValueError, match="in its pages"):
+        is_verls(path)
+    assert pa.total_allocated_bytes() - before < 2**20
+
+
+def test_nor_does_one_whose_pages_are_small(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("segcredit.data.readers._READ", 2**25)
+    monkeypatch.setattr("segcredit.data.readers._BATCH", 2**24)
+    sizes: list[int] = []
+    real = readers.table_rows
+
+    def watched(name: str, batch: Any, first: int) -> Any:
+        sizes.append(batch.nbytes)
+        return real(name, batch, first)
+
+    monkeypatch.setattr(readers, "table_rows", watched)
+    path = repeating(tmp_path / "a.parquet", 2**22, 1000)
+    with pytest.raises(ValueError, match="has more in its rows"):
+        load_prompts(path)
+    assert max(sizes) <= 2**24 + 2**16
+    assert sum(sizes) <= 2**25 + 2**24
+
+
+def test_rows_without_end(tmp_path: Path) -> None:
+    rows = 20_000_000  # of nothing, in a few bytes
+    table = pa.table(
+        {"problem": pa.nulls(rows, pa.string()), "answer": pa.nulls(rows, pa.string())}
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, write_statistics=False)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ValueError, match="has 20,000,000 rows"):
+        load_prompts(path)
+
+
+def test_an_ordinary_file_that_compresses_well(tmp_path: Path) -> None:
+    rows = [{"problem": "a" * 20_000 + str(n), "answer": "1"} for n in range(200)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    assert len(load_prompts(path).prompts) == 200

@@ -36,7 +36,8 @@ def test_a_few_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     tokenizer = make_world(world).tokenizer()
     Policy.tiny(kind, tokenizer, hidden=32, layers=1, heads=4).save(tmp_path / "model")
-    prepare(name, f"data/{name}", source=f"test={first_rows(name, tmp_path)}")
+    source = f"test={first_rows(name, tmp_path)}"
+    prepare(name, f"data/{name}", source=source, allow_outside=True)
     found = evaluate_checkpoint(
         "./model",
         data=[name],

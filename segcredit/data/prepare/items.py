@@ -72,6 +72,8 @@ class Making:
     keep_data_source: bool
     """Whether a row's own name counts."""
     keep: tuple[str, ...]
+    allow_outside: bool = False
+    """Whether rows may name pictures outside the folder of their file."""
 
     def item(self, found: Found, folder: Path, index: int) -> Item:
         """The row as an item; LeftOut says why it is none."""
@@ -91,7 +93,7 @@ class Making:
                 messages=self._with_suffix(parts.messages),
                 question=self._question(extra, parts.messages[-1]["content"]),
                 answer=answer,
-                pictures=_pictures(parts.images, folder),
+                pictures=_pictures(parts.images, folder, self.allow_outside),
                 data_source=self._data_source(row),
                 ability=_own_text(row, "ability") or "math",
                 style=_own_text(row.get("reward_model"), "style") or "rule",
@@ -175,11 +177,11 @@ def _check_text(value: object, where: str) -> None:
         ) from None
 
 
-def _pictures(values: list[object], folder: Path) -> list[Picture]:
+def _pictures(values: list[object], folder: Path, outside: bool) -> list[Picture]:
     pictures = []
     for number, value in enumerate(values, start=1):
         try:
-            source = as_source(value, folder)
+            source = as_source(value, folder, outside)
             content = source.read_bytes() if isinstance(source, Path) else source
         except (RowError, PictureError, OSError) as error:
             which = f"picture {number} of {len(values)}: " if len(values) > 1 else ""

@@ -35,6 +35,7 @@ def prepare(
     max_prompt_tokens: int | None = None,
     drop_duplicates: bool = False,
     skip_bad_rows: bool = False,
+    allow_outside: bool = False,
     force: bool = False,
     watch: Watch = lambda what: None,
 ) -> Report:
@@ -53,13 +54,14 @@ def prepare(
         max_prompt_tokens: Longer texts are counted in the report.
         drop_duplicates: Leave out training rows whose question and picture held-out data has.
         skip_bad_rows: Leave bad rows out instead of raising BadRows.
+        allow_outside: Let rows name pictures outside the folder of their file.
         force: Overwrite.
         watch: Is told what is being done.
     """
     folder, columns = Path(output), columns or Columns()
     _check_settings(columns, tokenizer, max_prompt_tokens)
     chosen, places = choose(_as_list(what), _as_list(source))
-    splits = _find(chosen, places, config, columns, suffix, data_source)
+    splits = _find(chosen, places, config, columns, suffix, data_source, allow_outside)
     _check_output(folder, splits, force)
     scan = Scan(
         columns,
@@ -117,6 +119,7 @@ def _find(
     columns: Columns,
     suffix: str | None,
     data_source: str | None,
+    allow_outside: bool,
 ) -> Splits:
     """The parts of each split, and how their rows become items."""
     splits: Splits = {}
@@ -129,6 +132,7 @@ def _find(
                 data_source=data_source or chosen.data_source(part.place),
                 keep_data_source=chosen is OWN and data_source is None,
                 keep=(*chosen.keep, *columns.keep),
+                allow_outside=allow_outside,
             )
             splits.setdefault(part.split, []).append((part, making))
     paths = [part.path.resolve() for parts in splits.values() for part, _ in parts if part.path]

@@ -66,6 +66,7 @@ NO_COUNTERPART: Mapping[str, str] = {
     "model.vision_layers": _TINY,
     "model.compile": "it changes speed alone, and verl compiles on its own terms",
     "model.device": "--nodes and --gpus place the workers",
+    "data.allow_outside": "verl opens pictures wherever rows say they are",
     "data.size": "it counts the prompts of a world, and verl reads files",
     "rollout.rows": "it changes speed and memory alone, and verl's engine batches by itself",
     "rollout.engine": "--rollout chooses verl's engine",
