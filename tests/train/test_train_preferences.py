@@ -95,7 +95,7 @@ def test_pairs_are_a_right_and_a_wrong_answer_to_one_question(warm) -> None:
 def test_without_a_pair_nothing_moves(warm) -> None:
     state = begun(warm("chains"), "dpo")
     before = weights(state)
-    state.reward = lambda responses: [Reward(0.0, correct=False) for _ in responses]
+    state.reward = lambda responses: [Reward(0.0, "wrong", correct=False) for _ in responses]
     measured = step(state).metrics
     assert measured["selected/items"] == 0.0
     assert measured["selected/prompts_left_out"] == 8

@@ -117,7 +117,7 @@ def test_without_a_right_answer_nothing_moves(warm) -> None:
     state = begun(warm("chains"))
     step(state)
     before = weights(state)
-    state.reward = lambda responses: [Reward(0.0, correct=False) for _ in responses]
+    state.reward = lambda responses: [Reward(0.0, "wrong", correct=False) for _ in responses]
     measured = step(state).metrics
     assert same(weights(state), before), "not even back to the first weights"
     assert measured["selected/items"] == 0.0
