@@ -43,7 +43,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--reward",
-            help="math, geo3k, gsm8k, exact or file.py:function; prepared data has its own.",
+            help="math, geo3k, geo3k_strict, gsm8k, exact or file.py:function; prepared "
+            "data has its own.",
         ),
     ] = None,
     paper: Annotated[

@@ -392,6 +392,20 @@ def test_sorting(open_page: Opener, page_file: Path, run: Path) -> None:
     assert len(orders) == len(keys)
 
 
+def test_responses_that_no_reward_calls_correct_are_neither_right_nor_wrong(
+    open_page: Opener, tmp_path: Path
+) -> None:
+    made = make_run(tmp_path / "silent", steps=(5,), responses=4, tokens=10)
+    file = made / "rollouts" / "step-000005.jsonl"
+    file.write_text(re.sub('"correct": ?(true|false)', '"correct":null', file.read_text()))
+    page = open_page(written(made), "trajectories?file=0-rollouts-5")
+    assert page.locator(".item .mark").all_text_contents() == ["·"] * 4
+    assert page.locator(".mark.right, .mark.wrong, .chip.right").count() == 0
+    for show in ("right", "wrong"):
+        page.select_option("#choose-show", show)
+        assert "0 of 4 responses" in page.locator("aside .quiet").inner_text()
+
+
 def test_filters_and_search(open_page: Opener, page_file: Path, run: Path) -> None:
     page = open_page(page_file, "trajectories?file=0-rollouts-5")
     real = recorded(run, "rollouts", 5)

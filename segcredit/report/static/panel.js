@@ -63,7 +63,7 @@ const responsePanel = (row, texts, scales, colour, label, narrow = false) => {
 
   const node = el("article", { class: "card response" },
     el("header", {}, el("h3", { text: label }),
-      el("span", { class: `chip ${isRight(row) ? "right" : "wrong"}`, "data-number": "reward", text: `reward ${number(row.reward)}` }),
+      el("span", { class: `chip ${grade(row)}`, "data-number": "reward", text: `reward ${number(row.reward)}` }),
       row.truncated ? el("span", { class: "chip wrong", text: "cut off at the length limit" }) : null,
       row.reason ? el("bdi", { class: "reason", text: visible(row.reason) }) : null),
     colouring ? legendBar(colouring, scales[colouring.key]) : el("p", { class: "quiet", text: "No numbers were recorded for these tokens." }),

@@ -20,7 +20,7 @@ const partitionsView = {
     view.replaceChildren(
       el("div", { class: "controls" },
         el("label", {}, "Step ", el("select", { id: "cut-file", onchange: (event) => again({ file: event.target.value, row: 0 }) }, data.files.map((file) => el("option", { value: fileName(file), text: trajectoriesView.fileLabel.call({ data }, file), selected: fileName(file) === this.state.file })))),
-        el("label", {}, "Response ", el("select", { id: "cut-row", onchange: (event) => again({ row: Number(event.target.value) }) }, rows.map((x, i) => el("option", { value: i, text: `${i + 1}: ${isRight(x) ? "✓" : "✗"} ${x.length} tokens`, selected: i === place }))))),
+        el("label", {}, "Response ", el("select", { id: "cut-row", onchange: (event) => again({ row: Number(event.target.value) }) }, rows.map((x, i) => el("option", { value: i, text: `${i + 1}: ${MARKS[grade(x)]} ${x.length} tokens`, selected: i === place }))))),
       el("p", { class: "quiet", text: "The marks are where a segment ends; shades only tell neighbours apart. Below each: how many segments there are, and their mean length." }),
       row ? el("div", { class: "cuts" }, this.recorded(row, texts), data.partitions.map((name, i) => this.card(name, row, texts, row.cuts[i] ?? []))) : el("p", { class: "card", text: error ? visible(error) : "No response was recorded at this step." }));
   },

@@ -8,7 +8,8 @@ const SORTS = [
   ["length_up", "shortest", (row) => row.length],
   ["credit", "largest |Â|", (row) => -largest(row)],
 ];
-const isRight = (row) => (row.correct === null || row.correct === undefined ? isNumber(row.reward) && row.reward >= 0.5 : row.correct);
+const grade = (row) => (row.correct === true ? "right" : row.correct === false ? "wrong" : "unknown"); // a reward need not say what is correct
+const MARKS = { right: "✓", wrong: "✗", unknown: "·" };
 const largest = (row) => (row.advantage ?? []).reduce((most, x) => (isNumber(x) ? Math.max(most, Math.abs(x)) : most), 0);
 const said = (row, texts) => row.pieces.map((i) => texts[i]).join("");
 const LISTED = 300;
@@ -83,7 +84,7 @@ const trajectoriesView = {
     const { sort, show, search } = this.state;
     const wanted = search.toLowerCase();
     const kept = rows.map((row, i) => ({ row, i })).filter(({ row }) =>
-      (show === "all" || (show === "truncated" ? row.truncated : show === "right" ? isRight(row) : !isRight(row))) &&
+      (show === "all" || (show === "truncated" ? row.truncated : grade(row) === show)) &&
       (!wanted || said(row, texts).toLowerCase().includes(wanted) || row.id.toLowerCase().includes(wanted) || row.messages.some(([, text]) => text.toLowerCase().includes(wanted))));
     const order = SORTS.find(([key]) => key === sort)?.[2];
     if (order) kept.sort((a, b) => order(a.row) - order(b.row) || a.i - b.i);
@@ -99,7 +100,7 @@ const trajectoriesView = {
 
   item(row, texts, place) {
     return el("button", { type: "button", class: "item", "aria-current": place === this.state.row ? "true" : null, onclick: () => this.change({ row: place }) },
-      el("span", { class: `mark ${isRight(row) ? "right" : "wrong"}`, text: isRight(row) ? "✓" : "✗" }),
+      el("span", { class: `mark ${grade(row)}`, text: MARKS[grade(row)] }),
       el("span", { class: "item-numbers", text: `${number(row.reward)} · ${row.length} tokens${row.advantage ? ` · |Â| ≤ ${number(largest(row))}` : ""}${row.truncated ? " · cut off" : ""}` }),
       el("bdi", { class: "item-text", text: visible(beginning(said(row, texts), 90)).replaceAll("\n", " ") }));
   },
