@@ -72,9 +72,14 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise CannotAnalyseError("a recorded message is no object with role and content.")
     images = []
-    for name in row.get("images") or ():
-        path = (folder / str(name)).resolve()
-        if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    listed = row.get("images")
+    for name in listed if isinstance(listed, list) else ():
+        try:
+            path = (folder / str(name)).resolve()
+            inside = path.is_relative_to(folder.resolve()) and path.is_file()
+        except (OSError, ValueError, RuntimeError):  # no name that a file can have
+            inside = False
+        if not inside:
             raise CannotAnalyseError(f"the picture {str(name)[:80]!r} is not in the run folder.")
         images.append(path)
     made = tuple({"role": str(x.get("role", "user")), "content": x["content"]} for x in messages)

@@ -15,7 +15,8 @@ def method_of(run: Run) -> "PolicyGradient":
     from segcredit.config import GIVEN_IN_PYTHON
     from segcredit.config.recipe import algorithm_of
 
-    if "algorithm" in (run.config.get(GIVEN_IN_PYTHON) or ()):
+    given = run.config.get(GIVEN_IN_PYTHON)
+    if isinstance(given, dict | list) and "algorithm" in given:
         raise CannotAnalyseError(
             "its method came from Python as an object, which config.yaml cannot hold."
         )

@@ -134,7 +134,9 @@ def _find(checkpoint: str) -> Found:
     if one_of_a_run:
         verify(path)
     config: dict[str, Any] = dict(run.config)
-    objects = config.pop(GIVEN_IN_PYTHON, None) or ()
+    objects = config.pop(GIVEN_IN_PYTHON, None)
+    if not isinstance(objects, dict | list):
+        objects = ()
     recipe = parse_recipe(config, str(run.folder.config))
     return Found(str((path if one_of_a_run else _last_whole(run)) / "policy"), recipe, objects)
 

@@ -12,9 +12,13 @@ import typer
 from recorded_runs import metric_lines, row, some_rollouts, write_run
 from typer.testing import CliRunner, Result
 
+from segcredit.analysis import Settings, analyse
 from segcredit.analysis.analyses import NAMES
+from segcredit.analysis.hidden import prompt_of
 from segcredit.analysis.lift_curves import BOUNDARY_CRITIC
+from segcredit.analysis.result import CannotAnalyseError
 from segcredit.commands import analyze as command
+from segcredit.runlog import read_run
 
 APP = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 APP.command(epilog=command.EPILOG)(command.analyze)
@@ -179,6 +183,22 @@ def test_hostile_metrics(tmp_path: Path) -> None:
         json.loads(path.read_text(), parse_constant=pytest.fail)
     without = write_run(tmp_path, "without", metrics=odd[:8])
     assert "nothing could be analysed" in error_of(without)
+
+
+@pytest.mark.parametrize("given", [1, True, "algorithm", [1], {"reward": 1}])
+def test_a_hostile_record_of_objects(tmp_path: Path, given: object) -> None:
+    run = write_run(tmp_path, "run", some_rollouts(2), given_in_python=given)
+    found = analyse([read_run(run)], Settings(resamples=2), ["ratio_bias", "within"])
+    assert len(found.done) + len(found.skipped) == 2
+
+
+def test_a_hostile_list_of_pictures(tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "?"}]}
+    for images in (1, "a", {"a": 1}):
+        assert prompt_of({**asked, "images": images}, tmp_path).images == ()
+    for name in ("\0", "a" * 5000, "../x", [1]):
+        with pytest.raises(CannotAnalyseError, match="is not in the run folder"):
+            prompt_of({**asked, "images": [name]}, tmp_path)
 
 
 def test_a_hostile_name(tmp_path: Path) -> None:
