@@ -9,14 +9,16 @@ from typing import Any, Literal
 import torch
 
 from segcredit.config import GIVEN_IN_PYTHON, Recipe, RolloutSettings, parse_recipe
+from segcredit.data import BadRow, BadRows
 from segcredit.evaluate.engine import make_engine
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.evaluate.questions import PROMPTS, load_questions, usual_reward
-from segcredit.models import Policy
+from segcredit.models import Codec, Policy
 from segcredit.models.kinds import load_config
 from segcredit.models.loading import load_codec
 from segcredit.models.packed import set_attention
 from segcredit.models.place import locate, nowhere
+from segcredit.printable import printable
 from segcredit.rewards import CustomReward, compares_answers, make_reward
 from segcredit.rollout.vllm_version import vllm_problem
 from segcredit.runlog import Run, read_run
@@ -24,7 +26,7 @@ from segcredit.runlog.folder import is_run
 from segcredit.runlog.lines import to_line
 from segcredit.runlog.manifest import MANIFEST, verify
 from segcredit.runlog.untrusted import FLAG, require_trust
-from segcredit.template import check_questions, check_template
+from segcredit.template import BrokenTemplate, LimitedChat, check_questions, check_template
 from segcredit.types import Prompt, Sampling
 
 MAX_TOKENS = 2048
@@ -85,7 +87,7 @@ def evaluate_checkpoint(
         grade.check_signature(asked)
     sampling = _sampling(recipe, max_tokens, temperature, top_p)
     settings = _rollout(recipe, engine, sampling)
-    policy = _policy(found.source, recipe, template)
+    policy = _policy(found.source, recipe, template, asked)
     longest = None if recipe is None else recipe.data.max_prompt_tokens
     drawn_by = make_engine(policy, settings, longest)
     try:
@@ -195,7 +197,10 @@ def _require(checkpoint: str, what: str, option: str, given: object, needed: boo
         raise ValueError(f"{checkpoint} has no {what} on file: pass --{option}")
 
 
-def _policy(source: str, recipe: Recipe | None, template: str | None) -> Policy:
+def _policy(
+    source: str, recipe: Recipe | None, template: str | None, asked: Sequence[Prompt]
+) -> Policy:
+    """Load the policy, once it is known that it can read every prompt."""
     dtype = torch.float32
     if recipe is not None:
         dtype = getattr(torch, recipe.model.dtype)
@@ -203,9 +208,26 @@ def _policy(source: str, recipe: Recipe | None, template: str | None) -> Policy:
         dtype = torch.bfloat16
     trusted = recipe is not None and recipe.model.trust_remote_code
     place, config = load_config(source, trusted)
-    load_codec(place, config, trusted, template).require_template()  # before gigabytes are read
+    codec = load_codec(place, config, trusted, template)
+    codec.require_template()  # before gigabytes are read
+    _check_readable(codec, asked)
     policy = Policy.from_pretrained(source, dtype, trusted, template)
     if torch.cuda.is_available():
         policy.model.to("cuda")
     set_attention(policy.model, "auto" if recipe is None else recipe.model.attention)
     return policy
+
+
+def _check_readable(codec: Codec, asked: Sequence[Prompt]) -> None:
+    """Refuse prompts that the model cannot process, all in one message."""
+    bad = []
+    with LimitedChat(codec.chat) as chat:
+        for prompt in asked:
+            try:
+                codec.count_tokens(prompt, chat)
+            except BrokenTemplate:
+                raise
+            except ValueError as error:
+                bad.append(BadRow(printable(prompt.id), printable(str(error), 400)))
+    if bad:
+        raise BadRows(bad, "Repair these rows, or leave them out of the file.")

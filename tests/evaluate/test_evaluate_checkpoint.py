@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from segcredit.cli import app
 from segcredit.data.prepare import prepare
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
+from segcredit.models import Policy
 from segcredit.runlog.manifest import CheckpointError
 
 OUTPUT = {"prompts": 4, "samples": 2}
@@ -288,3 +289,27 @@ def test_what_a_run_had_as_objects_must_be_given(
         return
     with pytest.raises(ValueError, match=f"{copy} has no {missing}"):
         evaluate_checkpoint(str(copy), **options)
+
+
+# ── Prompts that the model cannot read ───────────────────────────────────────────────────────────
+
+
+def test_prompts_that_the_model_cannot_read_are_told_together(
+    trained: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "from_pretrained", None)  # no weights are read before
+    model = shutil.copytree(trained / "checkpoints" / "step-000002" / "policy", tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ raise_exception('No.') }}")
+    message = error_of(model, "--data", rows, "--reward", "exact")
+    assert message.splitlines() == [
+        "3 bad rows:",
+        *(
+            f"r{n}: prompt 'r{n}': the chat template refuses its messages (TemplateError: No.)"
+            for n in range(3)
+        ),
+        "Repair these rows, or leave them out of the file.",
+    ]
+    monkeypatch.setattr("segcredit.template.SECONDS", 0.5)
+    (model / "chat_template.jinja").write_text("{{ 7 ** (7 ** 11) }}")
+    message = error_of(model, "--data", rows, "--reward", "exact")
+    assert message.startswith("prompt 'r0': the chat template did not finish within 0.5 s. Put a ")
