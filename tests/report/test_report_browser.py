@@ -205,6 +205,17 @@ def test_the_overview_says_what_ran_and_how_it_went(open_page: Opener, page_file
     assert page.locator(".more .chart h3").all_inner_texts() == ["optimize: odd metric"]
 
 
+def test_warnings_are_shown_as_text_whatever_they_hold(open_page: Opener, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "warned")
+    with MetricsWriter(run / "metrics.jsonl") as metrics:
+        metrics.warn(7, "truncated", "Set a larger rollout.max_tokens.")
+        metrics.warn(8, "x", HOSTILE[0])
+    page = open_page(written(run))
+    shown = page.locator(".warnings li").all_text_contents()
+    assert shown == ["Step 7: Set a larger rollout.max_tokens.", f"Step 8: {HOSTILE[0]}"]
+    assert page.evaluate("window.pwned") is None
+
+
 def test_seeds_are_drawn_as_one_line(open_page: Opener, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"seed-{n}", seed=n) for n in range(3)]
     runs.append(make_run(tmp_path / "other", config={"algorithm": {"name": "ppo"}}))
