@@ -63,13 +63,17 @@ class State:
         return max(1, self.recipe.update.tokens_per_micro >> self.micro_batches_halved)
 
     def halve_micro_batches(self) -> None:
-        """For the rest of the run; gradients stay what they are."""
+        """Halve micro-batches for the rest of the run.
+
+        Gradients stay the same, unless the method averages within micro-batches.
+        """
         self.micro_batches_halved += 1
         if isinstance(self.engine, HFEngine):
             self.engine.close()  # keys and values that graphs keep; they come back as they can
         warnings.warn(
             f"out of memory in the update: going on with micro-batches of {self.tokens_per_micro} "
-            f"tokens, which changes nothing but time. To begin so: "
+            f"tokens. Only the time changes, unless the method averages within micro-batches "
+            f"(sapo_authors). To begin so: "
             f"update.tokens_per_micro={self.tokens_per_micro}",
             stacklevel=2,
         )

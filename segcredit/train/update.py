@@ -80,7 +80,8 @@ def _gradients(
     """Add up a mini-batch's gradients, micro-batch by micro-batch; what the loss measured.
 
     Where memory does not suffice, the mini-batch begins again in micro-batches of half the size:
-    the gradient is the same.
+    the gradient is the same, except for a method that averages within micro-batches
+    (``MicroBatchTokenMean``: ``sapo_authors``).
     """
     while True:
         micros = micro_batches(
