@@ -211,12 +211,12 @@ def test_a_small_file_cannot_take_all_time(bomb: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text(BOMBS[bomb])
-    begun = time.monotonic()
+    begun = time.process_time()
     for read in (read_run, load_run_recipe, lambda run: load_recipe(str(run / "config.yaml"))):
         with pytest.raises(ValueError, match=r"config\.yaml"):
             read(folder)
     resume_command(folder)
-    assert time.monotonic() - begun < 10
+    assert time.process_time() - begun < 20, "minutes, or all memory, before there were limits"
 
 
 def test_aliases_of_ordinary_recipes_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from segcredit.printable import printable
 
 BYTES = 1_000_000
 """Largest YAML file that is read; a complete config.yaml has about 3,000."""
-NODES = 20_000
+NODES = 10_000
 """Most values of a document, each alias counted as everything that it stands for."""
 DEPTH = 50
 """Deepest nesting."""
