@@ -1,4 +1,4 @@
-"""GRPO, RLOO and single-stream SPO against their authors' own functions, run beside ours.
+"""GRPO, RLOO, single-stream SPO and PPO against their authors' own functions, run beside ours.
 
 fixtures/peers_grpo.json holds the batches, what the peers' functions returned for them, and whose
 functions they are (repository, commit, names, settings). Every batch is laid out with holes and
@@ -20,6 +20,7 @@ from segcredit.types import Encoded, Outputs, Prompt, Rollouts
 
 FIXTURE = json.loads((Path(__file__).parent.parent / "fixtures" / "peers_grpo.json").read_text())
 PEERS: dict[str, Any] = FIXTURE["peers"]
+PPO = json.loads((Path(__file__).parent.parent / "fixtures" / "peers_ppo.json").read_text())
 CLOSE = {"rel": 1e-6, "abs": 1e-6}
 
 
@@ -122,3 +123,35 @@ def test_drift_and_forgetting_are_the_recipes() -> None:
         for i, stored in enumerate(visit["stored"]):
             assert ours.last[i][1].tolist() == pytest.approx(stored, abs=1e-6)
         drawn = now
+
+
+@pytest.mark.parametrize("number", range(len(PPO["batches"])))
+def test_ppo_is_verls(number: int) -> None:
+    """Credit, targets, both losses and both gradients: fixtures/peers_ppo.json."""
+    case = PPO["batches"][number]
+    place = layout([len(row) for row in case["logp"]], seed=number)
+    rollouts = Rollouts(
+        tokens=place.mask.long(),
+        mask=place.mask,
+        logp_old=place.put(case["logp_old"]),
+        reward=torch.tensor(case["reward"], dtype=torch.float64),
+        group=torch.arange(len(case["reward"])),
+        truncated=torch.zeros(len(case["reward"]), dtype=torch.bool),
+        logp_ref=place.put(case["logp_ref"]),
+        value=place.put(case["value_old"]),
+    )
+    logp, value = (place.put(case[name]).requires_grad_() for name in ("logp", "value"))
+    algorithm = make_algorithm("ppo")
+    batch = algorithm.minibatch(algorithm.prepare(rollouts))
+    loss = algorithm.loss(Outputs(logp, value), batch)
+    loss.total.backward()
+    for ours, theirs in (
+        (batch.credit.advantage, case["advantage"]),
+        (batch.credit.value_target, case["value_target"]),
+        (logp.grad, case["grad"]),
+        (value.grad, case["value_grad"]),
+    ):
+        for row, expected in zip(place.take(ours), theirs, strict=True):
+            assert row == pytest.approx(expected, **CLOSE)
+    assert loss.policy.item() == pytest.approx(case["policy_loss"], **CLOSE)
+    assert loss.value.item() == pytest.approx(case["value_loss"], **CLOSE)
