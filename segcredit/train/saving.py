@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from segcredit.algorithms.asks import wants_first_weights
 from segcredit.config import (
@@ -157,6 +159,17 @@ def _write_adapters(state: State, lora: Lora, place: Path) -> None:
         state.critic.save(place / CRITIC)
     if REFERENCE in lora.names:
         lora.save(REFERENCE, place / REFERENCE)
+
+
+def load_saved_policy(recipe: Recipe, place: Path) -> Policy:
+    """Load a policy that a run has saved, all of it.
+
+    Where generation_config.json cannot be read, transformers goes on with other end tokens.
+    """
+    policy = load_policy(recipe, place)
+    if (place / GENERATION_CONFIG_NAME).exists():
+        policy.model.generation_config = GenerationConfig.from_pretrained(place)
+    return policy
 
 
 def find_resumable(folder: RunFolder) -> checkpoint.Found:
@@ -433,7 +446,7 @@ def _load_reference(state: State, folder: RunFolder) -> Policy:
             f"the reference model, of which there is one copy, cannot be used: {error} So this run "
             f"cannot go on; begin again: segcredit train {shlex.quote(str(folder.config))}"
         ) from None
-    reference = load_policy(state.recipe, kept)
+    reference = load_saved_policy(state.recipe, kept)
     reference.model.to(state.policy.device)
     set_attention(reference.model, state.recipe.model.attention)
     freeze(reference.model)

@@ -20,11 +20,17 @@ from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.folder import POLICY
 from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
-from segcredit.train.build import Plan, build, load_policy, make_plan
+from segcredit.train.build import Plan, build, make_plan
 from segcredit.train.loop import Loop
 from segcredit.train.observe import Observer, Silent
 from segcredit.train.parallel import Parallel
-from segcredit.train.saving import changed_settings, find_resumable, restore, take_back
+from segcredit.train.saving import (
+    changed_settings,
+    find_resumable,
+    load_saved_policy,
+    restore,
+    take_back,
+)
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
 from segcredit.version import __version__
@@ -159,7 +165,7 @@ class Trainer:
             return build(self.plan, parallel=parallel), 0
         # adapters go on from the weights they stand beside, not from the sum that was saved
         with_lora = self.recipe.model.lora is not None
-        policy = None if with_lora else load_policy(self.recipe, found.path / POLICY)
+        policy = None if with_lora else load_saved_policy(self.recipe, found.path / POLICY)
         state = build(self.plan, policy, parallel)
         return state, restore(state, run, found.path)
 
