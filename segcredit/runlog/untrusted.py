@@ -133,7 +133,7 @@ def require_trust(
     }
     if not asked:
         return
-    settings = ", ".join(f"{key}: {printable(value, 80)}" for key, value in asked.items())
+    settings = ", ".join(f"{key}: {printable(value, 300)}" for key, value in asked.items())
     raise ValueError(
         f"{folder}: expected a run that asks for no code and no files of this machine; got "
         f"{settings} in its config.yaml, which would {_effect(asked)}. If you trust this run, "

@@ -1,5 +1,6 @@
 """The two outputs: a page on the terminal, or JSON lines."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ def to_terminal(
         page.note("Hand-made responses; the numbers are made up to illustrate.")
     file = rollouts_of(path)
     if file != path:
-        page.note(f"The last rollouts of this run: {one_line(file)}")
+        page.note(f"The last rollouts of this run: {one_line(os.path.relpath(file, path))}")
     left_out = run(file, strategies, made, settings, limit, page.row)
     page.legend()
     if path == EXAMPLE:
