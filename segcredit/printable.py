@@ -1,4 +1,4 @@
-"""Values as texts: quotations of untrusted rows, printable and short; numbers, rounded one way."""
+"""Format values as text: short printable quotes of untrusted rows, consistently rounded numbers."""
 
 import math
 import unicodedata
@@ -8,14 +8,14 @@ _LIMIT = 60
 
 
 def number_text(x: float, form: str) -> str:
-    """A number with a true minus sign, or a dash where it is not finite."""
+    """Format a number with a true minus sign, or as a dash if it is not finite."""
     return f"{x:{form}}".replace("-", "−") if math.isfinite(x) else "–"
 
 
 def change_texts(before: float, after: float, share: bool) -> tuple[str, str, str]:
-    """Two numbers and their difference, computed before rounding, as texts.
+    """Format two numbers and their difference, which is computed before rounding.
 
-    A share in per cent: 5.5 %, 28.5 %, +23.0 points. Any other number: 0.055, 0.285, +0.230.
+    A share in percent: 5.5 %, 28.5 %, +23.0 points. Any other number: 0.055, 0.285, +0.230.
     """
     scale, form, unit, step = (100, ".1f", " %", " points") if share else (1, ".3f", "", "")
     change = after - before

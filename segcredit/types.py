@@ -51,7 +51,7 @@ class Reward:
     value: float
     reason: str
     correct: bool | None = None
-    """Whether the answer was right; None: the reward does not say what is correct."""
+    """Whether the answer was correct; None: the reward does not report correctness."""
     answered: bool | None = None
     """Whether an answer was found in the response at all; None: the function does not say."""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class Reward:
 
 
 def correctness(rewards: Sequence[Reward]) -> list[bool] | None:
-    """Whether each response was right; None where the rewards do not say what is correct.
+    """Whether each response was correct; None if the rewards do not report correctness.
 
-    A response without a verdict is not correct.
+    A response without a verdict counts as not correct.
     """
     said = [x.correct for x in rewards if x.verdict]
     if None in said or all(x.correct is None for x in rewards):
@@ -139,7 +139,7 @@ class Rollouts:
     """Cut off at the length limit."""
 
     correct: Bool[Tensor, " B"] | None = None
-    """Whether each response was right; None where the reward does not say what is correct. Filled
+    """Whether each response was correct; None if the reward does not report correctness. Filled
     for every method."""
     logp_sampler: Float[Tensor, "B T"] | None = None
     """log π of each token as the sampler computed it, where log π_old was computed again."""
@@ -178,10 +178,10 @@ class Rollouts:
         return self.pieces
 
     def is_correct(self, threshold: float) -> Bool[Tensor, " B"]:
-        """Whether each response is correct: as the reward says, else by its size.
+        """Whether each response is correct: as the reward reports, else by a threshold.
 
         Args:
-            threshold: Reward from which a response counts as correct where the reward does not say.
+            threshold: Minimum reward of a correct response, if correctness is not reported.
         """
         return self.reward >= threshold if self.correct is None else self.correct
 

@@ -366,7 +366,7 @@ GROUP_VALUES = {
         "name: grpo, kl: 0, std: population",
     ),
     "rloo": _not_group(
-        r"verl clips the ratio of each token, rloo that of the whole response", "name: rloo"
+        r"verl clips the ratio of each token; rloo clips that of the response", "name: rloo"
     ),
     "rloo, accepted": arrives(
         "algorithm=rloo",
@@ -407,7 +407,7 @@ def segment_cases() -> dict[str, Case]:
             value, to = SEGMENT[key]  # KeyError: say above what becomes of it
             changes = (f"algorithm={name}", f"algorithm.{key}={value}")
             found[f"{name}.{key}"] = (
-                refused(rf"algorithm\.{key} cannot be said to verl", *changes)
+                refused(rf"algorithm\.{key} has no key on verl", *changes)
                 if to is None
                 else arrives(*changes, to=to)
             )

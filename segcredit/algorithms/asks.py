@@ -1,7 +1,7 @@
-"""What a method asks of a run beyond the columns it needs; defaults apply where it says nothing.
+"""Requirements of a method beyond the columns it needs; defaults apply to missing attributes.
 
 ``offline``, ``restarts``, ``fits_credit``, ``draws`` and ``temperature`` are attributes of a
-method, which may be of one's own.
+method, built-in or custom.
 """
 
 import torch
@@ -14,9 +14,9 @@ from segcredit.types import Algorithm, Batch, MonteCarlo, Rollouts
 
 
 def is_offline(algorithm: Algorithm) -> bool:
-    """Whether its loss reads no π_old, only log π of the model itself.
+    """Whether the loss reads no π_old, only log π of the model itself (RestEM, DPO).
 
-    So nobody need know how likely the responses were when they were drawn (RestEM, DPO).
+    The log-probabilities at sampling time are then not needed.
     """
     return bool(getattr(algorithm, "offline", False))
 
@@ -32,7 +32,7 @@ def loss_temperature(algorithm: Algorithm, sampled_at: float) -> float:
 
 
 def fits_credit(algorithm: Algorithm) -> bool:
-    """Whether its credit is a regression target, which must not be weighted (DVO)."""
+    """Whether the method's credit is a regression target, which must not be weighted (DVO)."""
     return bool(getattr(algorithm, "fits_credit", False))
 
 
@@ -42,7 +42,7 @@ def prepare(
     monte_carlo: MonteCarlo,
     generator: torch.Generator,
 ) -> Batch:
-    """The method's batch; one with ``draws`` gets the run's generator (DPO draws pairs)."""
+    """Prepare the batch; a method with ``draws`` gets the run's generator (DPO draws pairs)."""
     if getattr(algorithm, "draws", False):
         return algorithm.prepare(rollouts, monte_carlo, generator=generator)  # type: ignore[call-arg]
     return algorithm.prepare(rollouts, monte_carlo)
@@ -51,7 +51,7 @@ def prepare(
 def scored(
     algorithm: Algorithm, reward: Float[Tensor, "*N"], truncated: Bool[Tensor, "*N"]
 ) -> Float[Tensor, "*N"]:
-    """Rewards of continuations as the method counts them: a truncated one may earn nothing."""
+    """Rewards of continuations as the method counts them; a truncated one may count 0."""
     credit = getattr(algorithm, "credit", None)
     return credit.scored(reward, truncated) if isinstance(credit, ValueDifference) else reward
 
@@ -82,7 +82,7 @@ def grows_trees(algorithm: Algorithm) -> bool:
 
 
 def compares_responses(algorithm: Algorithm) -> bool:
-    """Whether a prompt needs two responses or more: they are compared (GRPO, RLOO, DPO)."""
+    """Whether the method needs at least two responses per prompt (GRPO, RLOO, DPO)."""
     group = isinstance(getattr(algorithm, "credit", None), GroupZScore | LeaveOneOut)
     return group or isinstance(algorithm, DirectPreference)
 

@@ -172,7 +172,7 @@ class ValueDifference:
     """Estimate the prompt and at most this many units of a response after it, so ``most`` + 1
     states (VinePPO, GSM8K: 25); None: all."""
     truncated_reward: float | None = None
-    """Reward of a truncated response or continuation, whatever it says; None: as graded."""
+    """Reward of a truncated response or continuation; None: the graded reward."""
 
     def __post_init__(self) -> None:
         require_at_least("samples", self.samples, 1, "VinePPO and SPO use 9.")
@@ -199,7 +199,7 @@ class ValueDifference:
                 "ValueDifference estimates values by sampling continuations; got no sampler. "
                 "Pass prepare(rollouts, monte_carlo=…)."
             )
-        # a change of the outcome alone: a KL penalty in the token rewards stays as it is
+        # changes only the outcome reward; a KL penalty in the token rewards is kept
         change = self.scored(rollouts.reward, rollouts.truncated) - rollouts.reward
         reward = reward + terminal_reward(change, rollouts.mask)
         estimated = self.estimated(rollouts, segments)
@@ -209,7 +209,7 @@ class ValueDifference:
         return Credit(segments.spread(advantage), None, segments), estimated
 
     def scored(self, reward: Float[Tensor, "*N"], truncated: Bool[Tensor, "*N"]) -> Tensor:
-        """Rewards as credit counts them, of responses or of continuations."""
+        """Rewards of responses or continuations, with ``truncated_reward`` applied."""
         if self.truncated_reward is None:
             return reward
         return keep(~truncated, reward, self.truncated_reward)

@@ -34,7 +34,7 @@ class DirectPreference:
     """λ of DPO+'s hinge on the chosen response's own log-ratio; 0 is DPO."""
     pairs_per_prompt: int = 64
     threshold: float = 0.5
-    """Reward from which a response counts as correct where the reward does not say."""
+    """Minimum reward of a correct response, if the reward does not report correctness."""
     temperature: float | None = None
     """Temperature of log π and log π_ref; None: the sampling temperature (VinePPO's code)."""
 
@@ -55,9 +55,9 @@ class DirectPreference:
         monte_carlo: MonteCarlo | None = None,
         generator: torch.Generator | None = None,
     ) -> Batch:
-        """Correct × incorrect pairs per prompt as neighbouring rows: the chosen, the rejected.
+        """Pair correct with incorrect responses per prompt; chosen and rejected rows alternate.
 
-        ``generator`` draws the pairs of prompts that have more than ``pairs_per_prompt``; None:
+        ``generator`` samples the pairs of prompts that have more than ``pairs_per_prompt``; None:
         torch's global generator.
         """
         require(finite_vector("reward", rollouts.reward))
@@ -77,7 +77,7 @@ class DirectPreference:
         """Rows of the chosen and of the rejected responses.
 
         A prompt with more pairs than ``pairs_per_prompt`` gives a random sample of them, without
-        replacement. A truncated response is never chosen, whatever its reward; it may be rejected.
+        replacement. A truncated response is never the chosen one, but it may be the rejected one.
         """
         correct = rollouts.is_correct(self.threshold) & ~rollouts.truncated
         order = correct.long().argsort(descending=True, stable=True)
@@ -132,7 +132,7 @@ def dpo(
     threshold: float = 0.5,
     temperature: float | None = None,
 ) -> DirectPreference:
-    """DPO, β = .1; pairs and temperature as for DPO+."""
+    """DPO with β = .1; pairs and temperature are those of DPO+."""
     return DirectPreference(beta, 0.0, pairs_per_prompt, threshold, temperature)
 
 

@@ -39,7 +39,7 @@ class DirectValue:
 
     @property
     def offline(self) -> bool:
-        """Without the weight, its loss reads no π_old."""
+        """Whether the loss reads no π_old: true without the weight."""
         return self.weight_cap is None
 
     @property
@@ -92,8 +92,8 @@ def dvo(
 ) -> DirectValue:
     """DVO with Monte-Carlo values at each line, weighted as SPO's repository does.
 
-    The paper's β was not found; .1 and the weight are SPO's repository's. ``weight_cap=None`` is
-    the paper's unweighted, offline loss, of the model itself at temperature 1.
+    We could not find the paper's β; .1 and the weight are from SPO's repository.
+    ``weight_cap=None`` is the paper's unweighted, offline loss at temperature 1.
     """
     credit = ValueDifference(over=partition or Newline(), samples=samples)
     return DirectValue(beta, credit, weight_cap)

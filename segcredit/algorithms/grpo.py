@@ -1,4 +1,4 @@
-"""GRPO: the response against its siblings, token ratios. By name: whose GRPO."""
+"""GRPO: credit relative to the other responses to a prompt, token ratios; named presets."""
 
 from segcredit.algorithms.credit import GroupZScore
 from segcredit.algorithms.objective import K3, Clipped, LossKL, ReduceBy, Whiten, reduction
@@ -20,20 +20,20 @@ def grpo(
     limit: float | None = None,
     whiten: bool = False,
 ) -> PolicyGradient:
-    """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300), every part a setting.
+    """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300), configurable.
 
     KL: SAPO, Table 7 (k3 loss, .01), with 8 samples per prompt. Deviation and ε as in verl;
-    ``std="none"`` is Dr. GRPO's centring. The presets below name whose choices they are.
+    ``std="none"`` is Dr. GRPO's centering. The presets below are named after their source.
 
     Args:
         reduce: "response" (mean over responses of their token means) or "token" (mean over all
             tokens of the mini-batch).
         kl_clamp: upper bound of each token's k3.
-        kl_reduce: how the KL is averaged; None: as the policy loss. "sum" adds up each response.
+        kl_reduce: how the KL is averaged; None: as the policy loss. "sum": sum over each response.
         limit: clamp of the log-ratios to π_old and to π_ref.
         whiten: whiten the advantages of each mini-batch over its tokens.
     """
-    # without a clamp the plain estimator, so that the record of an unclamped run stays what it was
+    # without a clamp use plain k3, so that the recorded config of an unclamped run does not change
     estimator = k3 if limit is None and kl_clamp is None else K3(kl_clamp, limit)
     return PolicyGradient(
         credit=GroupZScore(std=std, eps=eps),

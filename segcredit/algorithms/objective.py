@@ -99,7 +99,7 @@ ReduceBy = Literal["response", "token", "sum"]
 
 
 def reduction(name: str) -> Reduction:
-    """The reduction of that name (see ``ReduceBy``)."""
+    """Return the reduction with this name (see ``ReduceBy``)."""
     if name == "response":
         return ResponseMean()
     if name == "token":
@@ -357,7 +357,7 @@ class LossKL:
         require_at_least("coef", self.coef, 0.0, "GRPO in SAPO's Table 7: 0.01.")
 
     def __repr__(self) -> str:
-        # studies find finished runs by this text, so the later field is silent at its default
+        # studies identify finished runs by this text, so the newer field is omitted at its default
         return named_repr(self).replace(", only_in_loss=False", "")
 
     @property
@@ -382,12 +382,12 @@ class LossKL:
 class PositiveNLL:
     """μ · NLL over the tokens of correct responses (VAPO); 0 if there are none.
 
-    Correct is what the reward says is correct (``Rollouts.correct``).
+    Correctness is what the reward reports (``Rollouts.correct``).
     """
 
     coef: float
     threshold: float = 0.5
-    """Reward from which a response counts as correct where the reward does not say."""
+    """Minimum reward of a correct response, if the reward does not report correctness."""
     reduce: Reduction = field(default_factory=TokenMean)
 
     @property

@@ -150,14 +150,14 @@ class PolicyGradient:
     def _policy_loss(
         self, logp: Tensor, batch: Batch, segments: Segments
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ share · weight · surrogate(ratio, Â), and what the surrogate has to say."""
+        """Compute Σ share · weight · surrogate(ratio, Â) and the surrogate's metrics."""
         logp_old, advantage = batch.rollouts.logp_old, _credit(batch).advantage
         share, weight = batch.share("policy"), batch.weight
         ratio_part, clip = self.ratio, self.surrogate
         # exactly these two, no subclass: the pair that one kernel computes on CUDA
         if type(ratio_part) is GeometricMean and ratio_part.limit is None and type(clip) is Clipped:
             clips = (clip.low, clip.high, clip.dual)
-            # proportional to the advantage, so that this weighs the token's term
+            # the loss is proportional to the advantage, so this weights the token's term
             weighed = advantage if weight is None else advantage * weight
             return segment_policy_loss(logp, logp_old, weighed, segments, *clips, share)
         ratio = self.ratio(logp, logp_old, segments)

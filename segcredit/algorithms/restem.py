@@ -33,7 +33,7 @@ class RestEM:
     restarts: ClassVar[bool] = True
 
     threshold: float = 1.0
-    """Reward from which a response counts as correct where the reward does not say."""
+    """Minimum reward of a correct response, if the reward does not report correctness."""
     per_prompt: int = 10
     """At most so many kept responses per prompt."""
     temperature: float | None = None
@@ -54,9 +54,9 @@ class RestEM:
         kept = rollouts.is_correct(self.threshold) & ~rollouts.truncated
         if not bool(kept.any()):
             raise NothingToLearn(
-                f"expected a correct response (where the reward does not say what is correct, one "
-                f"with a reward of at least {self.threshold}) that is not truncated; got none, so "
-                f"there is nothing to imitate. Sample more, or lower the threshold."
+                f"expected a correct response that is not truncated (if the reward does not report "
+                f"correctness: a reward of at least {self.threshold}); got none, so there is "
+                f"nothing to imitate. Sample more, or lower the threshold."
             )
         rows = kept.nonzero().flatten()
         rows = rows[rank_within(rollouts.group[rows]) < self.per_prompt]

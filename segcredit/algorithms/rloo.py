@@ -44,6 +44,6 @@ def rloo_reinforce(kl: float = 0.05) -> PolicyGradient:
 def rloo_spo(clip: tuple[float, float] = (0.2, 0.2), kl: float = 1e-4) -> PolicyGradient:
     """RLOO as SPO's repository runs it (AIFrameResearch/SPO): Figure 4's baseline.
 
-    Its GRPO (``grpo_spo``) with leave-one-out credit: token ratios, whitened, k3 in the loss.
+    ``grpo_spo`` with leave-one-out credit: token ratios, whitening, k3 in the loss.
     """
     return replace(grpo_spo(clip, kl), credit=LeaveOneOut())

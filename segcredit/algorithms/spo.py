@@ -26,7 +26,7 @@ def spo_chain(
     """Segment Policy Optimization, chain (arXiv 2505.23564).
 
     Cut before every 5th token with π_old < .9; 9 continuations per cut; only tokens with
-    π_old < .9 enter whitening, policy loss and KL. A truncated response or continuation earns 0.
+    π_old < .9 enter whitening, policy loss and KL. Truncated responses and continuations earn 0.
     """
     cuts = ProbabilityCutpoints(threshold, every)
     credit = ValueDifference(cuts, samples, truncated_reward=truncated_reward)
@@ -51,8 +51,8 @@ def spo_tree(
 def _spo(
     credit: CreditPart, threshold: float, clip: tuple[float, float], kl: float
 ) -> PolicyGradient:
-    """The update that SPO's chain and tree share: its trainer (ppo_trainer.py)."""
-    # its cap of 1e9 on the estimate never acts: e^10 is 22026
+    """Build the update that SPO's chain and tree share (its ppo_trainer.py)."""
+    # SPO's cap of 1e9 on the estimate has no effect: e^10 is 22026
     penalty = LossKL(kl, K3(log_ratio_limit=10.0), ConstantMean(1.0), only_in_loss=True)
     return PolicyGradient(
         credit=credit,

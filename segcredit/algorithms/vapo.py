@@ -17,9 +17,9 @@ def vapo(
     """VAPO (arXiv 2504.05118): λ_actor = 1 − 1/(α l), λ_critic = 1, ε .2/.28, μ = .1.
 
     The paper samples 16 responses per prompt and pretrains the critic for 50 steps: settings of
-    the run. λ is clamped to [0, 1], which the formula leaves below 20 tokens. The NLL term is over
-    responses that the reward calls correct; ``threshold`` is the least reward of a correct response
-    where the reward does not say.
+    the run. λ is clamped to [0, 1]; the formula is negative below 20 tokens. The NLL term covers
+    responses that the reward reports as correct; ``threshold`` is the minimum reward of a correct
+    response if the reward does not report correctness.
     """
     return PolicyGradient(
         credit=LengthAdaptiveGAE(over=Token(), alpha=alpha, gamma=gamma, lam_critic=1.0),

@@ -26,7 +26,7 @@ from segcredit.runlog.reader import step_in
 
 STAGE = "optimize"
 LARGEST = 1e150
-"""Beyond it squares are infinite; such a number is a gap in the curve."""
+"""Larger numbers are drawn as a gap in the curve: their squares would be infinite."""
 ENDS = 0.1
 """Of a curve, the first and last share that the table averages."""
 FLUCTUATION = (
@@ -110,7 +110,7 @@ class Curve:
 
 
 def group_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Group]:
-    """Runs whose config.yaml are equal but for seed, name and segcredit's version; one per seed."""
+    """Runs whose configs differ only in seed, name and segcredit's version; one run per seed."""
     found: dict[str, dict[str, tuple[Run, str]]] = {}
     for run, name in zip(runs, names, strict=True):
         rest = {key: x for key, x in run.config.items() if key not in ("seed", "name", "version")}
@@ -152,7 +152,7 @@ def _series(run: Run, key: str) -> dict[int, float] | None:
         return None
     try:
         steps, values = run.series(key, STAGE)
-    except ValueError:  # no line with it says its step
+    except ValueError:  # no line with this key has a step
         return None
     lines = [step_in(row) for row in run.metrics if row.get("stage") == STAGE]
     first = min(step for step in lines if step is not None)

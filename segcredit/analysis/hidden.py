@@ -33,7 +33,7 @@ def last_whole_checkpoint(run: Run) -> Path:
 
 
 def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy":
-    """The policy of a checkpoint, as the run's config.yaml says; its code only if trusted."""
+    """Load a checkpoint's policy as config.yaml defines it; run its code only if trusted."""
     import torch
     from safetensors import SafetensorError
 
@@ -77,7 +77,7 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
         try:
             path = (folder / str(name)).resolve()
             inside = path.is_relative_to(folder.resolve()) and path.is_file()
-        except (OSError, ValueError, RuntimeError):  # no name that a file can have
+        except (OSError, ValueError, RuntimeError):  # not a valid file name
             inside = False
         if not inside:
             raise CannotAnalyseError(f"the picture {str(name)[:80]!r} is not in the run folder.")

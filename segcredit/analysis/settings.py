@@ -27,7 +27,7 @@ class Settings:
     probe: bool = False
     """Whether to fit a value probe, for which the last checkpoint is loaded."""
     trust_run: bool = False
-    """Whether the probe may run code that the run's config.yaml asks for (trust_remote_code)."""
+    """Whether the probe may run code that the run's config.yaml requests (trust_remote_code)."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.threshold < 1.0:

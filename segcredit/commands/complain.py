@@ -1,4 +1,4 @@
-"""How a command speaks: errors on stderr in one piece, and no error if nobody listens any more."""
+"""Output of commands: errors on stderr in one piece; a closed stdout or stderr is no error."""
 
 import os
 import sys
@@ -7,14 +7,14 @@ from typing import IO, Any, cast
 
 
 class LastingStream:
-    """Standard output or error that may be lost: a pipe that was closed, a disk that is full.
+    """Standard output or error that survives a closed pipe or a full disk.
 
-    What is written then goes nowhere, and the command goes on. That output is lost is said once,
-    on stderr.
+    After such a failure all output is discarded and the command continues. One warning on stderr
+    reports the loss.
     """
 
     def __init__(self, stream: IO[str] | None, goes_on: str = "") -> None:
-        """``goes_on``: what to say after the reason, if anything."""
+        """``goes_on``: sentence to print after the reason; empty: print no warning."""
         self._stream = stream
         self._goes_on = goes_on
 
@@ -42,7 +42,7 @@ class LastingStream:
             self._lose(error)
 
     def _lose(self, error: Exception) -> None:
-        """Send the stream's file to nowhere: what is still in its buffer must not fail again."""
+        """Redirect the stream to the null device, so that its buffered text cannot fail again."""
         with suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # type: ignore[union-attr]
@@ -58,7 +58,7 @@ class LastingStream:
 
 
 def lasting(stream: IO[str] | None, goes_on: str = "") -> IO[str]:
-    """The stream, as one that a command outlives."""
+    """Wrap a stream so that losing it does not end the command."""
     return cast(IO[str], LastingStream(stream, goes_on))
 
 

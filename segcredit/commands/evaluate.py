@@ -93,7 +93,7 @@ def evaluate(
     trust_run: TrustRun = False,
     allow_outside: Annotated[
         bool,
-        typer.Option("--allow-outside", help="Rows may name pictures outside their folder."),
+        typer.Option("--allow-outside", help="Allow image paths outside the data folder."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The numbers as one JSON object, not as a table.")
@@ -101,7 +101,7 @@ def evaluate(
 ) -> None:
     """Accuracy on held-out prompts: greedy, avg@k, pass@k, with intervals.
 
-    A reward that does not say what is correct has a mean reward only.
+    If the reward does not report correctness, only the mean reward is printed.
     """
     from rich.console import Console
 

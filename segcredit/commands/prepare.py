@@ -91,7 +91,7 @@ def prepare(
     ] = False,
     allow_outside: Annotated[
         bool,
-        typer.Option("--allow-outside", help="Rows may name pictures outside their folder."),
+        typer.Option("--allow-outside", help="Allow image paths outside the data folder."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
 ) -> None:

@@ -41,9 +41,7 @@ def study(
     ] = Path("studies"),
     jobs: Annotated[
         int,
-        typer.Option(
-            "--jobs", "-j", help="Runs side by side, spread over the visible GPUs.", min=1
-        ),
+        typer.Option("--jobs", "-j", help="Parallel runs, spread over the visible GPUs.", min=1),
     ] = 1,
     seeds: Annotated[
         str | None, typer.Option("--seeds", help="0,1,2 instead of the study's own.")

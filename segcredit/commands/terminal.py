@@ -123,7 +123,7 @@ def result_table(result: Result) -> Table | None:
     if not result.before or not result.after:
         return None
     known = "sampled" in result.before and "sampled" in result.after
-    title = "Held-out accuracy" if known else "Held-out reward"  # where nothing says what is right
+    title = "Held-out accuracy" if known else "Held-out reward"  # correctness not reported
     table = Table(title=title, title_justify="left")
     for name in ("", "before", "after", "gain"):
         table.add_column(name, justify="left" if not name else "right")

@@ -42,7 +42,7 @@ segcredit demo stages.3.steps=20  [dim]# less of it[/dim]
 
 GOES_ON = "Training goes on; the run's folder has all metrics."
 PATIENCE = 2.0
-"""Seconds for a stop to be tidy; a Ctrl-C after that ends the process."""
+"""Seconds of grace for a clean stop; a Ctrl-C after that ends the process."""
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…")
@@ -51,7 +51,7 @@ TrustRun = Annotated[
     bool,
     typer.Option("--trust-run", help="Run code that the run's config.yaml names; see SECURITY.md."),
 ]
-"""Of every command that loads a run's model or reward."""
+"""Option of every command that loads a run's model or reward."""
 Folder = Annotated[
     Path | None, typer.Option("--folder", "-o", help="Run folder; runs/NAME-DATE if not given.")
 ]
@@ -87,7 +87,7 @@ def train(
     if resume is not None and folder is not None:
         raise typer.BadParameter("--resume names the run's folder already: leave --folder out")
     if trust_run and resume is None:
-        raise typer.BadParameter("--trust-run goes with --resume RUN: a recipe is trusted as it is")
+        raise typer.BadParameter("--trust-run requires --resume RUN; a recipe is always trusted")
     given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]
     _run(recipe or "", given, folder, resume, check, skip_bad_rows, trust_run)
 
@@ -113,8 +113,8 @@ def _run(
 def _one_interrupt() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt once.
 
-    Pressed again at once, it is ignored, so that nothing on the way out is disturbed; after a
-    while it ends the process, whatever that is waiting for.
+    A second Ctrl-C within ``PATIENCE`` seconds is ignored, so that cleanup is not interrupted; a
+    later one ends the process immediately.
     """
     raised: list[float] = []
 
@@ -133,7 +133,7 @@ def _one_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        if not raised:  # else the process ends, and even that may be disturbed
+        if not raised:  # otherwise the process is ending and must not be interrupted
             signal.signal(signal.SIGINT, before)
 
 
@@ -248,7 +248,7 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
 
 
 def _drawn(trainer: "Trainer") -> str:
-    """Describe what a step draws and how it is split into mini-batches."""
+    """Describe how many responses a step samples and how they are split into mini-batches."""
     recipe, algorithm = trainer.recipe, trainer.plan.algorithm
     count, tree = recipe.update.minibatches, recipe.rollout.tree
     if tree is not None:

@@ -22,7 +22,7 @@ from segcredit.version import __version__
 GIVEN_IN_PYTHON = "given_in_python"
 """Where config.yaml says what was an object and not a setting."""
 VERSION = "version"
-"""Where config.yaml says which version of segcredit wrote it."""
+"""Key in config.yaml for the version of segcredit that wrote it."""
 BASE = "base"
 """The key under which a recipe names what it is a change of."""
 NAMED = ("algorithm", "reward", "partition")
@@ -111,11 +111,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def load_run_recipe(
     folder: str | Path, overrides: Sequence[str] = (), trust_run: bool = False
 ) -> Recipe:
-    """Load the recipe of a run, to go on with it; refuses one that names code of its own.
+    """Load the recipe of a run to resume it; refuse a run that names its own code.
 
     Args:
-        overrides: ``key.path=value``; code that these name is allowed.
-        trust_run: Allow the code that the run's config.yaml names, too (``--trust-run``).
+        overrides: ``key.path=value``; code named here is allowed.
+        trust_run: Also allow the code that the run's config.yaml names (``--trust-run``).
     """
     path = Path(folder).expanduser()
     require_run(RunFolder(path))
@@ -238,13 +238,13 @@ def parse_recipe(found: dict[str, Any], source: str = "recipe") -> Recipe:
         if _numbers(found.get(VERSION)) > _numbers(__version__):
             count = (
                 f"written by version {shown(found[VERSION])} of segcredit; this is version "
-                f"{__version__}: upgrade segcredit. What this version does not understand:"
+                f"{__version__}: upgrade segcredit. Settings unknown to this version:"
             )
         raise RecipeError(f"{source}: {count}\n" + "\n".join(lines)) from None
 
 
 def _numbers(version: Any) -> tuple[int, ...]:
-    """Major, minor and patch, to compare versions; none of what is no version."""
+    """Major, minor and patch number, to compare versions; empty if the text is not a version."""
     found = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", str(version))
     return tuple(int(x or 0) for x in found.groups()) if found else ()
 

@@ -117,7 +117,7 @@ class DataSettings(Settings):
     max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Longer prompts are bad rows."""
     allow_outside: bool = False
-    """Let rows name pictures outside the folder of their data file."""
+    """Allow rows to name images outside the folder of their data file."""
     skip_bad_rows: bool = False
     """Leave bad rows out instead of stopping before training."""
     world: str | None = None
@@ -170,7 +170,7 @@ class RolloutSettings(Settings):
     """How responses are drawn in a step."""
 
     prompts: Whole = Field(128, ge=1)
-    """Distinct prompts per step, so at most as many as the data has."""
+    """Number of distinct prompts per step; at most the number of training prompts."""
     samples: Whole = Field(1, ge=1)
     """Responses per prompt; group methods (grpo, gspo, rloo) need at least 2."""
     max_tokens: Whole = Field(2048, ge=1)
@@ -194,8 +194,8 @@ class RolloutSettings(Settings):
     auto: as drawn by hf in float32; recomputed in half precision, where sampling and scoring round
     differently, and for vllm, which gives no entropies."""
     mismatch_cap: Number | None = Field(None, ge=1)
-    """Weigh each token's policy loss by π_old / π_sampler, cut off here, e.g. 2: corrects for a
-    sampler that computes a little differently from the trainer. None: measured and logged only."""
+    """Weight each token's policy loss by π_old / π_sampler, truncated at this value, e.g. 2. This
+    corrects for numerical differences between sampler and trainer. None: only log the ratio."""
 
     @model_validator(mode="after")
     def _tree_fits(self) -> "RolloutSettings":

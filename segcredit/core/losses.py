@@ -203,7 +203,7 @@ def k3(
         u = u.clamp(-log_ratio_limit, log_ratio_limit)
     if limit is None:
         return torch.expm1(u) - u
-    # e^u overflows beyond 88, and the gradient of the clamped result would be 0 · ∞
+    # e^u overflows above 88, and the gradient of the clamped result would be 0 · ∞
     u = u.clamp(max=80.0)
     return (torch.expm1(u) - u).clamp(0.0, limit)
 

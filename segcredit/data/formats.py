@@ -239,8 +239,8 @@ def _answer(
 
 
 def _only(value: object, key: str) -> object:
-    """The answer itself; the element of a list of one."""
-    if hasattr(value, "tolist"):  # numpy's, as pandas reads them
+    """Return the answer; unwrap a list with one element."""
+    if hasattr(value, "tolist"):  # numpy values, as pandas reads them
         value = value.tolist()
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
@@ -248,8 +248,8 @@ def _only(value: object, key: str) -> object:
         kind = "an object" if isinstance(value, Mapping) else f"a list of {len(value)}"
         raise RowError(
             f"expected one answer, a text or a number, under '{key}'; got {kind}, {shown(value)}, "
-            f"which no response can equal. Keep one, or grade by a function of your own "
-            f"(reward: file.py:function), which gets the row's value as it is"
+            f"which no response can equal. Keep one, or grade with your own function "
+            f"(reward: file.py:function), which gets the row's value unchanged"
         )
     return value
 

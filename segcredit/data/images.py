@@ -18,8 +18,8 @@ _KEYS = ("bytes", "path", "image", "url")
 def as_source(value: object, folder: Path, outside: bool = False) -> bytes | Path:
     """The encoded picture, or the absolute path of its file.
 
-    A row may name any file of the machine, and what it names is copied into runs and reports, so
-    a path must stay in ``folder``, links followed, unless ``outside`` is set.
+    A row could name any file on this machine, and images are copied into runs and reports. The
+    resolved path must therefore lie in ``folder``, unless ``outside`` is set.
 
     Takes a PIL image, bytes, ``{"bytes": …, "path": …}`` (bytes first, as Hugging Face stores
     them; base64 where the file is JSON), a data URI, or a path, relative to ``folder``.
@@ -63,13 +63,13 @@ def _file(name: str, folder: Path, outside: bool) -> Path:
     try:
         if not outside and not path.resolve().is_relative_to(folder.resolve()):
             raise RowError(
-                f"expected a picture in the folder of the data, {named(folder)}; got {shown(name)}"
-                f", which leads out of it. If you trust these rows: {ALLOW}"
+                f"expected an image in the folder of the data, {named(folder)}; got {shown(name)}, "
+                f"which leads out of it. If you trust these rows, set {ALLOW}"
             )
         found = path.is_file()
     except RowError:
         raise
-    except (OSError, ValueError, RuntimeError):  # a name too long, or with a NUL; links in a circle
+    except (OSError, ValueError, RuntimeError):  # name too long or with a NUL, or a symlink loop
         raise RowError(
             f"expected a path; got {len(name)} characters, {shown(name)}. For base64 write "
             f"data:image/png;base64,…"

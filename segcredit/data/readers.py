@@ -18,11 +18,11 @@ _HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(/(?P<config>[\w.-]+))?(
 _ROWS_AT_ONCE = 64
 """Rows of a parquet file held twice at a time; they may carry pictures."""
 _RATIO = 100
-"""The contents of a parquet file may be so many times as large as the file."""
+"""Maximum ratio of a parquet file's unpacked size to its file size."""
 _UNPACKED, _READ = 2**26, 2**30
-"""Or, however small it is, so many bytes: of its pages, and of all its rows."""
+"""Bytes that any parquet file may unpack to, however small: in its pages, in all its rows."""
 _BATCH = 2**29
-"""Bytes of one batch of rows, at most."""
+"""Maximum number of bytes in one batch of rows."""
 
 
 class Found(NamedTuple):
@@ -49,7 +49,7 @@ class Source:
     """What every row has; None: each row has its own keys."""
     rows: Callable[[], Iterator[Found]]
     outside: bool = False
-    """Whether rows may name pictures outside of ``folder``."""
+    """Whether rows may name images outside ``folder``."""
 
 
 def open_source(name: str | Path) -> Source:
@@ -190,11 +190,11 @@ def _parquet(path: Path) -> Iterator[Found]:
 
 
 def rows_at_once(metadata: Any, path: Path) -> int:
-    """How many rows of a parquet file to read together; ValueError if its contents are too large.
+    """Number of rows of a parquet file to read per batch; ValueError if its contents are too large.
 
-    Encodings by dictionary or by shared beginnings store a value once for many rows, so a batch
-    may take as many times what a column unpacks to as it has rows: a file of 1 kB can hold a text
-    of 100 MB that every row repeats. Honest files unpack to a few times their size.
+    Dictionary and prefix encodings store a value once for many rows, so a batch may need the
+    unpacked size of a column once per row: a file of 1 kB can hold a text of 100 MB that every row
+    repeats. Ordinary files unpack to a few times their size.
     """
     size = path.stat().st_size
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -210,8 +210,8 @@ def rows_at_once(metadata: Any, path: Path) -> int:
 
 def _too_large(path: Path, most: int, got: str) -> ValueError:
     return ValueError(
-        f"expected a parquet file that unpacks to at most {most:,} bytes, as one of "
-        f"{path.stat().st_size:,} bytes may; {named(path)} has {got}. If you trust it, write its "
+        f"expected a parquet file that unpacks to at most {most:,} bytes (the limit for a file of "
+        f"{path.stat().st_size:,} bytes); {named(path)} has {got}. If you trust it, write its "
         f"rows as .jsonl."
     )
 

@@ -53,16 +53,16 @@ def load_prompts(
     Args:
         limit: At most so many prompts, the first ones; rows after them are not read.
         max_prompt_tokens: A longer prompt is a bad row; needs ``count_tokens``.
-        count_tokens: Called for every row; one for which it raises a ValueError is a bad row.
+        count_tokens: Called for every row; if it raises a ValueError, the row is bad.
         skip_bad_rows: Return bad rows in ``.bad`` instead of raising BadRows.
         suffix: Joined by one space to the last user message that does not end so already.
         answer_pattern: The answer is the last match (its first group) of this regular expression.
             Without one: ``ground_truth`` as it is; of ``answer`` and ``solution`` what follows
             ``####`` in the last line, else the last ``\boxed{}``, else all.
         need_answer: Whether a row without an answer is bad.
-        one_answer: Whether a row whose answer is a list of several or an object is bad, because it
-            will be compared as one text.
-        allow_outside: Whether rows may name pictures outside the folder of their file.
+        one_answer: Whether to reject answers that are an object or a list of several elements,
+            because the reward compares one text.
+        allow_outside: Whether rows may name images outside the folder of their file.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     if not names:
@@ -96,9 +96,9 @@ def prompts_from_rows(
     one_answer: bool = False,
     keys: Keys | None = None,
 ) -> Loaded:
-    """The same of dictionaries in Python; pictures may be PIL images, and rows whole Prompts.
+    """Load prompts from dictionaries in Python, with PIL images allowed, or from Prompts.
 
-    Paths of pictures are relative to ``folder``, or to where Python runs, and may lead anywhere.
+    Image paths are relative to ``folder`` (default: the working directory) and may lead anywhere.
     """
     collector = _Collector(
         limit,
@@ -183,7 +183,7 @@ class _Collector:
                 self.prompts.append(self._prompt(found, source))
             except RowError as error:
                 self.bad.append(BadRow(printable(found.where), str(error)))
-            except BrokenTemplate as error:  # every other row would fail as well
+            except BrokenTemplate as error:  # all other rows would fail, too
                 raise BrokenTemplate(f"{printable(found.where)}: {error}") from None
             if self._full:
                 return
@@ -193,7 +193,7 @@ class _Collector:
     def _prompt(self, found: Found, source: Source) -> Prompt:
         if isinstance(found.content, RowError):
             raise found.content
-        if isinstance(found.content, Prompt):  # made in Python: taken as it is
+        if isinstance(found.content, Prompt):  # made in Python: used unchanged
             self._check_readable(found.content)
             return found.content
         parts = take_apart(found.content, self.keys, self._pattern, self.one_answer)

@@ -61,8 +61,8 @@ def evaluate_checkpoint(
         greedy: Whether the greedy response is asked for, too.
         engine: Who samples: transformers, or vLLM; None: as in the run.
         output: Where every response is written, a line each.
-        trust_run: Run the code that the run's config.yaml names; without it such a run is refused.
-        allow_outside: Let rows name pictures outside the folder of their file.
+        trust_run: Run the code that the run's config.yaml names; if False, refuse such a run.
+        allow_outside: Allow rows to name images outside the folder of their file.
     """
     found = _find(checkpoint)
     recipe = found.recipe
@@ -151,7 +151,7 @@ def _last_whole(run: Run) -> Path:
 
 
 def _named_reward(found: Found, given: str | None) -> str | dict[str, Any] | None:
-    """The one that was given, or the run's own; None: that of the rows' data set."""
+    """The reward given by the user, or the run's own; None: the default of the data set."""
     if given is not None:
         return given
     if found.recipe is not None and not found.lacks("reward"):
@@ -200,7 +200,7 @@ def _require(checkpoint: str, what: str, option: str, given: object, needed: boo
 def _policy(
     source: str, recipe: Recipe | None, template: str | None, asked: Sequence[Prompt]
 ) -> Policy:
-    """Load the policy, once it is known that it can read every prompt."""
+    """Check that the model can process every prompt, then load the policy."""
     dtype = torch.float32
     if recipe is not None:
         dtype = getattr(torch, recipe.model.dtype)
@@ -209,7 +209,7 @@ def _policy(
     trusted = recipe is not None and recipe.model.trust_remote_code
     place, config = load_config(source, trusted)
     codec = load_codec(place, config, trusted, template)
-    codec.require_template()  # before gigabytes are read
+    codec.require_template()  # before the weights are read
     _check_readable(codec, asked)
     policy = Policy.from_pretrained(source, dtype, trusted, template)
     if torch.cuda.is_available():

@@ -32,15 +32,15 @@ class Evaluation:
     prompts: int
     samples: int
     greedy: float | None
-    """Accuracy of the greedy response; None: not asked for, or not known (see ``sampled``)."""
+    """Accuracy of the greedy response; None: not requested, or unknown (see ``sampled``)."""
     greedy_interval: tuple[float, float] | None
     sampled: float | None
     """avg@k: accuracy of sampled responses, averaged over k and the prompts; None: the reward does
-    not say what is correct, and only the mean reward is known."""
+    not report correctness, so only the mean reward is known."""
     sampled_interval: tuple[float, float] | None
     """95 %, prompts resampled."""
     pass_at: dict[int, float]
-    """pass@1, 2, 4, … k; empty where accuracy is not known."""
+    """pass@1, 2, 4, … k; empty if accuracy is unknown."""
     pass_interval: dict[int, tuple[float, float]]
     reward: float
     """Mean over the sampled responses."""
@@ -48,15 +48,15 @@ class Evaluation:
     greedy_reward: float | None
     """Mean over the greedy responses."""
     answered: float | None
-    """Share of sampled responses in which an answer was found; None: the reward does not say."""
+    """Share of sampled responses in which an answer was found; None: not reported."""
     no_verdict: float
-    """Share of sampled responses that the grader reached no verdict on; they count as not
+    """Share of sampled responses without a verdict from the grader; they count as not
     correct."""
     truncated: float
     response_length: float
     sampling: Sampling
     warning: str | None = None
-    """Cause and remedy, where many responses got no verdict."""
+    """Cause and remedy, if many responses got no verdict."""
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every response with its grade."""
 
@@ -154,7 +154,7 @@ def evaluate(
 
 
 def _per_prompt(values: Sequence[float], samples: int) -> list[float]:
-    """The mean of each prompt's samples."""
+    """Compute the mean of each prompt's samples."""
     return [sum(values[i : i + samples]) / samples for i in range(0, len(values), samples)]
 
 

@@ -23,9 +23,9 @@ def load_questions(
     one_answer: bool = False,
     allow_outside: bool = False,
 ) -> list[Prompt]:
-    """The first ``count`` prompts of the data, or of the run's own; None: all.
+    """Load the first ``count`` prompts (None: all) of ``data``, or of the run's test data.
 
-    ``one_answer``: a list of answers is a bad row.
+    ``one_answer``: treat a row with a list of answers as a bad row.
     """
     if data is not None:
         files = data_files(data)

@@ -100,9 +100,9 @@ class Codec:
         return tuple(sorted(vocabulary[name] for name in names if name in vocabulary))
 
     def render(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
-        """The prompt as one string, by the template, else by the tokenizer's chat template.
+        """Render the prompt as one string with ``data.template``, or else the chat template.
 
-        ``chat`` takes the place of :meth:`chat`, to run it under limits.
+        ``chat`` replaces :meth:`chat`, for example to run it under limits.
         """
         if prompt.images and self.image_processor is None:
             raise ValueError(
@@ -121,9 +121,9 @@ class Codec:
             raise ValueError(f"prompt {prompt.id!r}: {error}") from None
 
     def chat(self, messages: Messages) -> str:
-        """Render messages by the tokenizer's chat template; a ValueError has the template's error.
+        """Render messages with the tokenizer's chat template; raise ValueError if it fails.
 
-        Templates raise whatever their expressions raise, and some refuse messages on purpose.
+        Templates may raise any exception, and some reject messages on purpose.
         """
         try:
             return str(
@@ -140,7 +140,7 @@ class Codec:
             raise BrokenTemplate(f"chat templates cannot be run: {error}") from None
         except Exception as error:
             why = printable(f"{type(error).__name__}: {error}", 200)
-            raise ValueError(f"the chat template refuses its messages ({why})") from None
+            raise ValueError(f"the chat template rejects the messages ({why})") from None
 
     def require_template(self) -> None:
         """Refuse a tokenizer that does not say how a question is put to its model."""
@@ -176,9 +176,10 @@ class Codec:
         return torch.tensor(self._ids(prompt, text), dtype=torch.long), vision
 
     def count_tokens(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> int:
-        """The prompt's length as the model reads it; a ValueError says why it cannot.
+        """Count the prompt's tokens; raise ValueError if the model cannot process the prompt.
 
-        Pictures count by their size alone, by the image processor's own rule: none is decoded.
+        Image tokens are computed from the image size by the image processor's rule, without
+        decoding.
         """
         text = self._marked(prompt, chat)
         if prompt.images:
@@ -186,7 +187,7 @@ class Codec:
         return len(self._ids(prompt, text))
 
     def _marked(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
-        """The rendered prompt, with one image token per picture."""
+        """Render the prompt with one image token per image."""
         text = self.render(prompt, chat)
         if self.image_processor is None:
             return text
@@ -245,7 +246,7 @@ class Codec:
             raise ValueError(_unfit(sizes, error)) from None
 
     def _tokens_of(self, image: bytes | Path) -> int:
-        """How many tokens a picture takes, by its size."""
+        """Number of tokens of an image, from its size."""
         processor, size = self.image_processor, image_size(image)
         if (known := self._known_sizes.get(size)) is not None:
             return known
@@ -256,7 +257,7 @@ class Codec:
                 patches = int(rule(size[1], size[0], {}))
             except Exception as error:
                 raise ValueError(_unfit(f"{size[0]}×{size[1]}", error)) from None
-        if patches is None or min(size) < 4:  # rows of so thin a picture are taken for channels
+        if patches is None or min(size) < 4:  # the processor mistakes so few rows for channels
             return self._image_tokens(self._processed([image])["image_grid_thw"])[0]
         assert processor is not None
         return self._known_sizes.setdefault(size, patches // processor.merge_size**2)
@@ -266,13 +267,13 @@ class Codec:
         return {}
 
     def _image_tokens(self, grids: Tensor) -> list[int]:
-        """As many as each image has merged patches."""
+        """Number of tokens of each image: its merged patches."""
         assert self.image_processor is not None
         counts: list[int] = (grids.prod(dim=1) // self.image_processor.merge_size**2).tolist()
         return counts
 
     def _with_room(self, text: str, counts: Sequence[int]) -> str:
-        """The text with so many image tokens for each image."""
+        """Repeat each image's token ``counts`` times in the text."""
         pieces = text.split(self.image_token)
         filled = [pieces[0]]
         for count, piece in zip(counts, pieces[1:], strict=True):
@@ -308,9 +309,9 @@ class Codec:
 
 
 def _unfit(sizes: str, error: Exception) -> str:
-    """Why the image processor refuses pictures of these sizes."""
+    """Describe why the image processor rejects images of these sizes."""
     return (
-        f"the model's image processor refuses a picture of {sizes} pixels "
+        f"the model's image processor rejects an image of {sizes} pixels "
         f"({printable(str(error) or type(error).__name__, 160)}). Crop or resize it"
     )
 

@@ -26,10 +26,10 @@ def is_vision(config: PreTrainedConfig) -> bool:
 
 
 def context_window(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens that the model was made to read; None if its configuration is silent.
+    """Return the model's context window in tokens; None if its configuration does not state it.
 
-    A sliding window of attention limits no length. Where rotary positions are scaled, the window
-    is as long as the scaling makes it.
+    Sliding-window attention does not limit the length. Scaled rotary positions extend the window
+    by their factor.
     """
     text = config.get_text_config()
     stated = getattr(text, "max_position_embeddings", None)
@@ -37,7 +37,7 @@ def context_window(config: PreTrainedConfig) -> int | None:
         return None
     rope = getattr(text, "rope_parameters", None) or {}
     longest = stated
-    for x in [rope, *rope.values()]:  # one set of settings, or one for each kind of layer
+    for x in [rope, *rope.values()]:  # one set of settings, or one per layer type
         if isinstance(x, dict) and x.get("rope_type") in ("linear", "dynamic", "yarn"):
             first = x.get("original_max_position_embeddings") or stated
             longest = max(longest, int(first * (x.get("factor") or 1.0)))

@@ -51,10 +51,10 @@ def load_codec(
 
 
 def end_tokens(place: str, config: PreTrainedConfig) -> list[int]:
-    """Ids at which sampling stops, as the model will have them once it is loaded; [] if none."""
+    """Ids of the end tokens at which sampling stops once the model is loaded; [] if none."""
     try:
         found = GenerationConfig.from_pretrained(place)
-    except (OSError, ValueError):  # none there: transformers derives one
+    except (OSError, ValueError):  # no such file: transformers derives the config
         found = GenerationConfig.from_model_config(config)
     stated = found.eos_token_id
     return [] if stated is None else list(stated) if isinstance(stated, list) else [stated]

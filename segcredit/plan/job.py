@@ -37,7 +37,7 @@ class Job:
     critic: bool = True
     reference: bool = True
     tracked: bool = False
-    """Whether each prompt's last response, and this step's, are scored after the step
+    """Whether each prompt's previous and current response are scored after the step
     (single-stream SPO)."""
     rescored: bool = False
     """Whether log π_old comes from a forward pass of its own."""

@@ -111,7 +111,7 @@ def _decode_by_vllm(job: Job) -> float:
 
 
 def _annotate(job: Job) -> float:
-    """GPUs share out the micro-batches. A tracker scores the last responses and these."""
+    """Time of the scoring passes. A tracker scores the previous and the current responses."""
     tracked = 2 * job.tracked
     passes = job.rescored + job.reference + tracked
     total = passes * operations.annotate_policy(job)

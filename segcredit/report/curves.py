@@ -37,7 +37,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Imitation: −log π per token", (("warm_start", "nll", "warm start"),)),
 )
 LARGEST = 1e100
-"""Numbers beyond it are not drawn: their differences would be infinite."""
+"""Larger numbers are not drawn: their differences would be infinite."""
 INK, GRID = "#333a45", "#e3e6ea"
 COLOURS = ("#3b6fd4", "#e07b39", "#2c9c79")
 
@@ -70,7 +70,7 @@ def _known(run: Run, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str,
 
 
 def _series(run: Run, key: str, stage: str) -> tuple[list[int], list[float]]:
-    """Steps and values that can be drawn; what is not finite, or nearly not, is a gap."""
+    """Steps and values to draw; infinite, NaN and very large values become gaps."""
     try:
         steps, values = run.series(key, stage)
     except ValueError:

@@ -15,7 +15,7 @@ from segcredit.runlog import Run
 MOST_POINTS = 1500
 """Of one curve; of a longer one every n-th step is shown."""
 MOST_WARNINGS = 20
-"""Of one run."""
+"""Maximum number of warnings shown per run."""
 RESULTS = (
     ("sampled", "sampled accuracy"),
     ("greedy", "greedy accuracy"),
@@ -26,7 +26,7 @@ RESULTS = (
     ("truncated", "truncated"),
 )
 SHARES = ("sampled", "greedy", "no_verdict", "truncated")
-"""Those that are shown in per cent."""
+"""Measurements that are shown in percent."""
 REWARDS = ("reward", "greedy_reward")
 STAGES = ("warm_start", "pretrain_critic", "optimize", "evaluation")
 
@@ -111,7 +111,7 @@ def results(run: Run) -> list[dict[str, Any]]:
 
 
 def _texts(before: Any, after: Any, share: bool) -> tuple[str, str, str]:
-    """Before, after and change as the terminal has them: a browser would round otherwise."""
+    """Format before, after and change as the terminal does; a browser rounds differently."""
     old, new = (
         x if isinstance(x, float) or (type(x) is int and abs(x) < 2**53) else math.nan
         for x in (before, after)
@@ -120,7 +120,7 @@ def _texts(before: Any, after: Any, share: bool) -> tuple[str, str, str]:
 
 
 def warnings(run: Run) -> list[list[Any]]:
-    """Step and message of each warning; at most so many that a page can show."""
+    """Step and message of each warning, at most ``MOST_WARNINGS``."""
     rows = [
         x for x in run.warnings if _is_step(x.get("step")) and isinstance(x.get("message"), str)
     ]

@@ -1,6 +1,6 @@
-"""The page of runs in progress, for a browser on this machine that knows its address.
+"""Serve the report of runs in progress to a browser on this machine.
 
-Every user and program of the machine can reach the port, so the address begins with a random token.
+Every user of the machine can reach the port, so the address contains a random token.
 """
 
 import re
@@ -79,7 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         token, slash, rest = self.path.removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            self.send_error(403, "the address that segcredit report --serve printed has a token")
+            self.send_error(
+                403, "use the full address, with its token, that segcredit report --serve printed"
+            )
             return
         try:
             self._answer(slash + rest)

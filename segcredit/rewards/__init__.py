@@ -70,7 +70,7 @@ def make_reward(spec: str | Mapping[str, Any] | Callable[..., Any]) -> RewardFn:
 
 
 def compares_answers(reward: object) -> bool:
-    """Whether it is one of ours, which compare a response with the row's one answer."""
+    """Whether a reward is built in: these compare a response with the row's one answer."""
     return isinstance(reward, MathReward | ExactReward)
 
 

@@ -3,8 +3,8 @@
 The function gets keyword arguments, each a list with one entry per response: ``prompts`` and
 ``completions``; the row's answer as ``answer``, ``solution`` and ``ground_truth``; ``num_tokens``,
 ``truncated``; and every other column of the row by its name. Without ``**kwargs`` it gets those
-that it names. It may be ``async``. It returns, for each response, a finite number; or, to say what
-is correct, ``{"reward": 0.7, "correct": True, "reason": "…"}`` or a
+that it names. It may be ``async``. It returns a finite number for each response. To report
+correctness, it returns ``{"reward": 0.7, "correct": True, "reason": "…"}`` or a
 :class:`segcredit.types.Reward`. Without ``correct`` there is no accuracy, only the mean reward.
 
 Two rules where TRL leaves a choice:
@@ -36,7 +36,7 @@ from segcredit.types import Prompt, Response, Reward
 _SEARCH = 2.0
 """Deadlines that may be spent on finding out which response a function hangs on."""
 _REASON = 300
-"""Characters kept of a function's own reason."""
+"""Maximum number of characters kept of a function's reason."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class CustomReward:
         return self._checked(answer["rewards"], responses)
 
     def check_signature(self, prompts: Sequence[Prompt]) -> None:
-        """Raise RewardError unless the rows have every parameter that has no default.
+        """Raise RewardError unless the rows have a column for every required parameter.
 
-        A function in a file is read, not run; one that is decorated, imported or assigned there is
-        checked at its first call.
+        A function in a file is parsed, not run. If it is decorated, imported or assigned there, it
+        is checked at its first call.
         """
         if isinstance(self.function, str):
             required = _required_in_file(*_file_and_name(self.function))
@@ -101,8 +101,8 @@ class CustomReward:
         if missing:
             columns = [name for name in given if name not in _ALWAYS]
             raise RewardError(
-                f"the reward function {self.name} wants {_and(missing)}, but the rows have no such "
-                f"column. It is called with {', '.join(_ALWAYS)}"
+                f"the reward function {self.name} requires {_and(missing)}, but the rows have no "
+                f"such column. It is called with {', '.join(_ALWAYS)}"
                 f"{' and the columns ' + ', '.join(map(shown, columns)) if columns else ''}. "
                 f"Rename the parameter, give it a default, or add the column to the data."
             )
@@ -152,19 +152,19 @@ class CustomReward:
                 responses[0],
             )
         found = [self._reward(x, y) for x, y in zip(rewards, responses, strict=True)]
-        told = [x.correct is not None for x in found]
-        if any(told) and not all(told):
+        known = [x.correct is not None for x in found]
+        if any(known) and not all(known):
             self._fail(
-                f"must say 'correct' for all responses or for none; it did for {sum(told)} of "
-                f"{len(told)}, but not",
-                responses[told.index(False)],
+                f"must say 'correct' for all responses or for none; it did for {sum(known)} of "
+                f"{len(known)}, but not",
+                responses[known.index(False)],
             )
         return found
 
     def _reward(self, grade: Any, response: Response) -> Reward:
-        """One response's reward from what the function returned for it."""
-        told = grade if isinstance(grade, dict) and "reward" in grade else {"reward": grade}
-        value = told["reward"]
+        """Convert the function's return value for one response into a Reward."""
+        fields = grade if isinstance(grade, dict) and "reward" in grade else {"reward": grade}
+        value = fields["reward"]
         if value is None:
             self._fail(
                 "returned None, which to TRL means 'not applicable'; here one function grades "
@@ -176,11 +176,11 @@ class CustomReward:
             self._fail(f"must return {wanted}; it returned {shown(value['not'])}", response)
         if not isfinite(value):
             self._fail(f"must return finite numbers; it returned {value}", response)
-        verdict = told.get("verdict", True)
+        verdict = fields.get("verdict", True)
         return Reward(
             value=value,
-            reason=printable(told.get("reason") or f"{self.name}: {value:g}", _REASON),
-            correct=told.get("correct") if verdict else False,
+            reason=printable(fields.get("reason") or f"{self.name}: {value:g}", _REASON),
+            correct=fields.get("correct") if verdict else False,
             verdict=verdict,
         )
 
@@ -213,11 +213,11 @@ def arguments(responses: Sequence[Response], conversational: bool = False) -> di
 _ALWAYS = (
     *("prompts", "completions", "answer", "solution", "ground_truth", "num_tokens", "truncated"),
 )
-"""Arguments that every function is called with."""
+"""Arguments that every function gets."""
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Parameters that a call must give; none where a function written in C hides them."""
+    """Names of required parameters; empty if a function in C does not reveal its signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -227,7 +227,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _required_in_file(path: Path, name: str) -> list[str]:
-    """The same of a function in a file, which is not run."""
+    """Names of required parameters of a function in a file, which is parsed but not run."""
     found = [
         s
         for s in ast.parse(path.read_bytes(), str(path)).body

@@ -16,11 +16,14 @@ def shown(text: str, limit: int = 80) -> str:
 
 
 MOST_WITHOUT_VERDICT = 0.05
-"""Share of a batch's responses without a verdict beyond which a user should know."""
+"""Share of responses without a verdict in a batch above which a warning is shown."""
 
 
 def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
-    """Cause and remedy, where too many responses got no verdict; ``where`` completes "of"."""
+    """Warning with cause and remedy if too many responses got no verdict, else None.
+
+    ``where`` completes the phrase "responses of".
+    """
     reasons = [x.reason for x in rewards if not x.verdict]
     if len(reasons) <= MOST_WITHOUT_VERDICT * len(rewards):
         return None

@@ -13,7 +13,7 @@ from segcredit.types import Response, Reward
 
 @dataclass(frozen=True)
 class ExactReward:
-    r"""1 if the ``\boxed{}`` text or the number after ``####`` is the expected one, else 0."""
+    r"""Reward 1 if the ``\boxed{}`` text or the number after ``####`` is correct, else 0."""
 
     extract: Literal["boxed", "hash"] = "boxed"
 

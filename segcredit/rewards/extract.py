@@ -39,7 +39,7 @@ def boxed(text: str) -> str | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last ``\boxed{`` holds up to its closing brace, wherever it is (verl, MathRuler).
+    r"""Return the content of the last ``\boxed{}`` in the whole text (verl, MathRuler).
 
     The box may lie inside the thinking. If the last one never closes, there is no answer.
     """
@@ -53,7 +53,7 @@ def last_box(text: str) -> str | None:
 
 
 def verl_format_ok(text: str) -> bool:
-    r"""Whether ``<think>.*</think>.*\boxed{.*}.*`` matches the whole text, found in linear time."""
+    r"""Whether ``<think>.*</think>.*\boxed{.*}.*`` matches the whole text, in linear time."""
     if not text.startswith("<think>"):
         return False
     place = len("<think>")

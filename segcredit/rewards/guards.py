@@ -47,7 +47,7 @@ def refusal(answer: str, gold: str) -> str | None:
 
 
 def computes_too_much(text: str) -> str | None:
-    """Why computing this would keep a computer busy; None: nothing says so."""
+    """Reason why evaluating the text may take too long; None if there is none."""
     return next((reason for trait, reason in _TRAITS[:2] if trait(text)), None)
 
 

@@ -23,8 +23,8 @@ from segcredit.types import Response, Reward
 class MathReward:
     r"""accuracy·(the answer is right) + format·(``<think>…</think>`` then ``\boxed{}``) − length.
 
-    An answer for which the verifier was stopped or crashed counts as not correct; its ``verdict``
-    is False, and its reason says so.
+    An answer for which the verifier timed out or crashed counts as not correct. Its ``verdict`` is
+    False, and its reason says why.
     """
 
     extract: Literal["boxed", "hash", "auto"] = "boxed"
@@ -37,7 +37,7 @@ class MathReward:
     workers: int = 2
     """Processes; none starts before an answer needs one."""
     batch_seconds: float = 30.0
-    """Seconds for all answers of a batch together; what is left then gets no verdict."""
+    """Seconds for all answers of a batch together; answers left over get no verdict."""
     grader: Literal["math-verify", "mathruler"] = "math-verify"
     """"mathruler": answer, format and equality as in verl's geo3k reward."""
 
@@ -140,10 +140,10 @@ def geo3k_strict(
     workers: int = 2,
     batch_seconds: float = 30.0,
 ) -> MathReward:
-    """0.9 and 0.1 as in ``geo3k``; only a box after ``</think>`` counts, graded by math-verify.
+    """Geometry3K with stricter rules: only a box after ``</think>`` counts, by math-verify.
 
-    Hedged answers (``44=45``, ``44 or 45``) are refused; equal values are equal however they are
-    written.
+    Weights as in ``geo3k``: 0.9 and 0.1. Hedged answers (``44=45``, ``44 or 45``) are refused.
+    Values are compared, not their notation.
     """
     return MathReward("boxed", 0.9, 0.1, length_penalty, deadline, workers, batch_seconds)
 

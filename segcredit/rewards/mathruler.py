@@ -1,4 +1,4 @@
-r"""Grade an answer as MathRuler 0.1.0 does, the grader behind verl's ``geo3k`` reward.
+r"""Grade an answer like MathRuler 0.1.0, the grader of verl's ``geo3k`` reward.
 
 An answer is right if it equals the expected one (1) as text, after Hendrycks' rules for MATH; or
 (2) as text, after PRM800K's rules (units, thousands separators, mixed numbers, LaTeX as plain
@@ -34,8 +34,8 @@ _THOUSANDS = re.compile(r"(\d),(\d\d\d)(?=$|\D)")
 _FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 _UNSAFE_POWER = re.compile(r"\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 _ARITHMETIC = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+|[^\W\d_]+|[-+*/()!,^])+")
-"""Numbers, names, brackets and operators: no strings, attributes or subscripts, because sympy's
-parser hands the text to Python's eval()."""
+"""Numbers, names, brackets and operators. Strings, attributes and subscripts are excluded, because
+sympy's parser passes the text to Python's eval()."""
 _BRACKETS = "()[]"
 
 _TOKEN = re.compile(r"\\[^\W\d_]+\s*|\\.|\\$|---|--|''|``|\?`|!`|.", re.DOTALL)
@@ -55,7 +55,7 @@ arcsin arcsin arccos arccos arctan arctan sinh sinh cosh cosh tanh tanh det det 
 """
 _SPACES = {",": " ", ";": " ", ":": " ", " ": " ", "quad": "  ", "qquad": "    ", "\\": "\n"}
 _SYMBOLS = _SPACES | dict(zip(_NAMED_SIGNS.split()[::2], _NAMED_SIGNS.split()[1::2], strict=True))
-"""What a macro becomes as text. Any other is dropped, and its argument kept."""
+"""Text of each macro. Any other macro is dropped and its argument kept."""
 
 
 class MathRuler(Verifier):
@@ -64,7 +64,7 @@ class MathRuler(Verifier):
     mode = "sympy"
 
     def at_sight(self, gold: str, answer: str) -> Verdict | None:
-        """The verdict by text alone; None: sympy has to compute."""
+        """Return the verdict from the text alone; None: sympy has to compute."""
         if len(answer) > max(LONGEST, len(gold) + 2):
             reason = f"the answer has {len(answer):,} characters; at most {LONGEST} are graded"
             return Verdict(False, f"refused: {reason}")
@@ -158,7 +158,7 @@ def latex_as_text(latex: str) -> str:
 
 
 def _next(tokens: list[str]) -> str:
-    """The text of the next token with its arguments; ``tokens`` is a stack."""
+    """Return the text of the next token with its arguments; ``tokens`` is a stack."""
     token = tokens.pop()
     if token == "{":
         text = ""
@@ -208,7 +208,7 @@ def _skip_option(tokens: list[str]) -> None:
 
 
 def _comparable(gold: str, answer: str) -> list[tuple[str, str]] | None:
-    """The elements whose differences must be zero; None: the answer is wrong at sight."""
+    """Return pairs of elements whose differences must be zero; None: the answer is wrong."""
     if not answer:
         return None
     expected, given = _elements(gold), _elements(answer)
@@ -229,7 +229,7 @@ def _comparable(gold: str, answer: str) -> list[tuple[str, str]] | None:
 
 
 def _elements(text: str) -> list[str]:
-    """The entries of a tuple or interval; anything else is one entry."""
+    """Split a tuple or interval into entries; anything else is one entry."""
     text = _without_thousands(text)
     if not text:
         return []
@@ -241,7 +241,7 @@ def _elements(text: str) -> list[str]:
 
 
 def _may_compute(difference: str) -> bool:
-    """Plain arithmetic, at most two letters besides those of sqrt and frac, no large powers."""
+    """Whether the text is safe arithmetic: at most two letters, no large powers."""
     letters = {c for c in difference.replace("sqrt", "").replace("frac", "") if c.isalpha()}
     if len(letters) > 2 or _UNSAFE_POWER.search(difference):
         return False

@@ -155,9 +155,9 @@ class Pool:
         deadline: float | None = None,
         budget: float | None = None,
     ) -> list[Any]:
-        """One answer, or one :class:`Failure`, for each request.
+        """Return one answer, or one :class:`Failure`, per request.
 
-        ``budget``: seconds for all of them together, from when the first worker is ready.
+        ``budget``: seconds for all requests, counted from when the first worker is ready.
         """
         lines = [json.dumps(request).encode() + b"\n" for request in requests]
         with self._lock:

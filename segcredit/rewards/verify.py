@@ -52,7 +52,7 @@ class Verifier:
         )
 
     mode = "math"
-    """What the worker program serves."""
+    """Mode of the worker program."""
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """One verdict per pair, in their order."""
@@ -64,7 +64,7 @@ class Verifier:
                 hard.append(pair)
             else:
                 verdicts[pair] = quick
-        hard.sort(key=lambda pair: len(pair[1]))  # short ones first: those that take long are long
+        hard.sort(key=lambda pair: len(pair[1]))  # short answers first: slow ones are usually long
         replies = self.pool.ask([self.request(*pair) for pair in hard], budget=self.batch_seconds)
         for pair, reply in zip(hard, replies, strict=True):
             verdicts[pair] = (
@@ -75,15 +75,15 @@ class Verifier:
         return [verdicts[pair] for pair in pairs]
 
     def at_sight(self, gold: str, answer: str) -> Verdict | None:
-        """The verdict that needs no worker."""
+        """Return a verdict that needs no worker, or None."""
         return at_sight(gold, answer)
 
     def request(self, gold: str, answer: str) -> Mapping[str, Any]:
-        """What the worker is asked."""
+        """Build the request for the worker."""
         return {"gold": tidy(gold), "answer": tidy(answer)}
 
     def verdict(self, gold: str, answer: str, reply: Mapping[str, bool]) -> Verdict:
-        """The verdict that the worker's reply means."""
+        """Convert the worker's reply into a verdict."""
         if reply["right"]:
             return right(answer)
         if not reply["gold_read"]:
@@ -140,7 +140,7 @@ def wrong(gold: str, answer: str, note: str = "") -> Verdict:
 
 
 def same_number(a: str, b: str) -> bool:
-    """Whether both are plain numbers of one value: 18.00 and 18."""
+    """Whether both texts are plain numbers with the same value, such as 18.00 and 18."""
     if not (_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)):
         return False
     return _number(a) == _number(b)

@@ -21,7 +21,7 @@ OUT_OF_MEMORY = 75
 """Exit status of a worker that met its limit: it is in no state to go on."""
 _PR_SET_PDEATHSIG = 1
 _KEYS = ("reward", "correct", "reason", "verdict")
-"""What a function may return for a response in place of a number."""
+"""Keys of the dict that a function may return for a response instead of a number."""
 
 Handler = Callable[[Any], Any]
 
@@ -95,9 +95,9 @@ def math_verifier(memory: str) -> Handler:
 
 
 def zero_tester(memory: str) -> Handler:
-    """Answers ``{"zero": expressions}`` with whether sympy simplifies all of them to zero.
+    """Make a handler that tests whether sympy simplifies all expressions in "zero" to zero.
 
-    The parser hands the text to eval(): whoever asks has made sure that it is plain arithmetic.
+    The parser passes the text to eval(), so the caller must ensure that it is plain arithmetic.
     """
     import sympy  # type: ignore[import-untyped]
     from sympy.parsing import sympy_parser  # type: ignore[import-untyped]
@@ -116,13 +116,13 @@ def zero_tester(memory: str) -> Handler:
             return bool(sympy.simplify(difference) == 0)
         except MemoryError:
             raise
-        except Exception:  # whatever cannot be read or computed is not equal
+        except Exception:  # an expression that cannot be parsed or computed is not zero
             return False
 
     def handle(request: Mapping[str, list[str]]) -> dict[str, Any]:
         return {"right": all(map(is_zero, request["zero"]))}
 
-    handle({"zero": ["(sqrt(8))-(2sqrt(2))"]})  # whatever is loaded late is loaded now
+    handle({"zero": ["(sqrt(8))-(2sqrt(2))"]})  # trigger lazy imports now
     return handle
 
 
@@ -138,7 +138,7 @@ def function_from_file(path: str, name: str) -> Handler:
 def call(
     function: Callable[..., Any], arguments: Mapping[str, Any], unsendable: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the function returned, as plain numbers and dicts, or how it failed."""
+    """Return the function's result as plain numbers and dicts, or its failure."""
     try:
         result = function(**_accepted(function, arguments, unsendable))
         if inspect.isawaitable(result):
@@ -191,14 +191,14 @@ def _missing(name: str, arguments: Mapping[str, Any], unsendable: Mapping[str, s
 
 
 def _plain(result: Any) -> Any:
-    """A list of numbers, None, or dicts of ``_KEYS``; anything else is ``{"not": description}``."""
+    """Convert to a list of numbers, None or dicts; anything else is ``{"not": description}``."""
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
         return {"not": _described(result)}
     return [_plain_grade(x) for x in result]
 
 
 def _plain_grade(x: Any) -> Any:
-    """A number, or a number with what the function says about it."""
+    """Convert one grade to a number, or to a dict of ``_KEYS``."""
     if all(hasattr(x, key) for key in ("value", "reason", "correct", "verdict")):  # a Reward
         x = {"reward": x.value, "correct": x.correct, "reason": x.reason, "verdict": x.verdict}
     if not isinstance(x, Mapping):
@@ -218,7 +218,7 @@ def _plain_grade(x: Any) -> Any:
 
 
 def _flag(x: Any) -> bool | None:
-    """A bool, numpy's and torch's included; None for everything else."""
+    """Convert a bool of Python, numpy or torch; None for anything else."""
     if hasattr(x, "item") and hasattr(x, "dtype"):
         x = x.item()
     return x if isinstance(x, bool) else None

@@ -41,7 +41,7 @@ def extend_all(
 
 
 class NotFiniteLogits(ValueError):  # noqa: N818
-    """A damaged model was asked."""
+    """The model returned logits that are not finite."""
 
 
 def check_finite(logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> None:

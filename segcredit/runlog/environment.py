@@ -42,7 +42,7 @@ PACKAGES = (
     "verl",
     "vllm",
 )
-"""Recorded where they are installed: what trains, and what decides grades and prompts."""
+"""Packages whose versions are recorded: those that affect training, grading and prompts."""
 
 _SECRET = re.compile(r"(?i)(api|access|auth|private)[_.-]?key|token(?!s|i)|secret|passw(or)?d")
 """Names of settings whose values nobody should read; max_tokens and tokenizer are none."""
@@ -67,7 +67,7 @@ def describe_environment(command: Sequence[str] | None = None) -> dict[str, Any]
 
 
 def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions and may change numbers, as "torch 2.12.0 → 2.13.0"."""
+    """Differences between two environments that may change results, e.g. "torch 2.12 → 2.13"."""
     before, after = then.get("packages") or {}, now.get("packages") or {}
     both = [name for name in before if name in after]
     pairs = [("python", then.get("python"), now.get("python"))]
@@ -79,7 +79,7 @@ def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 
 def _commit(description: Mapping[str, Any]) -> str | None:
-    """None: the description does not say."""
+    """Commit of segcredit in the description; None if it is not recorded."""
     if "git" not in description:
         return None
     git = description["git"]
@@ -132,7 +132,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"segcredit": __version__}  # also of a package that is only on PYTHONPATH
+    versions = {"segcredit": __version__}  # works even if the package is only on PYTHONPATH
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

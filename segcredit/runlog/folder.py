@@ -43,7 +43,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.plots = self.path / "plots"
         self.rolled_back = self.path / "rolled_back"
-        """What a resume from an earlier step took out of the run, by the time of the resume."""
+        """Files removed from the run by a resume from an earlier step, one folder per resume."""
         self._lock: Lock | None = None
 
     @classmethod
@@ -176,7 +176,7 @@ def by_step(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def later_than(folder: Path, step: int) -> list[Path]:
-    """Whatever is named after a later step."""
+    """Paths that are named after a later step."""
     return [path for number, path in by_step(folder) if number > step]
 
 
@@ -186,7 +186,7 @@ def require_run(folder: RunFolder) -> None:
         return
     reason = "there is no config.yaml in it" if folder.path.is_dir() else "there is no such folder"
     if folder.config.is_file():
-        reason = "it is a model, since it has a config.json beside its config.yaml"
+        reason = "it is a model, because it has a config.json beside its config.yaml"
     near = runs_in(folder.path) or runs_in(folder.path.parent)
     advice = (
         f"Runs near by: {', '.join(shlex.quote(str(path)) for path in near[:5])}."
@@ -197,7 +197,7 @@ def require_run(folder: RunFolder) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run: it has a config.yaml, and no config.json, as models have."""
+    """Whether a folder is a run: it has a config.yaml but no config.json, unlike a model."""
     return (path / "config.yaml").is_file() and not (path / "config.json").is_file()
 
 
@@ -211,7 +211,7 @@ def runs_in(root: Path) -> list[Path]:
 
 
 def resume_command(path: Path) -> str:
-    """What to type to go on with a run; with leave to run its code, if its settings name any."""
+    """Command that resumes a run, with ``--trust-run`` if its settings need it."""
     try:
         config = read_yaml(path / "config.yaml")
     except (OSError, ValueError):  # missing or damaged: resuming it says so
@@ -227,7 +227,7 @@ def new_run_path(name: str, root: str | Path = "runs") -> Path:
 
 
 def new_rollback(folder: RunFolder, step: int) -> Path:
-    """A new, empty folder for what a resume from this step takes out of a run."""
+    """Create an empty folder for the files that a resume from this step removes."""
     return _new_folder(folder.rolled_back / f"{time.strftime('%Y%m%d-%H%M%S')}-{step_name(step)}")
 
 

@@ -24,7 +24,7 @@ def seal(folder: Path) -> None:
     if not files:
         raise ValueError(f"a checkpoint must hold at least one file; {folder} is empty.")
     names = [file.relative_to(folder).as_posix() for file in files]
-    mode = folder.stat().st_mode & 0o666  # the umask decided on the folder's
+    mode = folder.stat().st_mode & 0o666  # the umask has determined the folder's mode
 
     def sealed(file: Path) -> dict[str, Any]:
         return _digest_and_sync(file, mode)
@@ -42,8 +42,8 @@ def seal(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Raise CheckpointError naming the file that is missing, truncated or altered.
 
-    A file that cannot be read (OSError: no permission, a failing disk) says nothing about its
-    content, so that error is passed on as it is.
+    If a file cannot be read (OSError: no permission, a failing disk), its content is unknown, so
+    the error is raised unchanged.
     """
     checked_size(folder, hashes=True)
 
@@ -100,7 +100,10 @@ def _digest(file: Path) -> str:
 
 
 def _digest_and_sync(file: Path, mode: int) -> dict[str, Any]:
-    """Some libraries write through temporary files that only their owner may read."""
+    """Hash and sync a file, and set its mode.
+
+    Some libraries write through temporary files that only their owner may read.
+    """
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if os.fstat(opened.fileno()).st_mode & 0o777 != mode:

@@ -14,7 +14,7 @@ from segcredit.runlog.lines import to_line
 from segcredit.runlog.trackers import Tracker
 
 WARNING = "warning"
-"""Stage of lines that hold a warning instead of numbers."""
+"""Stage of lines that hold a warning instead of metrics."""
 _RESERVED = ("step", "stage")
 _CHUNK = 1 << 16
 
@@ -46,7 +46,7 @@ class MetricsWriter:
         self._tell_trackers(lambda tracker: tracker.log(step, mirrored))
 
     def warn(self, step: int, name: str, message: str) -> None:
-        """Append a warning as a line of its own; no tracker shows it."""
+        """Append a warning as a separate line; it is not sent to trackers."""
         self._append(to_line({"step": step, "stage": WARNING, "name": name, "message": message}))
 
     def sync(self) -> None:
@@ -58,7 +58,7 @@ class MetricsWriter:
         return self._position
 
     def truncate(self, position: int) -> None:
-        """Drop what was written after a checkpoint; :func:`lines_after` tells what that is."""
+        """Drop the lines written after a checkpoint; :func:`lines_after` returns them."""
         if position > self._position:
             warnings.warn(
                 f"{self.path} has {self._position} bytes, fewer than the {position} that the "
@@ -133,9 +133,9 @@ class MetricsWriter:
 
 
 def lines_after(path: Path, position: int) -> bytes:
-    """What was written after a checkpoint that remembers this position.
+    """Return the lines written after a checkpoint that recorded this position.
 
-    Nothing if the file ends before it; ValueError if no line ends there.
+    Empty if the file ends before it; ValueError if no line ends there.
     """
     try:
         with path.open("rb") as file:
@@ -145,8 +145,8 @@ def lines_after(path: Path, position: int) -> bytes:
         return b""
     if position < 0 or (position and found and found[:1] != b"\n"):
         raise ValueError(
-            f"no line of {path} ends at byte {position}, as the checkpoint says: the file "
-            f"was changed since. Move it away to begin a new one, then resume."
+            f"expected a line of {path} to end at byte {position}, as the checkpoint recorded; "
+            f"none does, so the file was changed. Move it away to begin a new one, then resume."
         )
     return found[1:] if position else found
 

@@ -29,7 +29,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The numbers of every line of metrics.jsonl; none if nothing was written yet."""
+        """Metrics of every line of metrics.jsonl; empty if nothing was written yet."""
         return [
             {key: x if key == "stage" else revived(x) for key, x in row.items()}
             for row in self._lines
@@ -38,7 +38,7 @@ class Run:
 
     @cached_property
     def warnings(self) -> list[dict[str, Any]]:
-        """What the run warned of: ``step``, ``name`` and ``message``."""
+        """Warnings of the run, each with ``step``, ``name`` and ``message``."""
         return [row for row in self._lines if row.get("stage") == WARNING]
 
     @cached_property
@@ -129,7 +129,7 @@ class Run:
 
 
 def step_in(row: Mapping[str, Any]) -> int | None:
-    """The step of a line of metrics; None if it names none, or something that is no step."""
+    """Return the step of a line of metrics; None if it is missing or invalid."""
     step = row.get("step")
     if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**53:
         return None
@@ -137,10 +137,10 @@ def step_in(row: Mapping[str, Any]) -> int | None:
 
 
 def as_number(x: Any) -> float:
-    """What a line of metrics holds, as a number; NaN if it is none."""
+    """Convert a value of metrics.jsonl to a float; NaN if it is not a number."""
     try:
         return float(x) if isinstance(x, int | float) else math.nan
-    except OverflowError:  # whole numbers of JSON have no bounds
+    except OverflowError:  # integers in JSON are unbounded
         return math.inf if x > 0 else -math.inf
 
 

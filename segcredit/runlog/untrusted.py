@@ -1,7 +1,7 @@
-"""What a run folder may not do to the machine that reads it: exhaust it, or run code on it.
+"""Protect the machine from untrusted run folders: limits on YAML, and no code without permission.
 
-Run folders are passed around. Their ``config.yaml`` is data from somebody else: it is read within
-fixed limits, and code that it names runs only if the user asks for that (SECURITY.md).
+Run folders are shared between users, so ``config.yaml`` is untrusted data. It is read within fixed
+limits, and code that it names runs only if the user allows it (SECURITY.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,21 +13,21 @@ import yaml
 from segcredit.printable import printable
 
 BYTES = 1_000_000
-"""Largest YAML file that is read; a complete config.yaml has about 3,000."""
+"""Maximum size of a YAML file in bytes; a complete config.yaml has about 3,000."""
 NODES = 10_000
-"""Most values of a document, each alias counted as everything that it stands for."""
+"""Maximum number of values in a document; an alias counts as all the values it repeats."""
 DEPTH = 50
-"""Deepest nesting."""
+"""Maximum nesting depth."""
 DIGITS = 100
-"""Longest number."""
+"""Maximum number of characters in a number."""
 FLAG = "--trust-run"
-"""The command-line option that allows what a run folder asks for."""
+"""Command-line option that allows what a run folder requests."""
 
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML of plain data whose size in memory is bounded before any of it is built.
+    """YAML loader for plain data that checks the size in memory before building any value.
 
-    Aliases (``*x``) and merge keys (``<<``) repeat a value: ten lines of them can stand for
+    Aliases (``*x``) and merge keys (``<<``) repeat a value: ten lines of them can expand to
     billions of values. Each alias counts as all the values it repeats.
     """
 
@@ -67,7 +67,7 @@ class PlainLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
-    """Plain data from YAML that anybody may have written; raises ValueError, and nothing else."""
+    """Parse untrusted YAML into plain data; the only exception raised is ValueError."""
     if len(text) > BYTES:
         raise ValueError(f"expected at most {BYTES:,} bytes; got {len(text):,}")
     try:
@@ -82,13 +82,13 @@ def parse_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
 
 
 def read_yaml(path: Path, loader: type[PlainLoader] = PlainLoader) -> Any:
-    """The same from a file, of which no more is read than may be in it."""
+    """Parse an untrusted YAML file, reading at most the allowed size."""
     with path.open("rb") as file:
         return parse_yaml(file.read(BYTES + 1).decode(), loader)
 
 
 def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings by which a config.yaml asks for code or files of the machine; what they say."""
+    """Settings of a config.yaml, with values, that request code or files of this machine."""
     found = {}
     reward, model, data = (config.get(part) for part in ("reward", "model", "data"))
     key, name = "reward", reward
@@ -105,25 +105,25 @@ def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _effect(asked: Iterable[str]) -> str:
     if [*asked] == ["data.allow_outside"]:
-        return "read pictures outside the folders of its data"
+        return "read images outside the folders of its data"
     return "run code on this machine"
 
 
 def names_file(reward: str) -> bool:
-    """Whether a reward is a function in a file, ``file.py:function``, and none of the package's."""
+    """Whether a reward names a function in a file (``file.py:function``), not a built-in."""
     return ":" in reward or reward.endswith(".py")
 
 
 def require_trust(
     config: Mapping[str, Any], folder: Path, command: str, typed: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError if a run's settings ask to run code that the user did not name.
+    """Raise ValueError if a run's settings request code or files that the user did not name.
 
     Args:
         config: The settings that are about to be used.
         folder: The run folder that they come from.
-        command: What to type to allow it.
-        typed: Keys of settings that the user gave; these need no further permission.
+        command: Command that allows it, for the message.
+        typed: Keys of settings that the user gave; these need no permission.
     """
     given = tuple(typed)
     asked = {

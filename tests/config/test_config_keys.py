@@ -59,7 +59,7 @@ def test_a_recipe_of_a_newer_version_says_so(version: Any) -> None:
     headline, line = str(error.value).splitlines()
     assert headline == (
         f"my.yaml: written by version {version!r} of segcredit; this is version {__version__}: "
-        f"upgrade segcredit. What this version does not understand:"
+        f"upgrade segcredit. Settings unknown to this version:"
     )
     assert line.startswith("  rollout.vines: unknown key.")
 

@@ -482,7 +482,7 @@ def test_messages_that_the_chat_template_refuses_are_bad_rows(tmp_path: Path, mo
     train = write_rows(tmp_path / "train.jsonl", GOOD, {"prompt": talk, "answer": "1"})
     assert bad_rows(path, {"train": [train]}) == [
         f"{train}:2: expected a prompt the model can read; got prompt 'train:2': the chat template "
-        f"refuses its messages (TemplateError: System role not supported)"
+        f"rejects the messages (TemplateError: System role not supported)"
     ]
 
 

@@ -304,7 +304,7 @@ def test_prompts_that_the_model_cannot_read_are_told_together(
     assert message.splitlines() == [
         "3 bad rows:",
         *(
-            f"r{n}: prompt 'r{n}': the chat template refuses its messages (TemplateError: No.)"
+            f"r{n}: prompt 'r{n}': the chat template rejects the messages (TemplateError: No.)"
             for n in range(3)
         ),
         "Repair these rows, or leave them out of the file.",

@@ -38,7 +38,7 @@ def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
         translate(recipe, tmp_path)
     assert "512 prompts do not split into 3" in str(error.value)
     for setting in ("value_at=end", "whiten=true", "clamp=5", "value_everywhere=true"):
-        with pytest.raises(ValueError, match=r"cannot be said to verl: remove it"):
+        with pytest.raises(ValueError, match=r"has no key on verl: remove it"):
             translate(load_recipe(RECIPE, [f"algorithm.{setting}"]), tmp_path)
     own = {"epochs": 2, "prompts": 64, "minibatches": 7, "schedule": "linear", "lr": 1e-3}
     for name, value in own.items():
@@ -186,7 +186,7 @@ def test_a_native_runs_metrics_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(own)
     (tmp_path / "rollouts").mkdir()
     log(tmp_path, (1, {"critic/score/mean": 0.1}))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl of its own beside a run on verl"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl from segcredit and a verl run"):
         adopt(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == own
     with pytest.raises(ValueError, match=r"holds metrics\.jsonl of another run.*--out"):

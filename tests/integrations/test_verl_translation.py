@@ -151,7 +151,7 @@ def test_a_setting_that_nobody_translated_is_refused(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setitem(ALGORITHMS, "ppo", ppo)
     translate(load_recipe(SAPO, ["algorithm={name: ppo, lam: 0.9}"]), FOLDER)
-    with pytest.raises(ValueError, match=r"algorithm\.limit cannot be said to verl"):
+    with pytest.raises(ValueError, match=r"algorithm\.limit has no key on verl"):
         translate(load_recipe(SAPO, ["algorithm={name: ppo, limit: 20}"]), FOLDER)
 
 

@@ -317,7 +317,7 @@ def test_a_parameter_that_the_rows_do_not_have_is_told_before_any_call() -> None
     with pytest.raises(RewardError) as told:
         reward.check_signature(rows_with(difficulty=3, source="x"))
     message = str(told.value)
-    assert message.startswith("the reward function any_columns wants 'level', but the rows have")
+    assert message.startswith("the reward function any_columns requires 'level', but the rows have")
     assert "'difficulty', 'source'" in message
     assert "completions, answer, solution, ground_truth" in message
     assert "give it a default" in message
@@ -331,7 +331,7 @@ def test_a_function_in_a_file_is_read_and_not_run(tmp_path: Path) -> None:
         "async def plain(prompts, completions, answer, num_tokens, truncated): ...\n"
         "@decorated\ndef hidden(anything): ...\n"
     )
-    with pytest.raises(RewardError, match="wants 'gold' and 'unit', but the rows have no such"):
+    with pytest.raises(RewardError, match="requires 'gold' and 'unit', but the rows have no such"):
         CustomReward(f"{file}:score").check_signature(rows_with())
     CustomReward(f"{file}:score").check_signature(rows_with(gold=1, unit=2))
     CustomReward(f"{file}:plain").check_signature(rows_with())

@@ -381,5 +381,5 @@ def test_a_reward_function_that_wants_what_the_rows_lack_is_told_before_the_mode
     reward = lacking if where == "python" else f"{file}:lacking"
     with pytest.raises(RecipeError) as told:
         Trainer(model, rows, reward=reward, **SETTINGS)
-    assert "wants 'golds', but the rows have no such column" in str(told.value)
+    assert "requires 'golds', but the rows have no such column" in str(told.value)
     assert "'number'" in str(told.value), "the columns that there are"

@@ -73,7 +73,7 @@ class Making:
     """Whether a row's own name counts."""
     keep: tuple[str, ...]
     allow_outside: bool = False
-    """Whether rows may name pictures outside the folder of their file."""
+    """Whether rows may name images outside the folder of their file."""
 
     def item(self, found: Found, folder: Path, index: int) -> Item:
         """The row as an item; LeftOut says why it is none."""

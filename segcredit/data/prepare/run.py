@@ -54,7 +54,7 @@ def prepare(
         max_prompt_tokens: Longer texts are counted in the report.
         drop_duplicates: Leave out training rows whose question and picture held-out data has.
         skip_bad_rows: Leave bad rows out instead of raising BadRows.
-        allow_outside: Let rows name pictures outside the folder of their file.
+        allow_outside: Allow rows to name images outside the folder of their file.
         force: Overwrite.
         watch: Is told what is being done.
     """

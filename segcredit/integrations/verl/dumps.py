@@ -16,11 +16,11 @@ from segcredit.runlog.rollouts import write_rollouts
 METRICS, ROLLOUTS = Path("verl", "metrics.jsonl"), Path("verl", "rollouts")
 """Where in a run's folder verl writes them."""
 ADOPTED = Path("verl", "adopted")
-"""Says that the folder's own metrics.jsonl and rollouts were made from verl's, and may be again."""
+"""Marker file: metrics.jsonl and rollouts were converted from verl's and may be replaced."""
 TOKENS = "segment_tokens"
 """The column that our trainer adds to verl's rows."""
 REWARD = "critic/score/mean"
-"""In verl's line of every step, and of nothing else."""
+"""Metric that verl logs in the line of each training step and nowhere else."""
 NAMES = {
     REWARD: "reward",
     "actor/entropy": "entropy",
@@ -38,9 +38,9 @@ NAMES = {
 
 
 HELD_OUT = {"acc": "sampled", "reward": "reward", "no_verdict": "no_verdict"}
-"""The same for numbers of a validation."""
+"""Validation metrics of verl → names of ours."""
 VALIDATION = re.compile(rf"val-(?:core|aux)/.*/({'|'.join(HELD_OUT)})/mean@\d+")
-"""verl's name of one: its source of data, the number, and of how many samples the mean is."""
+"""verl's key of a validation metric: data source, metric, number of samples in the mean."""
 
 
 def token_columns(
@@ -68,7 +68,7 @@ def _short(x: Tensor) -> list[float]:
 
 
 def make_room(log: Path) -> None:
-    """Before verl opens its log of metrics, which it empties: keep what an earlier start wrote."""
+    """Rename the log of an earlier start, because verl empties its log when it opens it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size:
         number = max(_parts(log), default=0) + 1
@@ -76,21 +76,21 @@ def make_room(log: Path) -> None:
 
 
 def _parts(log: Path) -> dict[int, Path]:
-    """Logs of earlier starts by their number."""
+    """Logs of earlier starts, by number."""
     pattern = re.compile(rf"{re.escape(log.stem)}-(\d+){re.escape(log.suffix)}")
     found = {pattern.fullmatch(path.name): path for path in log.parent.glob(f"{log.stem}-*")}
     return {int(match[1]): path for match, path in found.items() if match is not None}
 
 
 def logged(folder: Path) -> list[list[dict[str, Any]]]:
-    """The lines of verl's logs, one list for each time that the run was started, in order."""
+    """Read the lines of verl's logs: one list per start of the run, in order."""
     log = folder / METRICS
     earlier = [path for _, path in sorted(_parts(log).items())]
     return [read_lines(path) for path in (*earlier, log) if path.exists()]
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that holds a run of segcredit train: verl's would take its place."""
+    """Refuse a folder that holds a run of segcredit train, which a verl run would overwrite."""
     if (folder / "metrics.jsonl").exists() and not (folder / ADOPTED).exists():
         raise ValueError(
             f"{folder} holds metrics.jsonl of another run, which a run on verl would replace. "
@@ -99,15 +99,15 @@ def check_free(folder: Path) -> None:
 
 
 def adopt(folder: Path) -> None:
-    """Write what verl wrote so far in our format beside it; again each time it is asked for.
+    """Convert verl's logs and rollouts to our format; each call converts them again.
 
-    Metrics and rollouts that something else wrote are never replaced.
+    Metrics and rollouts from another source are never replaced.
     """
     if not (starts := logged(folder)) and not (folder / ROLLOUTS).is_dir():
         return
     if (folder / "metrics.jsonl").exists() and not (folder / ADOPTED).exists():
         raise ValueError(
-            f"{folder} holds metrics.jsonl of its own beside a run on verl (verl/), so it is "
+            f"{folder} holds a metrics.jsonl from segcredit and a verl run (verl/), so it is "
             f"unclear which of the two to show. Move {folder / 'verl'} away to see the former, or "
             f"metrics.jsonl and rollouts to see the latter."
         )
@@ -121,13 +121,13 @@ def adopt(folder: Path) -> None:
 
 
 def metric_rows(starts: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """One line per step, and one per validation; a later start replaces the steps it did again."""
+    """Yield one row per step and per validation; a later start replaces the steps it repeats."""
     by_step: dict[int, dict[str, Any]] = {}
     for lines in starts:
         said = [(int(x["step"]), x["data"]) for x in lines if _is_logged(x)]
         again = min((step for step, data in said if REWARD in data), default=None)
         by_step = {k: x for k, x in by_step.items() if again is None or k < again}
-        for step, data in said:  # a resumed run validates at its checkpoint's step once more
+        for step, data in said:  # a resumed run validates again at its checkpoint's step
             by_step[step] = {**by_step.get(step, {}), **data}
     for step, data in sorted(by_step.items()):
         if held_out := _held_out(data):
@@ -140,7 +140,7 @@ def metric_rows(starts: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
 
 
 def _held_out(data: Mapping[str, Any]) -> dict[str, float]:
-    """verl's validation, averaged over the sources of data: accuracy where a reward says it."""
+    """Average verl's validation over data sources: accuracy, if the reward reports it."""
     scores: dict[str, list[float]] = {}
     for key, value in data.items():
         if found := VALIDATION.fullmatch(key):
@@ -149,7 +149,7 @@ def _held_out(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_logged(line: Mapping[str, Any]) -> bool:
-    """Whether a line is one that verl's logger writes."""
+    """Whether verl's logger wrote the line."""
     step = line.get("step")
     return isinstance(step, int) and isinstance(line.get("data"), dict)
 

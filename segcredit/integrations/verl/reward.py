@@ -8,7 +8,7 @@ from segcredit.rewards import make_reward
 from segcredit.types import Prompt, Response, RewardFn
 
 NUM_TOKENS, TRUNCATED = "segcredit_num_tokens", "segcredit_truncated"
-"""Under which our reward manager adds to a row's extra_info what verl's does not say."""
+"""Keys that our reward manager adds to a row's extra_info."""
 _made: dict[str, RewardFn] = {}
 _lock = threading.Lock()  # verl asks from several threads; a grader's workers serve one at a time
 
@@ -22,14 +22,14 @@ def compute_score(
     max_tokens: int = 0,
     **_: Any,
 ) -> dict[str, Any]:
-    """Grade one response, in verl's signature.
+    """Grade one response; the signature is verl's.
 
     Args:
-        data_source: The row's.
+        data_source: The row's data source.
         solution_str: The response's text.
         ground_truth: The row's answer.
-        extra_info: The row's, with the response's length from our reward manager.
-        reward: A recipe's: a name, or a name with settings.
+        extra_info: The row's extra_info, with the response's length from our reward manager.
+        reward: The recipe's reward: a name, or a name with settings.
         max_tokens: Length limit of a response.
     """
     extra = dict(extra_info or {})
@@ -51,13 +51,13 @@ def compute_score(
     response = Response(prompt, solution_str, int(num_tokens), bool(truncated), max_tokens)
     with _lock:
         (found,) = _grader(reward)([response])
-    told: dict[str, Any] = {
+    scores: dict[str, Any] = {
         "score": found.value,
         "reason": found.reason,
         "no_verdict": float(not found.verdict),
     }
-    # without it verl validates by the reward: no accuracy is made up
-    return told if found.correct is None else {**told, "acc": float(found.correct)}
+    # without "acc" verl validates by the reward
+    return scores if found.correct is None else {**scores, "acc": float(found.correct)}
 
 
 def _grader(spec: str | Mapping[str, Any]) -> RewardFn:

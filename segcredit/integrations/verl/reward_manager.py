@@ -1,4 +1,4 @@
-"""verl's reward manager, with the response's length for those who grade it."""
+"""verl's reward manager, extended to pass the response's length to the reward."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from segcredit.integrations.verl.reward import NUM_TOKENS, TRUNCATED
 
 
 class CountingRewardManager(NaiveRewardManager):  # type: ignore[misc]
-    """Grades as verl's own; adds the number of tokens and whether the limit cut them off."""
+    """verl's naive manager; adds the number of tokens and whether the response was truncated."""
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Grade the last response of a trajectory, as verl does."""
@@ -21,7 +21,7 @@ class CountingRewardManager(NaiveRewardManager):  # type: ignore[misc]
         ended = length > 0 and int(tokens[length - 1]) == self.tokenizer.eos_token_id
         extra = dict(item.non_tensor_batch.get("extra_info") or {})
         extra |= {NUM_TOKENS: length, TRUNCATED: length >= limit and not ended}
-        told = np.empty(1, dtype=object)
-        told[0] = extra
-        data.non_tensor_batch["extra_info"] = told
+        extra_info = np.empty(1, dtype=object)
+        extra_info[0] = extra
+        data.non_tensor_batch["extra_info"] = extra_info
         return await super().run_single(data)

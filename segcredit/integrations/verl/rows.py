@@ -9,7 +9,7 @@ from typing import Any
 from segcredit.data.readers import rows_at_once
 
 FORMATS = (".parquet", ".json", ".jsonl")
-"""Files of rows that verl reads."""
+"""File formats that verl reads."""
 
 
 def is_verls(path: Path) -> bool:
@@ -26,7 +26,7 @@ def is_verls(path: Path) -> bool:
 def _first(path: Path) -> Any:
     if path.suffix == ".parquet":
         parquet = import_module("pyarrow.parquet").ParquetFile(path)
-        rows_at_once(parquet.metadata, path)  # refuses what would unpack to gigabytes
+        rows_at_once(parquet.metadata, path)  # refuses a file that would unpack to gigabytes
         batch = next(parquet.iter_batches(1, columns=_known(parquet)), None)
         return None if batch is None else batch.to_pylist()[0]
     if path.suffix not in (".json", ".jsonl"):

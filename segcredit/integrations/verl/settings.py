@@ -125,7 +125,7 @@ class VerlKeys:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "VerlKeys":
-        """From a recipe's translation; KL and further terms, which verl itself applies, apart."""
+        """Read them from a translated recipe, without KL and extra terms, which verl applies."""
         actor = "actor_rollout_ref.actor"
         return cls(
             gamma=settings["algorithm.gamma"],
@@ -193,7 +193,7 @@ def method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
 
 
 def _or_none(bound: float | None) -> float | None:
-    """A bound; None where it is so wide that it says none."""
+    """Return the bound, or None if it is too wide to have an effect."""
     return None if bound is None or bound >= NO_CLIP else bound
 
 
@@ -219,7 +219,7 @@ def stated(settings: SegmentSettings) -> PolicyGradient:
 
 
 def _cut_as(own: Partition, cut: Partition) -> Partition:
-    """The chosen partition; its fraction is rounded as the method does (``sapo_authors``)."""
+    """Return the chosen partition, with the method's rounding of its fraction."""
     if type(own) is TopEntropy and type(cut) is TopEntropy:
         return replace(own, fraction=cut.fraction)
     return cut
@@ -263,9 +263,9 @@ def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
     ]
 
 
-def _kl(said: tuple[object, ...] | None) -> str:
-    """A penalty in one word; verl's k1 has two names."""
-    if said is None:
+def _kl(penalty: tuple[object, ...] | None) -> str:
+    """Describe a KL penalty in a few words; verl has two names for k1."""
+    if penalty is None:
         return "none"
-    estimate, *rest = said
+    estimate, *rest = penalty
     return " ".join(str(x) for x in ("k1" if estimate == "kl" else estimate, *rest))

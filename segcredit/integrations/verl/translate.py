@@ -1,7 +1,7 @@
-"""A recipe of ours as settings of verl: the same run, said in its words.
+"""Translate a recipe into verl's settings for the same run.
 
-Nothing is dropped in silence. A setting arrives in verl's configuration, or it is refused, or it
-changes neither what is learned nor how and stands in ``NO_COUNTERPART``.
+No setting is dropped silently. Each one is passed to verl's configuration, or is refused, or does
+not affect training and is listed in ``NO_COUNTERPART``.
 """
 
 import re
@@ -46,15 +46,15 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 """By which verl is told where its log of metrics goes; in the environment of its driver."""
 PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_/][A-Za-z0-9_./-]*")
-"""Text that hydra reads as it stands, and as text: neither a number nor a word of its grammar."""
+"""Text that hydra reads as a string without quotes: no number and no word of its grammar."""
 PROMPT_TOKENS = 1024
-"""verl needs a limit on prompts; this one is taken where the recipe has none."""
+"""Default limit on prompts: verl requires one, and a recipe may have none."""
 GROUP_EPS = 1e-6
-"""What verl's GRPO adds to the standard deviation; it has no key for another value."""
+"""Constant that verl's GRPO adds to the standard deviation; it cannot be configured."""
 LOG_RATIO_LIMIT = 20.0
-"""verl clamps each token's log-ratio at ± this; it has no key for another value."""
+"""Bound (±) at which verl clamps each token's log-ratio; it cannot be configured."""
 KL_LIMIT = 10.0
-"""verl clamps k3 there; it has no key for another value, or none."""
+"""Upper bound at which verl clamps k3; it cannot be configured."""
 
 _TINY = "it is a size of model.tiny, and verl trains checkpoints"
 NO_COUNTERPART: Mapping[str, str] = {
@@ -64,18 +64,18 @@ NO_COUNTERPART: Mapping[str, str] = {
     "model.heads": _TINY,
     "model.kv_heads": _TINY,
     "model.vision_layers": _TINY,
-    "model.compile": "it changes speed alone, and verl compiles on its own terms",
+    "model.compile": "it only changes speed, and verl has its own compile settings",
     "model.device": "--nodes and --gpus place the workers",
-    "data.allow_outside": "verl opens pictures wherever rows say they are",
+    "data.allow_outside": "verl opens every image path that a row names",
     "data.size": "it counts the prompts of a world, and verl reads files",
-    "rollout.rows": "it changes speed and memory alone, and verl's engine batches by itself",
+    "rollout.rows": "it only changes speed and memory, and verl's engine does its own batching",
     "rollout.engine": "--rollout chooses verl's engine",
-    "rollout.graphs": "it changes the speed of rollout.engine=hf alone",
+    "rollout.graphs": "it only changes the speed of rollout.engine=hf",
     "rollout.prefixes": "no method that runs on verl continues responses",
     "memory.shard": "verl always shards weights, gradients and optimizer (FSDP2)",
-    "evaluation.watch": "verl keeps no held-out responses token by token",
+    "evaluation.watch": "verl does not record held-out responses per token",
 }
-"""Settings that verl has no word for and that change no result: said where a recipe sets one."""
+"""Settings without a verl counterpart that change no result; a note says so if one is set."""
 
 Settings = dict[str, Any]
 
@@ -113,14 +113,14 @@ def translate(
         recipe: The run.
         folder: Where the run is kept.
         machines: Where verl runs.
-        accept_departures: Run verl's own form of a group method where it differs from the
-            recipe's; the differences are then among the notes. Without it they are refused.
+        accept_departures: Run verl's own form of a group method even if it differs from the
+            recipe's, and list the differences as notes. If False, refuse the recipe.
     """
     machines = machines or Machines()
     problems = _problems(recipe, machines)
     departures = _group_departures(recipe)
     if not accept_departures:
-        hint = "To run verl's own form of the method all the same, add --accept-departures"
+        hint = "To run verl's own form of the method anyway, add --accept-departures"
         problems += [*departures, hint] if departures else []
     if problems:
         raise ValueError("\n".join(problems))
@@ -142,7 +142,7 @@ def translate(
 
 
 def _problems(recipe: Recipe, machines: Machines) -> list[str]:
-    """Every reason why the run cannot be the same on verl, with the setting's name."""
+    """List the settings that verl cannot reproduce, with the reason for each."""
     return [
         *_model_problems(recipe),
         *_data_problems(recipe),
@@ -162,19 +162,19 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         )
     if model.freeze_vision:
         yield (
-            "model.freeze_vision: verl has a key for it (freeze_vision_tower) that nothing in "
-            "verl 0.9.1 reads, so the vision tower would be trained. Set it to false, or use "
+            "model.freeze_vision: verl 0.9.1 has a key for it (freeze_vision_tower) but does not "
+            "read it, so the vision tower would be trained. Set it to false, or use "
             "segcredit train"
         )
     if model.critic is not None:
         yield (
-            "model.critic: on verl the critic begins at the policy's weights. Remove it, or use "
+            "model.critic: on verl the critic starts from the policy's weights. Remove it, or use "
             "segcredit train"
         )
     if model.lora is not None:
         yield (
-            "model.lora is not carried over to verl: there all weights would be trained, at the "
-            "learning rates of adapters. Set model.lora=null and the rates of full training, or "
+            "model.lora is not carried over to verl: all weights would be trained at the learning "
+            "rates of the adapters. Set model.lora=null and learning rates for full training, or "
             "use segcredit train"
         )
 
@@ -186,8 +186,8 @@ def _data_problems(recipe: Recipe) -> Iterator[str]:
     for key in ("suffix", "template"):
         if getattr(data, key) is not None:
             yield (
-                f"data.{key} is applied by our reader; verl puts the rows as they are through "
-                f"the model's chat template. Write it into the rows (segcredit prepare does) or "
+                f"data.{key} is applied by our reader; verl applies the model's chat template "
+                f"to the rows unchanged. Write it into the rows (segcredit prepare does) or "
                 f"into the model's chat template (--verl "
                 f"actor_rollout_ref.model.custom_chat_template=…), then set data.{key}=null"
             )
@@ -201,7 +201,7 @@ def _data_problems(recipe: Recipe) -> Iterator[str]:
                 )
             elif path.is_file() and not is_verls(path):
                 yield (
-                    f"{name} holds rows that verl cannot read: it wants prompt as a list of "
+                    f"{name} holds rows that verl cannot read: it needs prompt as a list of "
                     f"messages, and reward_model.ground_truth. Type: segcredit prepare --help"
                 )
 
@@ -209,7 +209,7 @@ def _data_problems(recipe: Recipe) -> Iterator[str]:
 def _stage_problems(recipe: Recipe) -> Iterator[str]:
     for stage in recipe.stages:
         if not isinstance(stage, PretrainCritic | Optimize):
-            yield f"verl has no {stage.kind} stage: do it with segcredit train first"
+            yield f"verl has no {stage.kind} stage: run it with segcredit train first"
         elif isinstance(stage, PretrainCritic):
             yield from _pretraining_problems(stage, recipe)
     kinds = [stage.kind for stage in recipe.stages]
@@ -235,12 +235,12 @@ def _size_problems(recipe: Recipe, machines: Machines) -> Iterator[str]:
     longest = _prompt_tokens(recipe) + rollout.max_tokens
     if update.tokens_per_micro < longest:
         yield (
-            f"update.tokens_per_micro: verl stops at a prompt and response longer than it, and "
+            f"update.tokens_per_micro: verl stops if a prompt with its response is longer, and "
             f"they may take {longest} tokens (data.max_prompt_tokens + rollout.max_tokens); got "
             f"{update.tokens_per_micro}. Set it to {longest} or more"
         )
     if rollout.tree is not None:
-        yield "rollout.tree: verl draws whole responses. Remove it, or use segcredit train"
+        yield "rollout.tree: verl samples whole responses. Remove it, or use segcredit train"
     if rollout.old_logp == "sampler":
         yield (
             "rollout.old_logp: on verl the trained model computes log π_old and entropies; got "
@@ -252,8 +252,8 @@ def _optimizer_problems(recipe: Recipe) -> Iterator[str]:
     given = recipe.optimizer
     if given.kind != "adamw":
         yield (
-            f"optimizer.kind: verl divides the moments among the workers, which 8-bit ones do not "
-            f"allow; got {given.kind}. Set it to adamw"
+            f"optimizer.kind: verl shards the optimizer state, and 8-bit state cannot be "
+            f"sharded; got {given.kind}. Set it to adamw"
         )
     if given.schedule == "linear":
         yield "verl has no linear schedule: set optimizer.schedule to constant or cosine"
@@ -267,7 +267,7 @@ def _optimizer_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _method_problems(recipe: Recipe) -> Iterator[str]:
-    """A method must be the plugin's, or one of verl's group methods in our words."""
+    """Refuse methods that are neither the plugin's nor one of verl's group methods."""
     name, made = _name(recipe), recipe.make_algorithm()
     if name in METHODS:
         yield from _segment_problems(recipe)
@@ -299,11 +299,10 @@ def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
 
 
 def _segment_problems(recipe: Recipe) -> Iterator[str]:
-    """Settings of the method that neither verl nor the plugin has a key for.
+    """Refuse settings of the method for which neither verl nor the plugin has a key.
 
-    The method that the plugin would make of verl's settings must be the recipe's, so a setting
-    that is new, and that nobody translated, is refused. Which one it is shows when each is tried
-    alone.
+    The plugin must build the recipe's method from verl's settings, so a new setting without a
+    translation is refused. To find it, each setting is tried alone.
     """
     name, made = _name(recipe), _policy_gradient(recipe.make_algorithm())
     if asks_the_critic(made):
@@ -315,11 +314,11 @@ def _segment_problems(recipe: Recipe) -> Iterator[str]:
     keys = [x for x in given if x != "name"]
     alone = [x for x in keys if not _arrives(name, algorithm_of({"name": name, x: given[x]}))]
     for key in alone or keys:
-        yield f"algorithm.{key} cannot be said to verl: remove it, or use segcredit train"
+        yield f"algorithm.{key} has no key on verl: remove it, or use segcredit train"
 
 
 def _arrives(name: str, wanted: object) -> bool:
-    """Whether the plugin makes the same method of verl's settings, averages and KL apart."""
+    """Whether the plugin builds the same method from verl's settings, except averages and KL."""
     made = _policy_gradient(wanted)
     if _average(made.reduce) is None:
         return False
@@ -343,7 +342,7 @@ def _without_averages(made: PolicyGradient) -> PolicyGradient:
 
 
 def _is_group_method(made: object) -> bool:
-    """Whether verl's GRPO or RLOO can stand for it, departures apart."""
+    """Whether verl's GRPO or RLOO implements the method, possibly with departures."""
     if not isinstance(made, PolicyGradient) or type(made.surrogate) is not Clipped:
         return False
     if isinstance(made.credit, GroupZScore):
@@ -352,7 +351,7 @@ def _is_group_method(made: object) -> bool:
 
 
 def _group_departures(recipe: Recipe) -> list[str]:
-    """Where verl's own GRPO or RLOO is not the recipe's; to be refused, or accepted knowingly."""
+    """Differences between verl's GRPO or RLOO and the recipe's, to be refused or accepted."""
     made = recipe.make_algorithm()
     if _name(recipe) in METHODS or not _is_group_method(made):
         return []
@@ -380,13 +379,13 @@ def _departures_of(name: str, made: PolicyGradient) -> Iterator[str]:
             )
     else:
         yield (
-            f"algorithm: verl clips the ratio of each token, {name} that of the whole response. "
+            f"algorithm: verl clips the ratio of each token; {name} clips that of the response. "
             f"Use segcredit train, or verl's own form"
         )
     if made.adjust or made.adjust_minibatch or made.only is not None:
         yield (
             f"algorithm: {name} whitens, limits or masks advantages, and verl's group methods do "
-            f"not. Take grpo_verl, or use segcredit train"
+            f"not. Use grpo_verl, or segcredit train"
         )
     if _average(made.reduce) is None:
         yield f"algorithm.reduce: verl averages over tokens or responses; got {made.reduce!r}"
@@ -397,13 +396,13 @@ def _departures_of(name: str, made: PolicyGradient) -> Iterator[str]:
         if not _is_verls_k3(term):
             yield (
                 f"algorithm.kl: verl's KL loss is k3 clamped at {KL_LIMIT:g}, and {name} as set "
-                f"here has another estimate. Take grpo_verl, set algorithm.kl_clamp={KL_LIMIT:g} "
-                f"where the method has it, or algorithm.kl=0"
+                f"here uses another estimator. Use grpo_verl, set algorithm.kl_clamp={KL_LIMIT:g} "
+                f"if the method has it, or set algorithm.kl=0"
             )
         if _average(term.reduce) != _average(made.reduce):
             yield (
                 f"algorithm.kl: verl averages the KL loss as the policy loss; got {term.reduce!r} "
-                f"beside {made.reduce!r}. Take grpo_verl, or algorithm.kl=0"
+                f"beside {made.reduce!r}. Use grpo_verl, or set algorithm.kl=0"
             )
 
 
@@ -415,7 +414,7 @@ def _is_verls_k3(term: LossKL) -> bool:
 
 
 def _notes(recipe: Recipe, machines: Machines) -> list[str]:
-    """What is different on verl without being wrong, one sentence each."""
+    """Notes on harmless differences of the run on verl, one sentence each."""
     found = [
         f"{key} has no effect on verl: {reason}"
         for key, reason in NO_COUNTERPART.items()
@@ -426,12 +425,12 @@ def _notes(recipe: Recipe, machines: Machines) -> list[str]:
         found.append("verl decays norms and biases too; segcredit train decays matrices alone")
     if optimizer.warmup_steps:
         found.append(
-            "optimizer.warmup_steps: verl's rate is 0 in the first step and s / warmup_steps in "
-            "step s; segcredit train's is (s + 1) / (warmup_steps + 1)"
+            "optimizer.warmup_steps: verl's learning rate is 0 in the first step and s / "
+            "warmup_steps in step s; segcredit train's is (s + 1) / (warmup_steps + 1)"
         )
     if recipe.data.max_prompt_tokens is None:
         found.append(
-            f"data.max_prompt_tokens is not set, and verl needs a limit: {PROMPT_TOKENS} is taken"
+            f"data.max_prompt_tokens is not set, and verl needs a limit: using {PROMPT_TOKENS}"
         )
     if not recipe.data.test:
         found.append("data.test is empty: verl does not validate")
@@ -441,7 +440,7 @@ def _notes(recipe: Recipe, machines: Machines) -> list[str]:
         )
     if recipe.memory.offload_optimizer == "stream":
         found.append(
-            "memory.offload_optimizer=stream: verl brings the optimizer back whole, as with true"
+            "memory.offload_optimizer=stream: verl reloads the whole optimizer state, as with true"
         )
     if recipe.rollout.engine == "vllm" != machines.rollout:
         found.append(f"rollout.vllm has no effect with --rollout {machines.rollout}")
@@ -460,7 +459,7 @@ def _value(recipe: Recipe, key: str) -> Any:
 
 
 def _default(key: str) -> Any:
-    """A setting's default, by the classes of the recipe."""
+    """Return a setting's default value."""
     kind: Any = Recipe
     *path, last = key.split(".")
     for part in path:
@@ -545,10 +544,10 @@ def _group(made: PolicyGradient) -> Settings:
 
 
 def _average(average: object) -> str | None:
-    """verl's name of it; None: verl has none."""
+    """verl's name of the average; None: verl does not have it."""
     if isinstance(average, ResponseMean):
         return "seq-mean-token-mean"
-    # verl has given up means per micro-batch since the authors forked it
+    # verl removed means per micro-batch after the authors forked it
     return "token-mean" if isinstance(average, TokenMean | MicroBatchTokenMean) else None
 
 
@@ -633,7 +632,7 @@ def _sizes(recipe: Recipe) -> Settings:
 
 
 def _mismatch(cap: float | None) -> Settings:
-    """Truncated importance weights per token, which verl multiplies into the policy loss."""
+    """Settings for truncated importance weights per token in verl's policy loss."""
     if cap is None:
         return {}
     return {
@@ -664,7 +663,7 @@ def _stages(recipe: Recipe, folder: Path) -> Settings:
     evaluation, save = recipe.evaluation, recipe.save
     pretraining = sum(x.steps for x in recipe.stages if isinstance(x, PretrainCritic))
     held_out = bool(recipe.data.test)
-    # 0: before and after alone, and verl validates after the last step if it does so at all
+    # 0: only before and after; if verl validates, it also does so after the last step
     every = evaluation.every or recipe.total_steps
     settings: Settings = {
         "trainer.total_training_steps": recipe.total_steps,
@@ -736,6 +735,6 @@ def _hydra(x: Any) -> str:
     text = str(x).replace("${", "\\${")  # no interpolation
     if PLAIN.fullmatch(text):
         return text
-    # a backslash is itself, but before a quote
+    # a backslash needs escaping only before a quote
     quoted = re.sub(r"(\\*)('|$)", lambda x: x[1] * 2 + ("\\'" if x[2] else ""), text)
     return f"'{quoted}'"

@@ -18,7 +18,7 @@ const ticks = (low, high, count) => {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
   const first = Math.ceil(low / step) * step;
-  // counted, since adding a small step to a huge number changes nothing
+  // counted, because adding a small step to a huge number has no effect
   const more = clamp(Math.floor((high - first) / step + 1e-9), -1, 2 * count);
   if (!Number.isFinite(first + more)) return [];
   return [...new Set(Array.from({ length: more + 1 }, (_, i) => first + i * step))].map((x) => Math.abs(x) < step * 1e-6 ? 0 : x);
@@ -29,7 +29,7 @@ const tickLabel = (x) => {
   return text.replace("-", "−");
 };
 
-// Numbers whose squares and differences are numbers, too; what is larger is a gap in the curve.
+// Larger numbers become gaps in the curve: their squares and differences would overflow.
 const bounded = (values) => values.map((x) => isNumber(x) && Math.abs(x) > 1e150 ? (x > 0 ? "∞" : "−∞") : x);
 
 // Runs that differ in their seed alone, as one line with a 95 % t-interval of the mean.

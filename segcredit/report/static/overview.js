@@ -79,8 +79,8 @@ const overviewView = {
   resultRow({ label, before, after, share, texts }) {
     const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
     const change = isNumber(after[0]) && isNumber(before[0]) ? number(Number((after[0] - before[0]).toPrecision(3))) : "–";
-    const [old, now, said] = texts ?? [number(before[0]), number(after[0]), change]; // texts are rounded as on the terminal
-    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: said }));
+    const [old, now, difference] = texts ?? [number(before[0]), number(after[0]), change]; // texts are rounded as on the terminal
+    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference }));
   },
 
   lines(parts) {

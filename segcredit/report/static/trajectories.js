@@ -8,7 +8,7 @@ const SORTS = [
   ["length_up", "shortest", (row) => row.length],
   ["credit", "largest |Â|", (row) => -largest(row)],
 ];
-const grade = (row) => (row.correct === true ? "right" : row.correct === false ? "wrong" : "unknown"); // a reward need not say what is correct
+const grade = (row) => (row.correct === true ? "right" : row.correct === false ? "wrong" : "unknown"); // a reward may not report correctness
 const MARKS = { right: "✓", wrong: "✗", unknown: "·" };
 const largest = (row) => (row.advantage ?? []).reduce((most, x) => (isNumber(x) ? Math.max(most, Math.abs(x)) : most), 0);
 const said = (row, texts) => row.pieces.map((i) => texts[i]).join("");
