@@ -1,6 +1,6 @@
-"""How prompts become text: ``data.template`` with ``{question}`` in it, or a chat template.
+"""Render prompts as text with ``data.template`` (with ``{question}``) or a chat template.
 
-A chat template is a program that comes with the model, so it is first run under limits.
+A chat template is a program that comes with the model, so it is checked under limits first.
 """
 
 import os
@@ -16,11 +16,11 @@ from segcredit.types import Prompt
 
 Messages = Sequence[Mapping[str, Any]]
 SECONDS = 10.0
-"""Time limit for rendering one prompt by a chat template; it takes about a millisecond."""
+"""Time limit for rendering one prompt; rendering usually takes about a millisecond."""
 CHARACTERS = 10_000_000
-"""Longest text that a chat template may write for one prompt."""
+"""Maximum number of characters that a chat template may write for one prompt."""
 GIBIBYTES = 2
-"""Memory limit of a chat template, above what the process has."""
+"""Memory limit of a chat template, in addition to the memory of the process."""
 
 QUESTION = "{question}"
 """Where the question goes. Nothing else in braces means anything: questions are untrusted."""
@@ -91,18 +91,18 @@ class LimitedChat:
         self.close()
 
     def close(self) -> int:
-        """End the child process; its exit status, 0 if there was none."""
+        """End the child process and return its exit status; 0 if there was no child."""
         child, self._child = self._child, None
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
         if child is None:
             return 0
-        os.kill(child, signal.SIGKILL)  # one that has ended already keeps the status it had
+        os.kill(child, signal.SIGKILL)  # has no effect on the status of a child that already exited
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def __call__(self, messages: Messages) -> str:
-        """The rendered text; a ValueError or BrokenTemplate says why there is none."""
+        """Render the messages; raise ValueError or BrokenTemplate if that fails."""
         if not hasattr(os, "fork"):
             return self._render(messages)
         if self._pipe is None:
@@ -122,7 +122,7 @@ class LimitedChat:
     def _start(self) -> None:
         ours, theirs = Pipe()
         with warnings.catch_warnings():
-            # the child renders text and touches nothing that other threads hold
+            # safe: the child only renders text and uses no locks of other threads
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
@@ -136,7 +136,7 @@ class LimitedChat:
 
 
 def _serve(pipe: Connection, render: Callable[[Messages], str]) -> None:
-    """Render what comes through the pipe, until it is closed."""
+    """Render messages from the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -60,15 +60,15 @@ class Published(Settings):
 
 
 class Correction(Settings):
-    """A method that was corrected after results of it were published."""
+    """Correction of a method after its results were published."""
 
     name: str
     what: str
     """What is different now."""
     since: str
-    """The commit that made it."""
+    """Commit that made the correction."""
     arms: dict[str, list[str]]
-    """By study, the arms that it changes."""
+    """Arms that the correction changes, by study."""
 
 
 class Study(Settings):
@@ -144,13 +144,13 @@ def shipped_studies() -> dict[str, Path]:
 
 @cache
 def corrections() -> tuple[Correction, ...]:
-    """Every correction since results were first published; corrections.yaml has the list."""
+    """Load all corrections since results were first published, from corrections.yaml."""
     text = (Path(str(files("segcredit"))) / "study" / "corrections.yaml").read_text()
     return tuple(Correction.model_validate(x) for x in yaml.safe_load(text))
 
 
 def corrections_of(study: str, arm: str) -> tuple[Correction, ...]:
-    """Those that change an arm."""
+    """Corrections that change an arm of a study."""
     return tuple(x for x in corrections() if arm in x.arms.get(study, ()))
 
 

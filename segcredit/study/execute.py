@@ -27,7 +27,7 @@ class RunState:
     step: int = 0
     total: int = 0
     accuracy: float | None = None
-    """None: no evaluation yet, or the reward does not say what is correct."""
+    """Held-out accuracy; None: no evaluation yet, or the reward does not report correctness."""
     reward: float | None = None
     """Held-out, at its last evaluation."""
     message: str = ""

@@ -14,8 +14,8 @@ from segcredit.runlog.reader import as_number, step_in
 from segcredit.study.store import is_finished
 
 ACCURACY, REWARD = "sampled", "reward"
-"""What is measured on held-out prompts: accuracy of sampled responses, or, where the reward does
-not say what is correct, their mean reward."""
+"""Metrics on held-out prompts: accuracy of sampled responses, or their mean reward if the reward
+does not report correctness."""
 LAST = 5
 """Batches at the end of the critic's pretraining that say how good it has become."""
 
@@ -27,9 +27,9 @@ class Measured:
     steps: tuple[int, ...]
     """Of the evaluations, counted from the first, which is before any optimisation."""
     accuracy: tuple[float, ...]
-    """Or the mean reward; ``measure`` says which."""
+    """Held-out accuracy or mean reward, as ``measure`` says."""
     area: float
-    """The measure: mean held-out accuracy (or reward) over the curve."""
+    """Mean held-out accuracy (or reward) over the curve."""
     final: float
     """At its end."""
     tokens: float
@@ -47,7 +47,7 @@ class Measured:
     explained_before: float
     """The critic's explained variance in the last batches of its pretraining."""
     measure: str = "accuracy"
-    """"reward" where the run's reward does not say what is correct."""
+    """Either "accuracy", or "reward" if the run's reward does not report correctness."""
 
 
 def area_under(steps: Sequence[float], values: Sequence[float]) -> float:

@@ -41,7 +41,7 @@ class Worker:
     process: "subprocess.Popen[str]"
     log: Path
     device: str | None = None
-    """The one GPU that it sees; None: all that are visible."""
+    """GPU that the process uses; None: all visible GPUs."""
     order: Order | None = None
     busy_since: float = 0.0
     used: float = 0.0
@@ -77,7 +77,7 @@ class Pool:
     jobs: int
     logs: Path
     devices: tuple[str, ...] = field(default_factory=visible_devices)
-    """GPUs to spread the processes over; none: the processes see what this one sees."""
+    """GPUs to spread the processes over; empty: every process sees the same GPUs as this one."""
     workers: list[Worker] = field(default_factory=list)
     _events: "SimpleQueue[tuple[Worker, dict[str, Any]]]" = field(default_factory=SimpleQueue)
     _started: int = 0
@@ -93,7 +93,7 @@ class Pool:
         return self.jobs - sum(worker.order is not None for worker in self.workers)
 
     def begin(self, order: Order) -> None:
-        """Train it on the GPU with the fewest runs, in an idle process or in a new one."""
+        """Start a run on the GPU with the fewest runs, in an idle or a new process."""
         worker = self._worker(order)
         try:
             worker.give(order, self.threads)
@@ -120,7 +120,7 @@ class Pool:
         return self._start(best)
 
     def _load(self, device: str | None) -> int:
-        """How many runs are on a GPU now."""
+        """Number of runs on a GPU."""
         return sum(x.order is not None and x.device == device for x in self.workers)
 
     def events(self, wait: float) -> Iterator[tuple[Order, dict[str, Any]]]:
@@ -187,5 +187,5 @@ class Pool:
 
 
 def _names_its_gpu(recipe: dict[str, Any]) -> bool:
-    """Whether a recipe says cuda:1, counted among all visible GPUs."""
+    """Whether a recipe names a GPU by index, such as cuda:1, among all visible GPUs."""
     return ":" in str((recipe.get("model") or {}).get("device"))

@@ -1,4 +1,4 @@
-"""How a process that trains is started, and on which GPU."""
+"""Start training processes, each on its GPU."""
 
 import os
 import subprocess
@@ -13,11 +13,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible_devices(
     environment: Mapping[str, str] = os.environ, count: int | None = None
 ) -> tuple[str, ...]:
-    """The visible GPUs, as CUDA_VISIBLE_DEVICES names them: indices, UUIDs or MIG devices.
+    """List the visible GPUs as in CUDA_VISIBLE_DEVICES: indices, UUIDs or MIG devices.
 
     ``count`` is the number of GPUs that CUDA sees; None: ask torch. CUDA ignores what follows the
-    first invalid entry, so the list ends at its count. MIG devices are taken as they are listed: a
-    process sees at most one of them.
+    first invalid entry, so the list ends at its count. MIG devices are all listed, because
+    a process sees at most one of them.
     """
     if count is None:
         from torch.cuda import device_count
@@ -33,9 +33,9 @@ def visible_devices(
 
 
 def start_worker(log: Path, threads: int, device: str | None = None) -> "subprocess.Popen[str]":
-    """One that is told what to do on its stdin and answers on its stdout; the rest is its log.
+    """Start a worker that reads orders on stdin and answers on stdout; stderr goes to its log.
 
-    It sees the GPU ``device`` alone, or every GPU that this process sees.
+    It sees only the GPU ``device``; None: every GPU that this process sees.
     """
     shares = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     with log.open("w") as errors:

@@ -105,7 +105,7 @@ def table_of(states: States) -> RenderableType:
 
 
 def _held_out(state: RunState) -> str:
-    """Accuracy, or the mean reward where the reward does not say what is correct."""
+    """Format the accuracy, or the mean reward if correctness is not reported."""
     if state.accuracy is not None:
         return f"accuracy {state.accuracy:.1%}"
     return "" if state.reward is None else f"reward {state.reward:.3f}"

@@ -49,7 +49,7 @@ class Planned:
         recipe = self.recipe("start")
         said = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
         said.pop("name")
-        said["data"].pop("allow_outside")  # a permission, which changes no run
+        said["data"].pop("allow_outside")  # a permission, which does not change results
         told = json.dumps([said, self.start.digest if self.start else None], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:LETTERS]
 
@@ -100,7 +100,7 @@ class Store:
         folder = RunFolder(self.folder(planned))
         if folder.config.is_file():
             mark_unsaved(folder.checkpoints)
-        (folder.path / FINISHED).unlink(missing_ok=True)  # another study may have
+        (folder.path / FINISHED).unlink(missing_ok=True)  # another study may have finished it
 
     def note_failure(self, planned: Planned, message: str) -> None:
         """Remember why a run did not come to its end, for tables that are written later."""

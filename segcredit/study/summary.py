@@ -86,13 +86,13 @@ class Summary:
 
     @property
     def measure(self) -> str:
-        """What the numbers are: "accuracy", or "reward" where nothing says what is correct."""
+        """Name of the measure: "accuracy", or "reward" if correctness is not reported."""
         found = {run.measure for arm in self.arms for run in arm.runs.values()} or {"accuracy"}
         return " or ".join(sorted(found))
 
     @property
     def scale_of_measure(self) -> str:
-        """What is written on an axis: everything is shown as a hundred times its value."""
+        """Axis label; all values are shown multiplied by 100."""
         if self.measure == "accuracy":
             return "held-out accuracy (%)"
         return f"100 × held-out {self.measure}"

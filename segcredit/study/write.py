@@ -33,8 +33,8 @@ def _measure_text(summary: Summary) -> str:
         return MEASURE
     return MEASURE.replace(
         "held-out accuracy of sampled responses",
-        f"held-out {summary.measure} of sampled responses (the reward does not say what is "
-        f"correct, so there is no accuracy)",
+        f"held-out {summary.measure} of sampled responses (the reward does not report "
+        f"correctness, so there is no accuracy)",
     ).replace("Numbers are per cent", "Numbers are multiplied by 100")
 
 

@@ -43,7 +43,7 @@ from segcredit.types import Algorithm, Prompt, RewardFn
 Rows = Iterable[Any]
 Made = TypeVar("Made")
 SOME = 16
-"""Prompts of a world that are checked; they are alike, and have no end."""
+"""Number of prompts to check of a world, whose prompts are alike and unlimited."""
 
 
 @dataclass
@@ -69,9 +69,9 @@ def make_plan(
     test: Rows | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
-    """Check everything; objects given in Python take the place of what the recipe names.
+    """Check everything; objects given in Python replace those that the recipe names.
 
-    ``progress`` gets the number of rows checked so far, now and then.
+    ``progress`` is called from time to time with the number of rows checked so far.
     """
     problems: list[ValueError] = []
 
@@ -300,12 +300,12 @@ def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> Rew
 
 
 def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
-    """The model's context window, if it leaves room for a prompt beside the longest response."""
+    """Return the context window; refuse one that the longest response would fill."""
     window, longest = context_window(config), recipe.rollout.max_tokens
     if window is not None and longest >= window:
         raise RecipeError(
             f"rollout.max_tokens: expected less than the model's context window of {window} "
-            f"tokens, since prompts come on top; got {longest}. "
+            f"tokens, since the prompt also takes tokens; got {longest}. "
             f"Set rollout.max_tokens={window // 2} or so"
         )
     return window
@@ -314,7 +314,7 @@ def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
 def _check_end(
     recipe: Recipe, place: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse a model that never ends, and to teach an end token at which sampling does not stop."""
+    """Refuse a model without an end token, or a warm start on one that does not end sampling."""
     taught, ends = tokenizer.eos_token_id, end_tokens(place, config)
     if taught is None and not ends:
         raise RecipeError(
@@ -341,7 +341,7 @@ def _check_end(
 
 @dataclass
 class RowCheck:
-    """Whether the model can process a prompt, known without its weights and without pixels."""
+    """Check that the model can process a prompt, without weights and without decoding images."""
 
     recipe: Recipe
     codec: Codec
@@ -352,7 +352,7 @@ class RowCheck:
     done: int = 0
 
     def train(self, prompt: Prompt) -> int:
-        """Tokens of a training prompt; a ValueError says why it cannot be used."""
+        """Count the tokens of a training prompt; raise ValueError if it cannot be used."""
         tokens = self.test(prompt)
         imitated = any(isinstance(stage, WarmStart) for stage in self.recipe.stages)
         if imitated and "response" in prompt.columns:
@@ -360,13 +360,13 @@ class RowCheck:
         return tokens
 
     def test(self, prompt: Prompt) -> int:
-        """The same for a held-out prompt."""
+        """Count the tokens of a held-out prompt; raise ValueError if it cannot be used."""
         self.done += 1
         if self.progress is not None and self.done % 64 == 0:
             self.progress(self.done)
         settings = self.recipe.data
         if settings.template is not None and not settings.skip_bad_rows and not is_question(prompt):
-            return 0  # check_questions reports all of these in one sentence
+            return 0  # check_questions reports all of these together
         tokens = self.codec.count_tokens(prompt, self.chat)
         longest = self.recipe.rollout.max_tokens
         if self.window is not None and tokens + longest > self.window:
@@ -380,7 +380,7 @@ class RowCheck:
 
     def _check_demonstration(self, response: object, tokens: int) -> None:
         if not isinstance(response, str | int | float) or not str(response).strip():
-            raise ValueError(f"a 'response' to imitate that is no text: {shown(response)}")
+            raise ValueError(f"a 'response' to imitate that is not text: {shown(response)}")
         total = tokens + len(self.codec.encode_response(str(response)))
         if self.window is not None and total > self.window:
             raise ValueError(
@@ -390,7 +390,7 @@ class RowCheck:
 
 
 def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None]) -> None:
-    """Whether the rows have what the function's parameters name."""
+    """Check that the rows have a column for each parameter of the reward function."""
     for source in sources:
         if source is not None:
             prompts = source.prompts if isinstance(source, Listed) else source.take(0, 1)
@@ -485,7 +485,7 @@ def _device_problems(name: str) -> list[str]:
 
 
 def _too_few_prompts(plan: Plan) -> list[str]:
-    """Batches of distinct prompts that are larger than the training set."""
+    """List settings that ask for more distinct prompts per step than the training set has."""
     size, recipe = plan.train.size, plan.recipe
     if size is None:
         return []

@@ -33,8 +33,8 @@ _NAME = re.compile(r"\w[\w.-]*")
 _UNFINISHED = re.compile(r"\.(tmp|old|was)-(.+)-(\d+)")
 """tmp: being written; old: being deleted; was: to be replaced by a new one of its name."""
 _UNSAVED = ".no-checkpoint-yet"
-"""Lies in the folder of checkpoints until the first one is saved. Where it is missing and there is
-no checkpoint either, checkpoints were moved or deleted: such a run must not begin again."""
+"""Marker file in the folder of checkpoints until the first one is saved. If there is neither this
+file nor a checkpoint, checkpoints were moved or deleted, and the run must not start over."""
 _FULL = "disk full"
 _DISK_ERRORS = {
     *(errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE),
@@ -82,7 +82,7 @@ def save_checkpoint(
         seal(temporary)
         _put_in_place(temporary, final)
         if step_of(name) is not None:
-            with suppress(OSError):  # the checkpoint is there, which says the same
+            with suppress(OSError):  # harmless: the checkpoint itself shows that one was saved
                 (root / _UNSAVED).unlink(missing_ok=True)
     except BaseException as error:
         written, free = _size(temporary), _free(root)
@@ -102,7 +102,7 @@ def save_checkpoint(
 
 
 def mark_unsaved(root: Path) -> None:
-    """Note that no checkpoint was saved here yet, so that the run may begin again."""
+    """Record that no checkpoint was saved here yet, so that the run may start over."""
     root.mkdir(parents=True, exist_ok=True)
     (root / _UNSAVED).touch()
     sync_folder(root)
@@ -114,9 +114,9 @@ def never_saved(root: Path) -> bool:
 
 
 def find_latest(root: Path) -> Found:
-    """The newest step that is whole, and one message for each newer one that is not.
+    """Find the newest complete checkpoint, with one message for each newer damaged one.
 
-    A checkpoint that cannot be read may be whole: it raises OSError.
+    A checkpoint that cannot be read may be complete, so it raises OSError.
     """
     clean_up(root)
     return _find_latest(root, hashes=True)

@@ -121,7 +121,7 @@ def annotate(state: State, rollouts: Rollouts, needs: frozenset[str]) -> Rollout
 
 @torch.no_grad()
 def score_now(state: State, rollouts: Rollouts) -> Tensor:
-    """log π of each token under the present policy, micro-batch by micro-batch, (B, T)."""
+    """Compute log π of each token under the current policy, per micro-batch; shape (B, T)."""
     cut = partial(micro_batches, budget=state.tokens_per_micro, packed=state.policy.packs)
     (logp,) = _in_parts(
         state, rollouts, cut, lambda part: state.policy.score(part, state.temperature)[:1]

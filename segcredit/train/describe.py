@@ -30,7 +30,7 @@ def describe_rewards(collected: Collected) -> dict[str, float]:
 
 
 def _zero_std(reward: Tensor, group: Tensor) -> float | None:
-    """Share of prompts whose responses all got the same reward; None: one response each."""
+    """Share of prompts whose responses all got the same reward; None if each has one response."""
     _, number, count = group.unique(return_inverse=True, return_counts=True)
     if int(count.max()) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Signs in the metrics that a run learns nothing: found while it runs, with cause and remedy."""
+"""Detect from the metrics that a run learns nothing, and warn with cause and remedy."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,16 +9,16 @@ from segcredit.runlog.metrics import WARNING
 from segcredit.types import Algorithm
 
 STEPS = 5
-"""Steps in a row that show a sign before it is reported."""
+"""Number of consecutive steps that must show a sign before it is reported."""
 SHARE = 0.9
-"""Of responses that were truncated, or of prompts without differences in reward."""
+"""Share of truncated responses, or of prompts with equal rewards, that counts as a sign."""
 STAGES = ("pretrain_critic", "optimize")
 
 Numbers = Mapping[str, Any]
 
 
 class Sign(NamedTuple):
-    """Something that is wrong with a step, and what to say if it stays so."""
+    """Sign of a problem in a step's metrics, and the warning to show if it persists."""
 
     name: str
     seen: Callable[[Numbers], bool]
@@ -26,7 +26,7 @@ class Sign(NamedTuple):
 
 
 class Health:
-    """Counts the steps in a row that show a sign; each is reported once in a run."""
+    """Counter of consecutive steps that show a sign; each sign is reported once per run."""
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm) -> None:
         self._signs = _signs(recipe.rollout.max_tokens, compares_groups(algorithm))
@@ -34,7 +34,7 @@ class Health:
         self._reported: set[str] = set()
 
     def replay(self, lines: Iterable[Numbers]) -> None:
-        """Continue where an earlier process stopped: its lines of metrics.jsonl."""
+        """Restore the counts from the lines of metrics.jsonl of an earlier process."""
         for line in lines:
             if line.get("stage") == WARNING:
                 self._reported.add(str(line.get("name")))
@@ -42,13 +42,13 @@ class Health:
                 self._count(str(line.get("stage")), line)
 
     def is_new(self, name: str) -> bool:
-        """Whether nothing was reported under this name; from now on it was."""
+        """Whether this name was not reported before; marks it as reported."""
         new = name not in self._reported
         self._reported.add(name)
         return new
 
     def warnings(self, stage: str, metrics: Numbers) -> list[tuple[str, str]]:
-        """Names and messages of what has gone on for long enough with this step."""
+        """Names and messages of the signs that have lasted long enough as of this step."""
         self._count(stage, metrics)
         return [
             (sign.name, sign.message(metrics))

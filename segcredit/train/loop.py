@@ -29,7 +29,7 @@ from segcredit.train.watch import watch
 from segcredit.types import Sampling
 
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The terminal is closed; Windows has none."""
+"""Signal sent when the terminal closes; None on Windows."""
 
 
 class Stopped(RuntimeError):  # noqa: N818
@@ -46,7 +46,7 @@ class Loop:
     watch: Observer
     saved_step: int | None = None
     _begun_at: int = 0
-    """Steps that were done before: on resume, the checkpoint's."""
+    """Step at which this process started: 0, or the checkpoint's step on resume."""
     _save_is_due: bool = False
 
     def __post_init__(self) -> None:
@@ -105,25 +105,25 @@ class Loop:
             if every and state.stage_step % every == 0 and not last:
                 self._evaluate(None)
         self._save_is_due |= state.step % state.recipe.save.every == 0
-        # weights whose gradients are not finite must not replace those that may be better
+        # do not overwrite good checkpoints with weights whose gradients are not finite
         if self._save_is_due and not last and not any(x.refused for x in state.optimizers()):
             self._save()
 
     def _evaluated_before(self) -> bool:
-        """Whether the evaluation before optimization is there, as of an earlier process."""
+        """Whether an earlier process already ran the evaluation before optimization."""
         return not {"sampled_before", "reward_before"}.isdisjoint(self.state.noted)
 
     def _warn(self, name: str, message: str) -> None:
-        """Show a warning and keep it in metrics.jsonl, where the report finds it."""
+        """Show a warning and record it in metrics.jsonl for the report."""
         if self.metrics is not None:
             self.metrics.warn(self.state.step, name, message)
         if type(self.watch) is not Silent:
             self.watch.note(message)
-        elif self.state.parallel.first:  # called from Python: no terminal is watched
+        elif self.state.parallel.first:  # called from Python, without terminal output
             warnings.warn(message, stacklevel=2)
 
     def _warn_of_verdicts(self, message: str | None) -> None:
-        """Tell of responses without a verdict, once: the metric no_verdict goes on."""
+        """Warn once per run about responses without a verdict; the metric is logged every step."""
         if message is not None and self._health.is_new("no_verdict"):
             self._warn("no_verdict", message)
 
@@ -173,7 +173,7 @@ class Loop:
         state.parallel.wait()
 
     def _how_to_recover(self, error: NotFinite | NotFiniteLogits) -> str:
-        """What to type when the weights overflow: a lower rate, from weights that do not."""
+        """Command that recovers from overflowing weights: earlier weights, lower learning rate."""
         state, folder = self.state, self.folder
         if folder is None:
             return ""
@@ -222,9 +222,9 @@ def saying_how_to_go_on(place: Path) -> Iterator[None]:
 
 
 def _lower_rate(state: State, name: str | None) -> str:
-    """The setting that lowers the rate of this model, as it is typed.
+    """Override that lowers the learning rate of this model.
 
-    None: of the policy, in the stage that trained it last.
+    ``name=None``: the policy, in the stage that trained it last.
     """
     stages, settings = state.recipe.stages, state.recipe.optimizer
     number = min(state.stage, len(stages) - 1)
@@ -273,16 +273,16 @@ def _optimized(state: State) -> int:
 
 
 class Interrupted:
-    """Whether Ctrl-C was pressed: the first time the step is finished, the second time not.
+    """Handler of stop signals: the first one finishes the step, the second one stops at once.
 
-    The second time whoever handled the signal before decides; of Ctrl-C that is Python, which
-    raises KeyboardInterrupt, or the command line.
+    The second signal is passed to the previous handler; for Ctrl-C that is Python's, which raises
+    KeyboardInterrupt, or the command line's.
     """
 
     def __init__(self) -> None:
         self.pressed = False
         self.before: dict[int, Any] = {}
-        """Who handled which signal."""
+        """Previous handler of each signal."""
         self._raised = False
 
     def __call__(self) -> bool:
@@ -290,7 +290,7 @@ class Interrupted:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         if self.pressed:
-            if number == _HANGUP or self._raised:  # a terminal that closes may say so twice
+            if number == _HANGUP or self._raised:  # a closing terminal may send it twice
                 return
             if callable(before := self.before.get(number)):
                 before(number, frame)
@@ -307,9 +307,9 @@ class Interrupted:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupted]:
-    """Notice Ctrl-C, SIGTERM and SIGHUP instead of dying of them; only a main thread can.
+    """Catch Ctrl-C, SIGTERM and SIGHUP; works only in the main thread.
 
-    Where SIGHUP is ignored (nohup), it stays so.
+    SIGHUP stays ignored if it was ignored before (nohup).
     """
     noticed = Interrupted()
     numbers = [signal.SIGINT, signal.SIGTERM]

@@ -39,10 +39,10 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 @torch.no_grad()
 def corrected(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
-    """Truncated importance weights: each token's policy loss times min(π_old / π_sampler, cap).
+    """Weight each token's policy loss by min(π_old / π_sampler, cap) (truncated importance).
 
-    The weight is a factor of the token's term, not of its credit: whitening, per batch or per
-    mini-batch, does not see it. Value targets and further terms stay what they are.
+    The weight multiplies the token's loss term, not its credit, so whitening does not change it.
+    Value targets and other loss terms are not weighted.
     """
     if batch.credit is None:
         raise ValueError(

@@ -37,7 +37,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """Shows nothing; what must be read comes as a warning."""
+    """Observer without output; notes become Python warnings."""
 
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None: ...
 

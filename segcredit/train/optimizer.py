@@ -22,7 +22,7 @@ class NotFinite(RuntimeError):  # noqa: N818
     def __init__(self, message: str, optimizer: "Optimizer | None" = None) -> None:
         super().__init__(message)
         self.optimizer = optimizer
-        """The one that refused them."""
+        """Optimizer that refused the gradients."""
 
 
 def rate(
@@ -66,7 +66,7 @@ class Optimizer:
         self.settings = settings
         self.refused = 0
         self.taken = 0
-        """Steps taken by this object: not those before a resume."""
+        """Number of steps taken by this object, without those before a resume."""
         trained = trained_weights(model) if trained is None else trained
         self.names = list(trained)
         self.weights: list[Tensor] = list(trained.values())
@@ -96,10 +96,10 @@ class Optimizer:
         return originals
 
     def adopt(self, lr: float, settings: OptimizerSettings) -> None:
-        """Go on with other settings; the moments stay. The kind of AdamW cannot change."""
+        """Continue with other settings and the same moments. The kind of AdamW cannot change."""
         self.lr = lr
         self.settings = settings
-        decays = (settings.weight_decay, 0.0)  # as _groups has them
+        decays = (settings.weight_decay, 0.0)  # in the order of _groups
         for group, decay in zip(self._adam.param_groups, decays, strict=True):
             group["betas"] = (settings.beta1, settings.beta2)
             group["eps"] = settings.eps

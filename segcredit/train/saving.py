@@ -53,7 +53,7 @@ from segcredit.train.tracker import Tracker
 ADAPTERS = "adapters"
 """With LoRA: what is trained, in PEFT's format; the policy lies beside it whole, all the same."""
 ROLLBACKS = 3
-"""Folders of what resumes took out of a run that are kept; older ones are deleted."""
+"""Number of folders in rolled_back/ that are kept; older ones are deleted."""
 CPU = torch.device("cpu")
 
 
@@ -173,9 +173,9 @@ def load_saved_policy(recipe: Recipe, place: Path) -> Policy:
 
 
 def find_resumable(folder: RunFolder) -> checkpoint.Found:
-    """The checkpoint to go on from; without one, None if the run may begin again.
+    """Find the checkpoint to resume from; None if the run may start over.
 
-    It may if nothing would be lost: no checkpoint was ever saved, or there is nothing at all.
+    It may if nothing would be lost: no checkpoint was ever saved, or the folder is empty.
     Otherwise checkpoints are missing, damaged or unreadable, and CheckpointError says what to do.
     """
     try:
@@ -202,7 +202,7 @@ def find_resumable(folder: RunFolder) -> checkpoint.Found:
 
 
 def _held(folder: RunFolder) -> list[str]:
-    """What a run would lose if it began again."""
+    """Names of files and folders that a run would lose if it started over."""
     places = (folder.checkpoints, folder.rollouts, folder.watched, folder.evaluations)
     held = [place.name for place in places if any(by_step(place))]
     if folder.metrics.exists() and folder.metrics.stat().st_size:
@@ -231,7 +231,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
             assert state.critic_optimizer is not None
             state.critic_optimizer.lr = lr
             load_moments(state.critic_optimizer, kept, place)
-    if state.stage_step:  # else the stage begins, and sets them itself
+    if state.stage_step:  # at step 0 the stage sets them itself
         adopt_settings(state)
     if found["tracker"] is not None and "baseline" in state.algorithm.needs:
         assert isinstance(state.train, Listed)
@@ -263,10 +263,10 @@ def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
 
 
 def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The settings in which a recipe differs from the run's config.yaml: before and now."""
+    """Settings that differ between the run's config.yaml and a recipe: old and new values."""
     noted = (GIVEN_IN_PYTHON, VERSION)
     then = {k: x for k, x in read_run(folder.path).config.items() if k not in noted}
-    with suppress(RecipeError):  # defaults that an earlier version did not know are no changes
+    with suppress(RecipeError):  # fill in defaults that an earlier version did not have
         then = parse_recipe(then).as_dict()
     return dict(sorted(_different(then, recipe.as_dict())))
 
@@ -283,18 +283,18 @@ SHAPES = {
     *("model.tiny", "model.hidden", "model.layers", "model.heads", "model.kv_heads"),
     *("model.vision_layers", "model.freeze_vision", "model.lora.alpha", "optimizer.kind"),
 }
-"""Settings that a checkpoint's weights and moments were made with."""
+"""Settings that determine a checkpoint's weights and optimizer state."""
 
 
 def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str, Any]) -> None:
-    """Refuse settings that would have no effect, or break: the checkpoint has decided on them."""
+    """Refuse changed settings that the checkpoint has already fixed."""
     changed = changed_settings(folder, state.recipe)
     problems = []
     for key, (old, new) in changed.items():
         if key in SHAPES:
             reason = f"weights and optimizer state in {place.name} were made with {old}"
         elif key in ("data.world", "data.settings") and state.recipe.model.tiny is not None:
-            continue  # below: what matters is the tokenizer
+            continue  # checked below: only the tokenizer matters
         elif key == "model.path" and state.policy.lora is None and not _same_name(old, new):
             reason = f"the weights come from {place.name}, not from there"
         elif key == "model.critic" and (place / CRITIC).exists() and _is_there(old):
@@ -320,7 +320,7 @@ def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str
 
 
 def _same_name(old: str | None, new: str | None) -> bool:
-    """Whether a model lies elsewhere now: another folder, or a copy of what the hub has."""
+    """Whether both paths have the same model name, possibly in another folder or on the hub."""
     return old is not None and new is not None and Path(old).name == Path(new).name
 
 
@@ -329,13 +329,13 @@ def _is_there(path: str | None) -> bool:
 
 
 def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int) -> list[str]:
-    """Changes of stages that are over, and of the kind of the one that is not."""
+    """List changes of finished stages, and of the kind of the current stage."""
     problems = []
     for number, then in enumerate(old[: stage + bool(stage_step)]):
         now = new[number] if number < len(new) else None
         if now is None or now["kind"] != then["kind"]:
             what = "has begun" if number == stage else "is finished"
-            problems.append(f"stages.{number} is not {then['kind']} any more, but it {what}")
+            problems.append(f"stages.{number} is no longer {then['kind']}, but it {what}")
             continue
         differ = {key for key in then if then[key] != now.get(key)}
         longer = number == len(old) - 1 == len(new) - 1 and now["steps"] > then["steps"]
@@ -346,12 +346,12 @@ def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int)
 
 
 def _is_finished(found: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether a checkpoint has nothing left to do."""
+    """Whether all stages of the recipe are finished in the checkpoint."""
     return found["stage"] == len(recipe.stages) and found["step"] >= recipe.total_steps
 
 
 def _check_parts(state: State, place: Path) -> None:
-    """Refuse a method whose parts are made when its stage begins, and words nobody has learned."""
+    """Refuse a method whose critic or tracker the checkpoint lacks, and a changed vocabulary."""
     stages, needs = state.recipe.stages, state.algorithm.needs
     begun = state.stage < len(stages) and state.stage_step > 0
     stage = stages[state.stage] if begun else None
@@ -366,7 +366,7 @@ def _check_parts(state: State, place: Path) -> None:
     if problem is not None:
         raise RecipeError(
             f"{problem}, and {place} does not have that for the data and the stage that has begun. "
-            f"Resume with the algorithm and data of before, or start a new run on the trained "
+            f"Resume with the previous algorithm and data, or start a new run on the trained "
             f"policy: model.path={shlex.quote(str(place / POLICY))}"
         )
     if state.recipe.model.tiny is not None and state.world is not None:
@@ -399,7 +399,7 @@ def _reopen_a_longer_stage(state: State) -> None:
 
 
 def take_back(state: State, folder: RunFolder, position: int) -> Path | None:
-    """Move what an earlier process wrote after the step from which the run goes on.
+    """Move what an earlier process wrote after the resumed step to rolled_back/.
 
     Metrics, rollouts, evaluations and checkpoints of later steps go to a new folder in
     rolled_back/, of which the newest few are kept; None if there is nothing to move. The lines of

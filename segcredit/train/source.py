@@ -38,10 +38,10 @@ class Listed:
         return len(self.prompts)
 
     def take(self, position: int, count: int) -> list[Prompt]:
-        """The prompts of one step; all distinct where there are as many.
+        """Return the prompts of one step; all are distinct if the data has enough.
 
-        Steps of ``count`` prompts follow one another, so ``position`` says in which step a pass
-        ends: the next pass begins with prompts that this step does not have yet.
+        Every step has ``count`` prompts, so ``position`` determines the step in which a pass over
+        the data ends. The next pass begins with prompts that this step does not contain yet.
         """
         size = len(self.prompts)
         places = [divmod(position + i, size) for i in range(count)]
@@ -51,7 +51,7 @@ class Listed:
         return [self.prompts[orders[turn][rest]] for turn, rest in places]
 
     def _order(self, turn: int, count: int, start: int) -> list[int]:
-        """The order of one pass, by way of all earlier ones."""
+        """Compute the order of one pass, which depends on all earlier passes."""
         size = len(self.prompts)
         kept = self.__dict__.setdefault("_orders", {})
         known = [x for x in kept if x[1:] == (count, start) and x[0] <= turn]
@@ -60,13 +60,15 @@ class Listed:
         for number in range(last[0] + 1, turn + 1):
             drawn = generator(self.seed, "order", number)
             shuffled = torch.randperm(size, generator=drawn).tolist()
-            before = (number * size - start) % count  # taken by the step in which a pass ends
+            before = (
+                number * size - start
+            ) % count  # prompts that the step already has when a pass ends
             taken = set(order[-before:]) if number and before and count <= size else set()
             first = [x for x in shuffled if x not in taken][: count - before]
             later = set(shuffled).difference(first)
             order = first + [x for x in shuffled if x in later]
         for old in [x for x in kept if x[1:] != (count, start) or x[0] < turn - 1]:
-            del kept[old]  # only the present pass and the next are asked for again
+            del kept[old]  # only the current and the next pass are needed again
         kept[turn, count, start] = order
         return order
 

@@ -38,7 +38,7 @@ def enter(state: State, stage: AnyStage) -> None:
     if isinstance(stage, WarmStart):
         earlier = state.recipe.stages[state.stage - 1] if state.stage else None
         if isinstance(earlier, WarmStart) and state.policy_optimizer is not None:
-            adopt_settings(state)  # imitation goes on: its moments still hold
+            adopt_settings(state)  # imitation continues with the same moments
             return
         set_policy_optimizer(state, *_of_policy(state, stage))
         return
@@ -55,7 +55,7 @@ def enter(state: State, stage: AnyStage) -> None:
 
 
 def adopt_settings(state: State) -> None:
-    """Give the optimizers what the recipe says of the present stage, on resume perhaps anew."""
+    """Apply the recipe's settings for the current stage to the optimizers."""
     stage, settings = state.recipe.stages[state.stage], state.recipe.optimizer
     if state.policy_optimizer is not None and not isinstance(stage, PretrainCritic):
         state.policy_optimizer.adopt(*_of_policy(state, stage))
@@ -65,7 +65,7 @@ def adopt_settings(state: State) -> None:
 
 
 def _of_policy(state: State, stage: WarmStart | Optimize) -> tuple[float, OptimizerSettings]:
-    """The policy's learning rate in a stage, and its optimizer's settings."""
+    """Return the policy's learning rate and optimizer settings in a stage."""
     settings = state.recipe.optimizer
     if isinstance(stage, WarmStart):
         return stage.lr, settings.model_copy(update={"beta2": stage.beta2})

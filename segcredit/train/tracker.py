@@ -10,7 +10,7 @@ from segcredit.core.tracker import tracker_init, tracker_update, tracker_value, 
 from segcredit.types import Prompt, Rollouts
 
 Score = Callable[[Rollouts], Tensor]
-"""log π of each token of these rollouts under the present policy, (B, T)."""
+"""Function that computes log π of each token under the current policy, (B, T)."""
 OFFLINE_SAMPLES = 8
 """Responses per prompt from which its first value comes."""
 
@@ -47,9 +47,9 @@ class Tracker:
 
     @torch.no_grad()
     def update(self, rollouts: Rollouts, score: Score) -> dict[str, float]:
-        """After the policy's step: forget as far as the policy has moved, then count the reward.
+        """Discount old counts by the policy's drift, then count the rewards; call after the step.
 
-        log π is stored as it is after the step, so that the next drift counts the steps since.
+        log π is stored as of after the step, so that the next drift measures the later steps.
         """
         assert rollouts.prompts is not None
         names = [x.prompt.id for x in rollouts.prompts]

@@ -87,7 +87,7 @@ class Trainer:
     def from_recipe(
         cls, recipe: Recipe, progress: Callable[[int], None] | None = None
     ) -> "Trainer":
-        """From a recipe alone, as the command line makes it; ``progress`` gets rows checked."""
+        """Make a trainer from a recipe; ``progress`` is called with the number of checked rows."""
         trainer = cls.__new__(cls)
         trainer._objects = {}
         trainer.plan = make_plan(recipe, progress=progress)
@@ -125,7 +125,7 @@ class Trainer:
             return self._loop(None, None, state, Silent())
         path = Path(folder) if folder is not None else new_run_path(self.recipe.name)
         with RunFolder.open(path) if resume else RunFolder.create(path) as run:
-            if not resume:  # first of all: with config.yaml a run can be resumed, without it not
+            if not resume:  # first, because a run can be resumed only if it has a config.yaml
                 write_yaml_atomically(run.config, self._record())
                 write_json_atomically(run.environment, describe_environment())
                 checkpoint.mark_unsaved(run.checkpoints)
@@ -186,25 +186,25 @@ class Trainer:
         )
 
     def _record(self) -> dict[str, Any]:
-        """For config.yaml."""
+        """Content of config.yaml."""
         return {VERSION: __version__} | self.recipe.as_dict() | self._given()
 
     def _roll_back(
         self, run: RunFolder, state: State, position: int, watch: Observer
     ) -> Path | None:
-        """Bring the folder to where the state is: everything was checked, now the disk changes."""
+        """Bring the run folder to the resumed step; call only after all checks have passed."""
         lines_after(run.metrics, position)
         if not state.step:
             checkpoint.mark_unsaved(run.checkpoints)
         changed = changed_settings(run, self.recipe)
         if changed:
-            watch.note(f"From here on with other settings than before: {', '.join(changed)}")
+            watch.note(f"Settings changed from this step on: {', '.join(changed)}")
             write_yaml_atomically(run.config, self._record())
         self._note_environment(run, state, watch)
         return take_back(state, run, position)
 
     def _note_environment(self, run: RunFolder, state: State, watch: Observer) -> None:
-        """Say what is not as it was when the run was last started, and record both."""
+        """Report and record changes of the environment since the run was last started."""
         known, now = read_run(run.path).environment, describe_environment()
         earlier = known.get("resumed", [])
         changes = environment_changes(earlier[-1] if earlier else known, now)
@@ -227,7 +227,7 @@ class Trainer:
 
 
 def _model(model: str | Path | dict[str, Any]) -> dict[str, Any]:
-    """Settings of the model; an object in memory is refused, since resuming needs a folder."""
+    """Settings of the model; a loaded model is refused, because resuming needs a folder."""
     if isinstance(model, dict):
         return model
     if isinstance(model, str | Path):
@@ -281,7 +281,7 @@ def _facts(plan: Plan, run: RunFolder, state: State, aside: Path | None) -> dict
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
         "method": str(plan.recipe.algorithm),
-        **({} if aside is None else {"moved": f"what came after step {state.step} to {aside}"}),
+        **({} if aside is None else {"moved": f"everything after step {state.step} to {aside}"}),
     }
 
 

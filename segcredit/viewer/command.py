@@ -26,7 +26,7 @@ EPILOG = rf"""[bold]Strategies: where to cut[/bold]
   Instead of "tokens": "text", a string. One entry per token, as far as known:
   "entropy", "prob" or "logp", "value" (V of the prefix before the token),
   "mask" (false at tool output). Once: "reward", "id", "prompt".
-  Files that training writes are read as they are (RUN/rollouts, RUN/watched,
+  It also reads the files that training writes (RUN/rollouts, RUN/watched,
   RUN/evaluations); RUN alone shows its last rollouts.
 
 [bold]Examples[/bold]

@@ -22,12 +22,12 @@ _TYPE = 'type e.g. {"text": "The answer is 12."}'
 
 
 def rollouts_of(path: str) -> str:
-    """The last rollouts that a run kept, where ``path`` is its folder; else ``path`` itself."""
+    """Return the last rollouts file of a run folder; any other path is returned unchanged."""
     if path == STDIN:
         return path
     try:
         kept = [file for _, file in by_step(RunFolder(path).rollouts) if file.suffix == ".jsonl"]
-    except (OSError, ValueError, RuntimeError):  # no such place; opening it says why
+    except (OSError, ValueError, RuntimeError):  # opening the path will report why
         return path
     return str(kept[-1]) if kept else path
 
@@ -106,20 +106,20 @@ _NAMES_IN_TRAINING = {"prompt_id": "id", "prompt": "prompt", "reward": "reward"}
 }
 """Columns of a run's rollouts, watched and evaluations → fields of a row."""
 _ROUNDING = 1e-3
-"""A log-probability that is computed in low precision may exceed zero by so much."""
+"""Maximum amount by which a low-precision log-probability may exceed zero."""
 
 
 def _is_from_training(content: dict[str, Any]) -> bool:
-    """Whether a run wrote the line: its tokens are ids, and their texts are called pieces."""
+    """Whether training wrote the line: its tokens are ids, and their texts are in "pieces"."""
     return "response" in content and "prompt_id" in content
 
 
 def _from_training(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a row, of a line that a run wrote; what a row has no field for is left out."""
+    """Convert a line that training wrote into the fields of a row; other columns are dropped."""
     row = {name: content[key] for key, name in _NAMES_IN_TRAINING.items() if key in content}
     if "pieces" in content:
         row["tokens"] = content["pieces"]
-    elif content["response"] == "":  # an evaluation keeps texts alone: the end token came first
+    elif content["response"] == "":  # an evaluation keeps only texts; here the end token came first
         row["tokens"] = [""]
     else:
         row["text"] = content["response"]

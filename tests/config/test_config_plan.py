@@ -375,7 +375,7 @@ def test_prompts_beyond_the_context_window(tmp_path: Path, model: Path) -> None:
     message = problems(**FEW, model={"path": small}, data=data, rollout__max_tokens=60)
     assert message == (
         "rollout.max_tokens: expected less than the model's context window of 60 tokens, since "
-        "prompts come on top; got 60. Set rollout.max_tokens=30 or so"
+        "the prompt also takes tokens; got 60. Set rollout.max_tokens=30 or so"
     )
 
 
@@ -425,9 +425,9 @@ def test_demonstrations_must_be_there_and_fit(tmp_path: Path, model: Path) -> No
     rows = bad_rows(small, {"train": [train]}, stages=WARM, rollout__max_tokens=4)
     start = "expected a prompt the model can read; got "
     assert [x.partition(start)[2].split(";")[0] for x in rows[:3]] == [
-        "a 'response' to imitate that is no text: nothing (null)",
-        "a 'response' to imitate that is no text: ' '",
-        "a 'response' to imitate that is no text: a list of 1",
+        "a 'response' to imitate that is not text: nothing (null)",
+        "a 'response' to imitate that is not text: ' '",
+        "a 'response' to imitate that is not text: a list of 1",
     ]
     assert " tokens with its 'response', more than the model's context window of 60" in rows[3]
     train = write_rows(tmp_path / "train.jsonl", SHOWN, GOOD, SHOWN)

@@ -336,7 +336,7 @@ def test_other_settings_on_the_way_are_told_and_kept(
     again = trainer_of(model, rows, by_length, steps=5, optimizer={"lr": 1e-4})
     again.train(folder, resume=True, watch=watch)
     assert watch.notes == [
-        "From here on with other settings than before: optimizer.critic_lr, optimizer.lr, stages"
+        "Settings changed from this step on: optimizer.critic_lr, optimizer.lr, stages"
     ]
     assert metrics(folder)[-1]["step"] == 5
     config = yaml.safe_load((folder / "config.yaml").read_text())

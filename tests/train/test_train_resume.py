@@ -254,7 +254,7 @@ def test_what_a_resume_takes_back_is_moved_and_not_deleted(tmp_path: Path, whole
     assert_same_run(resumed, whole)
     (aside,) = (resumed / "rolled_back").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-step-000014", aside.name)
-    assert f"moved   what came after step 14 to {aside}\n" in call.said
+    assert f"moved   everything after step 14 to {aside}\n" in call.said
     moved = contents(aside)
     assert moved.pop("metrics.jsonl").splitlines() == lines[-2:]
     assert moved == lost

@@ -68,7 +68,7 @@ def test_settings_of_the_optimizers_act_within_a_stage(tmp_path: Path, whole: Pa
         "optimizer.weight_decay=0.25",
     )
     assert call.code == 0, call.complained
-    assert "From here on with other settings than before: optimizer.beta1, " in call.said
+    assert "Settings changed from this step on: optimizer.beta1, " in call.said
     last = [x for x in metrics(copy) if x["stage"] == "optimize"][1:]
     assert [x["policy/lr"] for x in last] == [2e-4] * 2
     assert [x["critic/lr"] for x in last] == [3e-4] * 2
@@ -170,7 +170,7 @@ def test_nothing_is_saved_while_gradients_are_not_finite(tmp_path: Path) -> None
         (7, "model.freeze_vision=true", "model.freeze_vision was False, and is True: "),
         (7, "stages.0.lr=1e-5", "stages.0.lr: that stage is finished"),
         (7, "stages.1.steps=9", "stages.1.steps: that stage is finished"),
-        (7, "stages.3.kind=pretrain_critic", "stages.3 is not optimize any more, but it has begun"),
+        (7, "stages.3.kind=pretrain_critic", "stages.3 is no longer optimize, but it has begun"),
         (7, "data.settings.modulus=11", "make another vocabulary than that of"),
         (9, "optimizer.lr=1e-5", "optimizer.lr: all 9 steps are done. To train on, also set stage"),
     ],
