@@ -92,10 +92,10 @@ def draw(look: Look) -> Figure:
     panels[0].set_yticks(range(len(ROWS)), [label for _, label, _ in ROWS])
     for text, (kind, _, _) in zip(panels[0].get_yticklabels(), ROWS, strict=True):
         text.set_color(look.kinds[kind])
-    told = "points of held-out accuracy above SAPO, mean over the learning curve"
+    label = "points of held-out accuracy above SAPO, mean over the learning curve"
     if any(old(place) for _, _, places in ROWS for place in places if place is not None):
-        told += f"\n{MARK} run before a correction of the method, not repeated yet"
-    panels[1].set_xlabel(told, color=look.ink)
+        label += f"\n{MARK} run before a correction of the method, not repeated yet"
+    panels[1].set_xlabel(label, color=look.ink)
     handles = [
         panels[0].plot([], [], "o-", color=colour, label=kind)[0]
         for kind, colour in look.kinds.items()

@@ -5,13 +5,13 @@
     python docs/make_results.py held-out --suffix=-held-out    # other seeds
     python docs/make_results.py fifth --suffix=-fifth          # a round beside another one's
     python docs/make_results.py sixth --prefix=chain- --only two    # one study of a folder
-    python docs/make_results.py                       # marks and tables again, of what is there
+    python docs/make_results.py                       # only update marks and tables
 
 What stands in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's
 table of results, the rest of the page stays as it was written. ``NAME cost`` is its second table,
 ``NAME lift`` its last; ``NAME rounds`` puts the differences of ``NAME-first``, ``-second``, … and
 ``NAME`` side by side; ``NAME NAME … beside``, ``steady`` and ``rates`` are side_by_side.py's.
-``corrections`` lists what segcredit/study/corrections.yaml says of results that are here. Rows of
+The block ``corrections`` lists the entries of segcredit/study/corrections.yaml that apply. Rows of
 arms that were run before a correction are marked † until they are run again.
 """
 
@@ -60,7 +60,7 @@ def bring(study: Path, place: Path) -> None:
 
 
 def mark_rows(table: str, labels: Iterable[str]) -> str:
-    """Rows of Markdown or LaTeX with a mark behind these labels."""
+    """Add a mark after these labels in the rows of a Markdown or LaTeX table."""
     for label in labels:
         escaped = re.escape(label.replace("|", "\\|"))
         table = re.sub(rf"^(\| {escaped}) \|", rf"\1 {MARK} |", table, flags=re.MULTILINE)
@@ -69,7 +69,7 @@ def mark_rows(table: str, labels: Iterable[str]) -> str:
 
 
 def mark_pages(place: Path) -> None:
-    """A study's page and LaTeX, marked where its arms were run before a correction."""
+    """Mark arms that were run before a correction in a study's page and LaTeX."""
     labels = pending(place.name)
     tex = MARKED.sub("", (place / "study.tex").read_text())
     (place / "study.tex").write_text(mark_rows(tex, labels))
@@ -82,7 +82,7 @@ def mark_pages(place: Path) -> None:
 
 
 def corrected() -> str:
-    """Every correction that results here do not have, and where."""
+    """Make the table of corrections that published results do not include yet."""
     rows = []
     for correction in corrections():
         found = []

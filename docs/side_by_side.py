@@ -14,7 +14,7 @@ from segcredit.study.tables import Table, markdown, percent_text
 RESULTS = Path(__file__).resolve().parent / "results"
 MEASURES = {"area": "over the curve", "final": "at the end"}
 MARK = "†"
-"""Behind arms that were run before a correction of their method."""
+"""Mark of arms that were run before a correction of their method."""
 FALL = 0.2
 """Of accuracy, from one evaluation to the next: a run that falls so far is not steady."""
 TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
@@ -26,7 +26,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def pending(name: str) -> dict[str, tuple[Correction, ...]]:
-    """Labels of a study's arms that were run before a correction, and which corrections."""
+    """Corrections that a study's results do not include yet, by label of the arm."""
     found = {}
     for row in rows_of(RESULTS / name / "study.csv"):
         included = (row.get("corrections") or "").split()
