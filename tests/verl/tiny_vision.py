@@ -75,7 +75,9 @@ class TinyProcessor:
         if images:
             found = dict(self.image_processor(images=images, return_tensors="pt"))
             if self.image_token in text:
-                text = self.codec._with_room(text, found["image_grid_thw"])
+                text = self.codec._with_room(
+                    text, self.codec._image_tokens(found["image_grid_thw"])
+                )
         ids = torch.tensor([self.tokenizer(text, add_special_tokens=False)["input_ids"]])
         kinds = (ids == self.config.image_token_id).long()
         found |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
