@@ -94,7 +94,7 @@ RECIPE = {
 
 def test_a_run_folder_cannot_allow_it(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(parse_recipe(RECIPE).as_dict()))
-    with pytest.raises(ValueError, match=r"data\.allow_outside: true .* would read pictures"):
+    with pytest.raises(ValueError, match=r"data\.allow_outside: true .* would read images"):
         load_run_recipe(tmp_path)
     assert load_run_recipe(tmp_path, ["data.allow_outside=true"]).data.allow_outside
     assert load_run_recipe(tmp_path, trust_run=True).data.allow_outside
