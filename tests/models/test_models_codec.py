@@ -136,7 +136,7 @@ def test_tokens_are_counted_by_the_size_of_a_picture(
 def test_a_picture_that_is_too_wide_or_tall_is_refused_with_its_size(size: tuple[int, int]) -> None:
     codec, prompt = policy("qwen2_5_vl").codec, ask("<image>?", picture(*size))
     for read in (codec.encode, codec.count_tokens):
-        with pytest.raises(ValueError, match=rf"a picture of {size[0]}×{size[1]} pixels"):
+        with pytest.raises(ValueError, match=rf"an image of {size[0]}×{size[1]} pixels"):
             read(prompt)
 
 
