@@ -32,6 +32,7 @@ from segcredit.runlog.folder import (
     POLICY,
     REFERENCE,
     by_step,
+    exists,
     later_than,
     new_rollback,
     resume_command,
@@ -251,15 +252,21 @@ def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
         raise checkpoint.CheckpointError(
             f"{place} was written {'with' if then else 'without'} model.lora, so the run cannot go "
             f"on {'without' if then else 'with'} it. Leave model.lora as it was, or begin a new "
-            f"run on the trained policy: model.path={shlex.quote(str(place / POLICY))}"
+            f"run on the trained policy: {_trained_policy(state, place)}"
         )
     if lora is not None and found["base"] != lora.fingerprint():
         raise checkpoint.CheckpointError(
             f"{place} holds adapters for other weights than those of "
             f"{state.recipe.model.path or state.recipe.model.tiny}: it is another model, or was "
             f"changed since. Put the old one back, or begin a new run on the trained policy: "
-            f"model.path={shlex.quote(str(place / POLICY))}"
+            f"{_trained_policy(state, place)}"
         )
+
+
+def _trained_policy(state: State, place: Path) -> str:
+    """The settings that begin a new run on a checkpoint's policy, as they are typed."""
+    instead = "" if state.recipe.model.tiny is None else " model.tiny=null"
+    return f"model.path={shlex.quote(str(place / POLICY))}{instead}"
 
 
 def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -315,7 +322,7 @@ def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str
         raise RecipeError(
             f"these changes would have no effect on the resumed run:{lines}\n"
             f"Leave them out, or start a new run with them on the trained policy: segcredit train "
-            f"{shlex.quote(str(folder.config))} model.path={shlex.quote(str(place / POLICY))} …"
+            f"{shlex.quote(str(folder.config))} {_trained_policy(state, place)} …"
         )
 
 
@@ -367,7 +374,7 @@ def _check_parts(state: State, place: Path) -> None:
         raise RecipeError(
             f"{problem}, and {place} does not have that for the data and the stage that has begun. "
             f"Resume with the previous algorithm and data, or start a new run on the trained "
-            f"policy: model.path={shlex.quote(str(place / POLICY))}"
+            f"policy: {_trained_policy(state, place)}"
         )
     if state.recipe.model.tiny is not None and state.world is not None:
         known = state.policy.codec.tokenizer.get_vocab()
@@ -439,6 +446,13 @@ def _load_reference(state: State, folder: RunFolder) -> Policy:
     if lora is not None:
         return replace(state.policy, adapter=REFERENCE if REFERENCE in lora.names else None)
     kept = folder.checkpoints / REFERENCE
+    if not exists(kept):
+        raise RecipeError(
+            f"this algorithm compares with the reference model, the policy before reinforcement "
+            f"learning; there is none in {kept}, where a run whose algorithm needs it keeps it. "
+            f"Resume with the previous algorithm, put the folder back if it was moved, or start a "
+            f"new run: segcredit train {shlex.quote(str(folder.config))} …"
+        )
     try:
         checkpoint.verify(kept)
     except checkpoint.CheckpointError as error:

@@ -215,6 +215,28 @@ def test_a_method_whose_parts_were_never_made_is_refused(
     assert resume(tmp_path).code == 0
 
 
+def test_a_reference_that_was_never_made_is_refused_and_the_run_can_go_on(
+    tmp_path: Path, whole: Path
+) -> None:
+    copy = stopped_at(7, whole, tmp_path)
+    shutil.rmtree(copy / "checkpoints" / "reference")
+    call = resume(tmp_path)
+    assert call.code == 2, call.said
+    assert "put the folder back if it was moved" in call.complained, call.complained
+    assert "cannot go on" not in call.complained
+    assert resume(tmp_path, "algorithm.kl=0").code == 0
+
+
+def test_the_advice_to_start_on_the_trained_policy_works(tmp_path: Path, whole: Path) -> None:
+    """Of a model made in code, too: model.tiny must give way to model.path."""
+    stopped_at(7, whole, tmp_path)
+    call = resume(tmp_path, "model.hidden=64")
+    advice = re.search(r"segcredit (train .*) …", call.complained)
+    assert advice is not None, call.complained
+    started = run(tmp_path, *shlex.split(advice[1]), "--check")
+    assert started.code == 0, started.complained
+
+
 def test_a_refused_resume_leaves_the_settings_as_they_were(tmp_path: Path, whole: Path) -> None:
     """Refused late: the reference model is damaged, and metrics.jsonl was changed."""
     copy = stopped_at(7, whole, tmp_path)
