@@ -27,7 +27,7 @@ BAD: list[tuple[str, str, str]] = [
     ('{"problem": "?", "answer": null}', NO_ANSWER, "expected an answer under"),
     ('{"problem": "?", "answer": "  "}', NO_ANSWER, "expected an answer under"),
     ('{"problem": "?", "answer": "1", "image": "gone.png"}', PICTURE, "got no such file"),
-    ('{"problem": "?", "answer": "1", "image": "../../../etc/passwd"}', PICTURE, "picture"),
+    ('{"problem": "?", "answer": "1", "image": "../../../etc/passwd"}', PICTURE, "leads out of it"),
     ('{"problem": "?", "answer": "1", "image": "empty.png"}', PICTURE, "expected a picture"),
     ('{"problem": "?", "answer": "1", "image": "cut.png"}', PICTURE, "can be decoded"),
     ('{"problem": "?", "answer": "1", "image": "text.png"}', PICTURE, "beginning with b'hello'"),
