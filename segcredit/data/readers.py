@@ -21,6 +21,8 @@ _RATIO = 100
 """Maximum ratio of a parquet file's unpacked size to its file size."""
 _UNPACKED, _READ = 2**26, 2**30
 """Bytes that any parquet file may unpack to, however small: in its pages, in all its rows."""
+_ROW = 500
+"""Bytes that a row takes in Python besides its values, at least."""
 _BATCH = 2**29
 """Maximum number of bytes in one batch of rows."""
 
@@ -180,13 +182,20 @@ def _parquet(path: Path) -> Iterator[Found]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=rows_at_once(file.metadata, path)):
-                read += batch.nbytes
+                read += _row_bytes(batch)
                 if read > most:
                     raise _too_large(path, most, "more in its rows")
                 yield from table_rows(str(path), batch, number)
                 number += len(batch)
     except (OSError, import_module("pyarrow").ArrowException) as error:
         raise _not_parquet(path, error) from None
+
+
+def _row_bytes(batch: Any) -> int:
+    """Bytes of a batch as rows: a dictionary's value counts for every row that repeats it."""
+    kind = import_module("pyarrow").DictionaryArray
+    columns = [x.dictionary_decode() if isinstance(x, kind) else x for x in batch.columns]
+    return sum(x.nbytes for x in columns)
 
 
 def rows_at_once(metadata: Any, path: Path) -> int:
@@ -203,7 +212,8 @@ def rows_at_once(metadata: Any, path: Path) -> int:
     most = max(_UNPACKED, _RATIO * size)
     if sum(unpacked) > most or any(x < 0 for x in unpacked):
         raise _too_large(path, most, f"{sum(unpacked):,} in its pages")
-    if metadata.num_rows > most // 8:
+    most = max(_READ, _RATIO * size)
+    if metadata.num_rows > most // _ROW:
         raise _too_large(path, most, f"{metadata.num_rows:,} rows")
     return min(max(_BATCH // max([1, *unpacked]), 1), _ROWS_AT_ONCE)
 

@@ -395,6 +395,24 @@ def test_nor_does_one_whose_pages_are_small(tmp_path: Path, monkeypatch: Any) ->
     assert sum(sizes) <= 2**25 + 2**24
 
 
+@pytest.mark.parametrize(
+    ("characters", "count", "said"),
+    [(20_000, 1000, "has more in its rows"), (1, 20_000, "has 20,000 rows")],
+)
+def test_rows_count_as_what_they_are_in_python(
+    tmp_path: Path, monkeypatch: Any, characters: int, count: int, said: str
+) -> None:
+    """Columns that pyarrow keeps as dictionaries have few bytes, and so have very short rows."""
+    monkeypatch.setattr("segcredit.data.readers._READ", 2**23)
+    indices = pa.array([0], pa.int8()).take(pa.array([0] * count, pa.int32()))
+    texts = pa.DictionaryArray.from_arrays(indices, pa.array(["q" * characters]))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"problem": texts, "answer": texts}), path)
+    assert path.stat().st_size < 20_000
+    with pytest.raises(ValueError, match=said):
+        load_prompts(path)
+
+
 def test_rows_without_end(tmp_path: Path) -> None:
     rows = 20_000_000  # of nothing, in a few bytes
     table = pa.table(
