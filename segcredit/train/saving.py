@@ -23,6 +23,7 @@ from segcredit.config import (
     parse_recipe,
 )
 from segcredit.models import Critic, Policy
+from segcredit.models.codec import Codec
 from segcredit.models.lora import Lora
 from segcredit.models.packed import set_attention
 from segcredit.runlog import MetricsWriter, RunFolder, read_run
@@ -171,6 +172,22 @@ def load_saved_policy(recipe: Recipe, place: Path) -> Policy:
     if (place / GENERATION_CONFIG_NAME).exists():
         policy.model.generation_config = GenerationConfig.from_pretrained(place)
     return policy
+
+
+def require_checked_template(saved: Codec, checked: Codec, place: Path) -> None:
+    """Refuse a checkpoint whose chat template is not the one that all rows were checked with.
+
+    Rows are rendered under limits before training and without limits during it, so a template that
+    comes with a checkpoint must not replace the checked one.
+    """
+    templates = (str(x.tokenizer.chat_template) for x in (saved, checked))
+    if len({x.replace("\r\n", "\n") for x in templates}) > 1:  # files are read with \n alone
+        raise checkpoint.CheckpointError(
+            f"expected the chat template of the model that the run started from; got another one "
+            f"in {place}. Nothing was changed. If the model's template was changed since, put the "
+            f"older one back into the model's folder; if you trust the checkpoint's, copy its "
+            f"chat_template.jinja there. Then resume."
+        )
 
 
 def find_resumable(folder: RunFolder) -> checkpoint.Found:

@@ -28,6 +28,7 @@ from segcredit.train.saving import (
     changed_settings,
     find_resumable,
     load_saved_policy,
+    require_checked_template,
     restore,
     take_back,
 )
@@ -166,6 +167,8 @@ class Trainer:
         # adapters go on from the weights they stand beside, not from the sum that was saved
         with_lora = self.recipe.model.lora is not None
         policy = None if with_lora else load_saved_policy(self.recipe, found.path / POLICY)
+        if policy is not None and self.recipe.data.template is None:
+            require_checked_template(policy.codec, self.plan.codec, found.path / POLICY)
         state = build(self.plan, policy, parallel)
         return state, restore(state, run, found.path)
 

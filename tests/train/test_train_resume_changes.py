@@ -15,6 +15,7 @@ from tiny_runs import assert_same_run, metrics, write_recipe
 from segcredit import Trainer
 from segcredit.config import parse_recipe
 from segcredit.runlog.environment import describe_environment, environment_changes
+from segcredit.runlog.manifest import MANIFEST, seal
 from segcredit.train.checkpoint import load_state
 
 STEPS: dict[str, Any] = {
@@ -252,6 +253,29 @@ def test_a_refused_resume_leaves_the_settings_as_they_were(tmp_path: Path, whole
         assert call.code == 2, call.said
         assert (copy / "config.yaml").read_bytes() == config
         file.write_bytes(kept)
+    assert resume(tmp_path).code == 0
+    assert_same_run(copy, whole)
+
+
+def test_a_checkpoint_cannot_bring_another_chat_template(tmp_path: Path, whole: Path) -> None:
+    """All rows were checked with the model's own; one that never ends would hang the run."""
+    copy = stopped_at(7, whole, tmp_path)
+    config = (copy / "config.yaml").read_bytes()
+    last = max((copy / "checkpoints").glob("step-*"))
+    template = last / "policy" / "chat_template.jinja"
+    kept = template.read_text()
+    template.write_text(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    (last / MANIFEST).unlink()
+    seal(last)
+    call = resume(tmp_path)
+    assert call.code == 2, call.said
+    assert "expected the chat template" in call.complained
+    assert (copy / "config.yaml").read_bytes() == config
+    template.write_text(kept)
+    (last / MANIFEST).unlink()
+    seal(last)
     assert resume(tmp_path).code == 0
     assert_same_run(copy, whole)
 
