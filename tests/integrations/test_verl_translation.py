@@ -36,7 +36,7 @@ def translated(case: Case) -> Translated:
 
 
 def unchanged(case: Case) -> Translated:
-    """Of the same recipe before the change, with another method where a case sets one."""
+    """Translate the recipe without the change, with the method that the case sets, if any."""
     method = [x for x in case.changes if re.fullmatch(r"algorithm=\w+", x)]
     if not method or len(case.changes) == 1:
         method = ["algorithm=sapo"] if case.recipe == SAPO else ["algorithm={name: grpo, kl: 0}"]
@@ -48,7 +48,7 @@ def plain(settings: dict[str, object]) -> dict[str, object]:
 
 
 def test_the_table_has_every_setting_of_the_recipe() -> None:
-    """Who adds a setting to the recipe's classes decides here what becomes of it on verl."""
+    """Each setting of the recipe classes needs a row here that says what happens on verl."""
     assert sorted(leaves()) == sorted(SETTINGS)
     assert NO_COUNTERPART.keys() == {key for key, x in SETTINGS.items() if x.unused}
 

@@ -112,7 +112,7 @@ SIZES = [(84, 56), (28, 500), (1000, 7), (1, 1), (3, 3), (1, 40), (90, 3), (2, 9
 def test_tokens_are_counted_by_the_size_of_a_picture(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as the model will read, or refused where the model would refuse it."""
+    """The count equals the encoded length, and both refuse the same prompts."""
     codec = policy(name).codec
     asked = [ask("red <image>blue ?", picture(*size)) for size in SIZES]
 

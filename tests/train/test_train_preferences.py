@@ -111,7 +111,7 @@ def test_fewer_pairs_than_mini_batches(warm) -> None:
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
 def test_log_ratios_are_taken_at_the_sampling_temperature(temperature: float | None, warm) -> None:
-    """As in VinePPO's code; or at the temperature that is asked for."""
+    """The default follows VinePPO's code; ``temperature`` sets another one."""
     rollout = {**PAIRS["rollout"], "temperature": 0.6}
     algorithm = {"name": "dpo_positive", "temperature": temperature}
     state = begun(warm("chains"), algorithm, rollout=rollout)

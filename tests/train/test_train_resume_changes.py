@@ -229,7 +229,7 @@ def test_a_reference_that_was_never_made_is_refused_and_the_run_can_go_on(
 
 
 def test_the_advice_to_start_on_the_trained_policy_works(tmp_path: Path, whole: Path) -> None:
-    """Of a model made in code, too: model.tiny must give way to model.path."""
+    """The advice also works for a model made in code: it replaces model.tiny by model.path."""
     stopped_at(7, whole, tmp_path)
     call = resume(tmp_path, "model.hidden=64")
     advice = re.search(r"segcredit (train .*) …", call.complained)

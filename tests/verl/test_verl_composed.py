@@ -89,7 +89,7 @@ def test_text_arrives_as_it_is() -> None:
 
 
 class Words:
-    """As much of a tokenizer as a reward manager uses."""
+    """The part of a tokenizer that a reward manager uses."""
 
     eos_token_id = 2
 
