@@ -6,7 +6,7 @@ STAMP  := $(VENV)/installed
 LOCK   := requirements-dev.lock
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup lock test lint types imports unit demo studies bench figures clean verl-setup test-verl
+.PHONY: help setup lock test lint types imports unit demo studies bench house figures clean verl-setup test-verl
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -77,6 +77,9 @@ studies: $(STAMP)  ## every table and figure at the smallest scale: that they ru
 bench: $(STAMP)  ## how fast are credit and a training step
 	$(BIN)/python benchmarks/credit.py
 	$(BIN)/python benchmarks/step.py
+
+house: $(STAMP)  ## rooms, files, lines, imports, and what one training step visits
+	@OMP_NUM_THREADS=1 $(BIN)/python tools/house.py
 
 figures: $(STAMP)  ## draw the pictures of the idea and of the results again
 	$(BIN)/python docs/make_idea.py
