@@ -116,7 +116,7 @@ def test_mistakes_end_in_one_message(arguments: list[str], expected: str) -> Non
 def test_all_mistakes_are_told_at_once() -> None:
     wrong = ["sed=1", "optimizer.lr=fast", "stages.0.step=1", "algorithm=sappo", "reward=mth"]
     lines = error_of(segcredit("train", "demo", *wrong)).splitlines()
-    assert lines[0].endswith("demo.yaml: 5 mistakes")
+    assert lines[0].endswith("demo: 5 mistakes")
     assert len(lines) == 6
 
 

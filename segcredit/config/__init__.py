@@ -1,17 +1,19 @@
-"""Recipes: everything a run is, in one validated object, before any model loads."""
+"""Recipes: the complete settings of a run, validated before any model is loaded."""
 
-from segcredit.config.read import (
+from segcredit.config.files import (
     GIVEN_IN_PYTHON,
-    VERSION,
     RecipeError,
+    merge_settings,
+    read_settings,
+    recipe_settings,
+    shipped_recipes,
+)
+from segcredit.config.read import (
+    VERSION,
     apply_overrides,
     load_recipe,
     load_run_recipe,
-    merge_settings,
     parse_recipe,
-    read_settings,
-    recipe_path,
-    recipe_settings,
 )
 from segcredit.config.recipe import (
     DataSettings,
@@ -54,6 +56,6 @@ __all__ = [
     "merge_settings",
     "parse_recipe",
     "read_settings",
-    "recipe_path",
     "recipe_settings",
+    "shipped_recipes",
 ]

@@ -8,8 +8,7 @@ import yaml
 from tiny_runs import changed, write_recipe
 
 from segcredit import Trainer, __version__
-from segcredit.config import Recipe, RecipeError, load_recipe
-from segcredit.config.read import recipe_path, shipped_recipes
+from segcredit.config import Recipe, RecipeError, load_recipe, shipped_recipes
 
 
 def write(path: Path, **settings: Any) -> Path:
@@ -194,7 +193,7 @@ def test_circles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "expected"),
     [
-        ("recipee", "no base 'recipee': neither a YAML file, as seen from "),
+        ("recipee", "no base 'recipee': neither a YAML file relative to "),
         ("dmeo", "Did you mean 'demo'?"),
         ("recipee", "Did you mean 'recipe'?"),
         ("geo3k/qwen2.5-vl-3b-sap", "Did you mean 'geo3k/qwen2.5-vl-3b-sapo'?"),
@@ -230,12 +229,13 @@ def test_a_base_that_is_no_recipe_is_named(tmp_path: Path) -> None:
 
 def test_base_is_no_override(tmp_path: Path) -> None:
     path = write_recipe(tmp_path)
-    assert error_of(path, "base=demo").startswith("base stands in a file and is no override")
+    assert error_of(path, "base=demo").startswith(
+        "base cannot be an override, only a key in a file"
+    )
 
 
 def test_names_with_a_folder() -> None:
-    path = recipe_path("geo3k/qwen2.5-vl-3b-sapo")
-    assert path.parts[-2:] == ("geo3k", "qwen2.5-vl-3b-sapo.yaml")
+    assert load_recipe("geo3k/qwen2.5-vl-3b-sapo").name == "geo3k-qwen2.5-vl-3b-sapo"
     for wrong, near in [
         ("geo3k/qwen2.5-vl-3b-spo", "geo3k/qwen2.5-vl-3b-sapo"),
         ("qwen2.5-vl-7b-grpo", "geo3k/qwen2.5-vl-7b-grpo"),
@@ -247,14 +247,14 @@ def test_names_with_a_folder() -> None:
 
 def test_an_unknown_name_lists_what_may_have_been_meant() -> None:
     with pytest.raises(RecipeError) as error:
-        recipe_path("math")
+        load_recipe("math")
     of_math = [name for name in shipped_recipes() if name.startswith("math/")]
     assert str(error.value).count("math/") == len(of_math) > 8
     assert "geo3k" not in str(error.value)
     with pytest.raises(
         RecipeError, match=r"one of demo, geo3k/… \(\d+\), gsm8k/… \(\d+\), math/… "
     ):
-        recipe_path("nothing-of-the-kind")
+        load_recipe("nothing-of-the-kind")
 
 
 def test_parts_are_no_recipes() -> None:

@@ -1,31 +1,46 @@
-"""The recipes' files: short, nothing said twice, and every number with its source."""
+"""The recipes of the package: the same settings as ever, each with its source, none said twice."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from segcredit.config.read import _base_path, _folder, _merged, _read, _with_bases, shipped_recipes
+from segcredit.config import load_recipe, merge_settings, recipe_settings, shipped_recipes
+from segcredit.config.files import FOLDER, _shipped, read_settings
 
-FILES = sorted(path for path in _folder().rglob("*.yaml") if path.parent != _folder())
-LEAVES = [path for name, path in shipped_recipes().items() if "/" in name]
+COLLECTIONS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "demo"}
+DIGESTS = json.loads(Path(__file__).with_name("recipe_digests.json").read_text())
+"""SHA-256 of each recipe's settings before defaults, recorded when every recipe was a file."""
 SOURCE = re.compile(
     r"(paper, (Table \d|Figure \d|Appendix [A-F]|Algorithm 1|§\d(\.\d)*)"
     r"|authors' code: \S|VinePPO[:;] \S|SPO: \S|ours: \S|departs: \S)"
 )
-NO_SETTINGS = ("base", "name", "stages.kind")
-"""Which recipe, which run, which stage: no hyperparameters."""
+NO_SETTINGS = re.compile(r"(recipes|(.*\.)?base|(.*\.)?stages\.kind)")
+"""Keys that choose recipes, parts and stages: no hyperparameters."""
 
-each_file = pytest.mark.parametrize(
-    "path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
+
+def test_every_published_name_has_the_settings_it_always_had() -> None:
+    found = {}
+    for name in shipped_recipes():
+        text = json.dumps(recipe_settings(name), sort_keys=True)
+        found[name] = hashlib.sha256(text.encode()).hexdigest()
+    assert found == DIGESTS
+
+
+def test_a_caller_may_change_the_settings_it_gets() -> None:
+    recipe_settings("demo")["stages"].clear()
+    assert load_recipe("demo", ["stages.0.steps=7"]).stages[0].steps == 7
+    assert load_recipe("demo").stages[0].steps == 300
 
 
 def scalars(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
-    """Every plain value: its key, and its line."""
+    """Yield the key and the line of every plain value."""
     if isinstance(node, yaml.ScalarNode):
         yield ".".join(path), node.start_mark.line
     elif isinstance(node, yaml.SequenceNode):
@@ -37,20 +52,21 @@ def scalars(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def unsourced(text: str) -> list[str]:
-    """Keys of values beside which no source stands."""
+    """Return the keys of values whose line names no source."""
     lines = text.splitlines()
     found = []
     for key, line in scalars(yaml.compose(text, Loader=yaml.SafeLoader)):
         comment = lines[line].partition("  # ")[2]
         known = SOURCE.match(comment) and ("departs:" not in comment or "because" in comment)
-        if key not in NO_SETTINGS and not known:
+        if not NO_SETTINGS.fullmatch(key) and not known:
             found.append(key)
     return found
 
 
-@each_file
-def test_every_number_has_its_source(path: Path) -> None:
-    assert unsourced(path.read_text()) == []
+def test_every_number_has_its_source() -> None:
+    assert {x: unsourced(path.read_text()) for x, path in COLLECTIONS.items()} == {
+        x: [] for x in COLLECTIONS
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,7 +85,7 @@ def test_every_number_has_its_source(path: Path) -> None:
         ("a: 1  # paper, Table 7", False),
         ("a: [1, 2]  # authors' code: verl's default", False),
         ("a: 1  # departs: another number, because it is nicer", False),
-        ("base: x\nname: y", False),
+        ("base: x\nrecipes: [y]", False),
     ],
 )
 def test_the_test_of_sources_can_fail(line: str, flagged: bool) -> None:
@@ -77,7 +93,7 @@ def test_the_test_of_sources_can_fail(line: str, flagged: bool) -> None:
 
 
 def restated(own: dict[str, Any], under: dict[str, Any], path: str = "") -> list[str]:
-    """Settings that were so already."""
+    """Return the settings of ``own`` that ``under`` has already."""
     found = []
     for key, value in own.items():
         if isinstance(value, dict) and isinstance(under.get(key), dict):
@@ -87,46 +103,58 @@ def restated(own: dict[str, Any], under: dict[str, Any], path: str = "") -> list
     return found
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_recipe_states_only_what_differs(path: Path) -> None:
-    """Its own lines change its bases, and each base changes those before it."""
-    own = _read(path)
-    names = own.pop("base")
-    under: dict[str, Any] = {}
-    for name in names:
-        part = _with_bases(_base_path(path, name))
-        assert restated(part, under) == [], f"{name} repeats what stands before it"
-        under = _merged(under, part)
-    assert restated(own, under) == []
-    assert list(own) == ["name"], "what two runs share stands in a part"
-    assert len(path.read_text().splitlines()) <= 5
+def combinations(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the parts of each recipe of a collection."""
+    for line in read_settings(COLLECTIONS[name])["recipes"]:
+        yield from product(*([x] if isinstance(x, str) else x for x in line))
 
 
-@each_file
-def test_files_that_name_a_base_do_not_repeat_it(path: Path) -> None:
-    own = _read(path)
-    base = own.pop("base", None)
-    if isinstance(base, str):
-        assert restated(own, _with_bases(_base_path(path, base))) == []
+def test_a_part_states_only_what_differs() -> None:
+    """A part repeats nothing that the parts before it in a recipe, or its bases, have set."""
+    found = []
+    for name in COLLECTIONS:
+        for chosen in combinations(name):
+            under = _shipped()[f"{name}/_base"]
+            for part in chosen:
+                settings = _shipped()[f"{name}/_{part}"]
+                found += [f"{name}/{part}: {x}" for x in restated(settings, under)]
+                under = merge_settings(under, settings)
+        content = read_settings(COLLECTIONS[name])
+        below = content.get("base")
+        for part, own in content["parts"].items():
+            bases = [f"{below}/_{part}", f"{name}/_{own.pop('base', None)}"]
+            for base in bases:
+                found += [f"{name}/{part}: {x}" for x in restated(own, _shipped().get(base, {}))]
+    assert found == []
 
 
 def test_every_part_is_used() -> None:
-    used: set[Path] = set()
-
-    def visit(path: Path) -> None:
-        used.add(path.resolve())
-        base = _read(path).get("base") or []
-        for name in [base] if isinstance(base, str) else base:
-            visit(_base_path(path, name))
-
-    for path in LEAVES:
-        visit(path)
-    assert {path.resolve() for path in FILES} == used
+    used, defined = set(), set()
+    for name, path in COLLECTIONS.items():
+        content = read_settings(path)
+        defined |= {f"{name}/{part}" for part in content["parts"]}
+        bases = [x["base"] for x in content["parts"].values() if "base" in x]
+        for part in {*bases, *(part for chosen in combinations(name) for part in chosen)}:
+            used |= {f"{name}/{part}", f"{content.get('base')}/{part}"}
+    assert defined <= used
 
 
-@each_file
-def test_lines_are_short_and_begin_with_a_sentence(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert max(map(len, lines)) <= 100
-    if not path.name.startswith("_"):
-        assert lines[0].startswith("# ")
+def test_recipes_are_their_parts_in_any_order_of_model_and_method(tmp_path: Path) -> None:
+    """A file may list the parts itself; older recipes did, with the method before the model."""
+    path = tmp_path / "mine.yaml"
+    for name in ("geo3k", "gsm8k", "math"):
+        for chosen in combinations(name):
+            model, *others = chosen
+            recipe = f"{name}/{'-'.join(chosen)}"
+            adapter = [x for x in others if x == "lora"]
+            method = [x for x in others if x != "lora"]
+            parts = [f"{name}/_{part}" for part in ("base", *method, model, *adapter)]
+            path.write_text(yaml.safe_dump({"base": parts, "name": recipe.replace("/", "-")}))
+            assert load_recipe(str(path)) == load_recipe(recipe), recipe
+
+
+def test_lines_are_short_and_files_begin_with_a_sentence() -> None:
+    for path in COLLECTIONS.values():
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("# "), path
+        assert [line for line in lines if len(line) > 100] == [], path

@@ -13,8 +13,14 @@ from segcredit.algorithms import ALGORITHMS, PolicyGradient, sapo
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
 from segcredit.algorithms.objective import K3, Clipped, LossKL, RewardKL
 from segcredit.algorithms.ratio import GeometricMean, TokenRatio
-from segcredit.config import Optimize, PretrainCritic, Recipe, load_recipe, parse_recipe
-from segcredit.config.read import shipped_recipes
+from segcredit.config import (
+    Optimize,
+    PretrainCritic,
+    Recipe,
+    load_recipe,
+    parse_recipe,
+    shipped_recipes,
+)
 from segcredit.core.losses import k3
 from segcredit.partition import Newline, ProbabilityAccumulate, StepMarkers, Token, TopEntropy
 

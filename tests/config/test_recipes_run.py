@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from segcredit import Trainer
-from segcredit.config import load_recipe
-from segcredit.config.read import shipped_recipes
+from segcredit.config import load_recipe, shipped_recipes
 from segcredit.data import load_prompts
 from segcredit.data.prepare import prepare
 from segcredit.data.worlds import make_world
@@ -38,6 +37,15 @@ SMALL = (
 def test_every_command_names_a_recipe_with_settings_that_exist(command: str) -> None:
     name, *overrides = [x for x in shlex.split(command) if not x.startswith("--")]
     load_recipe(name, overrides)
+
+
+def test_the_documented_recipes_on_bases_load(tmp_path: Path) -> None:
+    blocks = [x for x in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL) if x.startswith("base:")]
+    assert len(blocks) == 2
+    for block in blocks:
+        (tmp_path / "mine.yaml").write_text(block)
+        recipe = load_recipe(str(tmp_path / "mine.yaml"))
+        assert recipe.name == yaml.safe_load(block)["name"]
 
 
 def test_every_recipe_has_its_command() -> None:

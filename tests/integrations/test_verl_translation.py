@@ -12,8 +12,13 @@ import pytest
 from translations import CASES, GROUP, GRPO, NOTES, SAPO, SEGMENT, SETTINGS, Case, leaves
 
 from segcredit.algorithms import ALGORITHMS
-from segcredit.config import apply_overrides, load_recipe, parse_recipe, recipe_settings
-from segcredit.config.read import shipped_recipes
+from segcredit.config import (
+    apply_overrides,
+    load_recipe,
+    parse_recipe,
+    recipe_settings,
+    shipped_recipes,
+)
 from segcredit.integrations.verl.reward import NUM_TOKENS, TRUNCATED, compute_score
 from segcredit.integrations.verl.settings import METHODS
 from segcredit.integrations.verl.translate import (

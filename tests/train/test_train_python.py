@@ -309,7 +309,7 @@ def test_the_command_line_says_that_only_python_can_go_on_with_it(
     assert call.code == 2
     assert call.complained == (
         "error: run/config.yaml: train, test, reward came from Python as objects, which no file "
-        "can hold, so only Python can go on with this run, with the same objects: "
+        "can hold, so only Python can resume this run, with the same objects: "
         "Trainer(…).train(folder='run', resume=True)\n"
     )
     done = CliRunner().invoke(app, ["evaluate", str(folder)])
