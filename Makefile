@@ -6,7 +6,7 @@ STAMP  := $(VENV)/installed
 LOCK   := requirements-dev.lock
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup lock test lint types imports unit demo studies bench house figures clean verl-setup test-verl
+.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures clean verl-setup test-verl
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,9 @@ $(UV):
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python $(PIP) uv==0.13.8
 
-test: lint types imports unit  ## format, lint, types, imports and tests
+test: lint types imports unit  ## format, lint, types, imports and the fast tests: about 3 minutes
+
+test-all: test slow  ## the same and the slow tests: long runs, kills, disk faults, browser
 
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format --check .
@@ -47,9 +49,14 @@ types: $(STAMP)  ## static types
 imports: $(STAMP)  ## which package may import which
 	$(BIN)/lint-imports
 
-unit: $(STAMP)  ## the tests
-	@# two at a time, each on one thread
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# two at a time, each on one thread
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+unit: $(STAMP)  ## the fast tests
+	$(PYTEST) -m "not slow"
+
+slow: $(STAMP)  ## the slow tests
+	$(PYTEST) -m slow
 
 VERL := .venv-verl
 VERL_STAMP := $(VERL)/installed

@@ -147,7 +147,7 @@ def visited_in_step() -> Counter[str]:
                 raise RuntimeError(f"the shortened demo failed: {said.getvalue()}") from None
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
     if steps < 2:
         raise RuntimeError(
             f"expected two calls of {STEP}, got {steps}; edit STEP in tools/house.py"

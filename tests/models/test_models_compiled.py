@@ -22,6 +22,7 @@ def tiny(name: str, recompute: bool) -> Policy:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "recompute"),
     [("qwen2", True), pytest.param("qwen2_5_vl", True, marks=pytest.mark.gpu)],  # slow on a CPU

@@ -244,6 +244,7 @@ def killed_at(folder: Path, arm: str, lines: int) -> Call:
     return call
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_the_same_table(whole: Path, tmp_path: Path) -> None:
     write(tmp_path)
     before = workers()
@@ -259,6 +260,7 @@ def test_killed_again_and_again_it_ends_with_the_same_table(whole: Path, tmp_pat
     assert results(tmp_path) == results(whole)
 
 
+@pytest.mark.slow
 def test_interrupted_it_saves_and_the_same_command_goes_on(whole: Path, tmp_path: Path) -> None:
     write(tmp_path)
     call = start(tmp_path, "study", "mine.yaml")
@@ -271,6 +273,7 @@ def test_interrupted_it_saves_and_the_same_command_goes_on(whole: Path, tmp_path
     assert results(tmp_path) == results(whole)
 
 
+@pytest.mark.slow
 def test_two_at_once_in_one_folder_share_the_work(whole: Path, tmp_path: Path) -> None:
     write(tmp_path)
     calls = [start(tmp_path, "study", "mine.yaml") for _ in range(2)]

@@ -50,6 +50,7 @@ def struck(folder: Path, scenario: str, fault: str, stride: int) -> dict[str, An
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "stride", "least"),
     [("resume", 5, 80), ("begin", 23, 200)],
@@ -63,6 +64,7 @@ def test_killed_before_every_operation_that_changes_the_disk(
     assert told["cases"] >= least // (1 if os.environ.get(ALL) else stride)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "stride", "least"),
     [("EIO", 23, 250), ("EACCES", 11, 100), ("ENOSPC", 7, 80)],

@@ -67,6 +67,7 @@ def step_of(said: str) -> re.Match[str]:
     return found
 
 
+@pytest.mark.slow
 def test_interrupted_again_and_again_it_is_the_same_run(tmp_path: Path, whole: Path) -> None:
     """Every process makes a step or two: all kinds of stage, and their last steps, are met."""
     recipe = write_recipe(tmp_path, **SHORT)
@@ -102,6 +103,7 @@ def keep_only_last(folder: Path) -> None:
         path.rename(folder / path.name)
 
 
+@pytest.mark.slow
 def test_from_a_shell_and_back(tmp_path: Path) -> None:
     """The real command in a process group of its own, as a terminal starts it."""
     recipe = write_recipe(tmp_path, **SHORT, rollout__prompts=2, evaluation__prompts=1)
@@ -127,6 +129,7 @@ def test_from_a_shell_and_back(tmp_path: Path) -> None:
     assert f"Going on after step {step} of {int(step) + 1}." in done.said
 
 
+@pytest.mark.slow
 def test_processes_that_train_together_stop_and_go_on_together(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, **SHORT)
     for call in several(tmp_path, 2, "train", recipe, "--folder", "whole"):

@@ -175,6 +175,7 @@ def one_and_two(tmp_path_factory, warm) -> tuple[list[dict], list[dict]]:
     return [updated(warm("grid"), Parallel())], both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["weights", "lora"])
 def test_two_processes_make_the_same_update_as_one(one_and_two, trained):
     (alone,), both = ([rank[trained] for rank in ranks] for ranks in one_and_two)

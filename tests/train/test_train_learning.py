@@ -30,6 +30,9 @@ METHODS = {
     "rloo_spo": ("rloo_spo", {"samples": 4}),
     "single_stream_spo": ("single_stream_spo", {"size": 256}),
 }
+FAST = ("sapo", "grpo", "single_stream_spo")
+"""One per kind of baseline: critic, group, tracker. The others run with the slow tests."""
+SLOW = [name for name in METHODS if name not in FAST]
 WITH_PICTURES = ("sapo", "ppo", "vc_ppo", "grpo_verl")
 """The paper's Table 1; to the others a response is tokens, whatever its prompt was."""
 
@@ -41,7 +44,11 @@ def ends(metrics: list[dict[str, float]]) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("method", "world"),
-    [*((name, "chains") for name in METHODS), *((name, "grid") for name in WITH_PICTURES)],
+    [
+        *((name, "chains") for name in FAST),
+        *(pytest.param(name, "chains", marks=pytest.mark.slow) for name in SLOW),
+        *(pytest.param(name, "grid", marks=pytest.mark.slow) for name in WITH_PICTURES),
+    ],
 )
 def test_every_method_learns(method, world, warm):
     algorithm, settings = METHODS[method]
@@ -56,6 +63,7 @@ def test_every_method_learns(method, world, warm):
     assert ("kl" in metrics[0]) == ("logp_ref" in state.algorithm.needs)
 
 
+@pytest.mark.slow
 def test_the_third_architecture_learns(warm):
     """Qwen3-VL; the others are Llama, and Qwen2.5-VL, whose language model is Qwen2."""
     made = recipe(SMALL["grid_qwen3_vl"], {"name": "sapo", "kl": 0.0})
@@ -64,6 +72,7 @@ def test_the_third_architecture_learns(warm):
     assert last > first + MARGIN, [x["accuracy"] for x in metrics]
 
 
+@pytest.mark.slow
 def test_kl_keeps_the_policy_near_its_reference(warm):
     """A strong penalty, in the reward or as a loss, holds what a weak one lets go."""
     moved = {}
@@ -80,6 +89,7 @@ def test_kl_keeps_the_policy_near_its_reference(warm):
     assert moved["loss, strong"] < 0.5 * moved["loss, weak"], moved
 
 
+@pytest.mark.slow
 def test_the_critic_of_a_vision_model_learns_what_a_first_word_is_worth(warm):
     """A glance is demonstrated wrong, a check right: V must fall after one and rise after other."""
     small = SMALL["grid"]

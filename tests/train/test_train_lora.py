@@ -27,6 +27,7 @@ LORA = {"rank": 4, "alpha": 8}
 TINY = {**changed()["model"], "lora": LORA}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["grid", "chains"])
 def test_sapo_learns_with_adapters_alone(world: str, warm: Any) -> None:
     small = SMALL[world]
@@ -121,6 +122,7 @@ def test_recomputing_changes_no_update() -> None:
     assert distance(found, again) < 1e-5
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     """With a warm start, so that π_ref is an adapter of its own."""
     whole = undisturbed(make(tmp_path / "whole"), model=TINY)

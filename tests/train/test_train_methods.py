@@ -34,6 +34,8 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),  # 0.25 in one step, since each begins again
 }
+FAST = ("spo_tree", "dpo")
+"""The others train for several seconds; test_train_methods_resume.py has shorter runs of each."""
 
 
 def gain(metrics: list[dict[str, float]]) -> float:
@@ -44,7 +46,10 @@ def gain(metrics: list[dict[str, float]]) -> float:
 
 
 @pytest.mark.usefixtures("as_users_run_it")  # shape checks, which other tests make, take half
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in METHODS],
+)
 def test_it_learns(method: str, warm) -> None:
     algorithm, settings = METHODS[method]
     made = recipe(SMALL["chains"], algorithm, **settings)

@@ -53,6 +53,7 @@ def test_killed_and_resumed_it_is_the_same_run(method: str, tmp_path: Path) -> N
     assert any(x.get("policy/grad_norm", 0.0) > 0.0 for x in steps), "something was learned"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vineppo", "spo_tree", "restem", "dpo", "single_stream_spo"])
 def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     changes = {
@@ -68,6 +69,7 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     assert_close(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["restem", "spo_tree", "single_stream_spo"])
 def test_divided_models_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     changes = {

@@ -94,6 +94,15 @@ def finish(folder: Path) -> Call:
     return call
 
 
+def test_killed_and_resumed_it_is_the_same_run(tmp_path: Path, whole: Path) -> None:
+    write_recipe(tmp_path)
+    kill(tmp_path, while_saving("step-*"), 0.0)
+    kill(tmp_path, after_lines(10), random.uniform(0.0, 0.03))
+    finish(tmp_path)
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
 def test_killed_at_twelve_moments_it_is_the_same_run(tmp_path: Path, whole: Path) -> None:
     seed = random.randrange(10**6)
     rng = random.Random(seed)
@@ -122,6 +131,7 @@ def test_killed_at_twelve_moments_it_is_the_same_run(tmp_path: Path, whole: Path
     assert not list((tmp_path / "run").rglob(".tmp-*")), "what was half-written is cleared away"
 
 
+@pytest.mark.slow
 def test_the_values_of_prompts_survive_too(tmp_path: Path) -> None:
     undisturbed_run = undisturbed(make(tmp_path / "whole"), **SPO)
     assert any("tracker/drift" in line for line in metrics(undisturbed_run))
@@ -133,6 +143,7 @@ def test_the_values_of_prompts_survive_too(tmp_path: Path) -> None:
     assert_same_run(folder / "run", undisturbed_run)
 
 
+@pytest.mark.slow
 def test_half_precision_survives_too(tmp_path: Path) -> None:
     half = {"model__dtype": "bfloat16"}
     undisturbed_run = undisturbed(make(tmp_path / "whole"), **half)
@@ -308,6 +319,7 @@ def resize(server: Server, disk: Path, size: str) -> None:
     assert server.ask({"shell": f"mount -o remount,size={size} {disk}"}) == 0
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_it_stops_and_goes_on_when_there_is_room(
     tmp_path: Path, whole: Path, small_disk: tuple[Server, Path]
 ) -> None:

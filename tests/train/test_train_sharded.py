@@ -123,6 +123,7 @@ def mixed_data(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_vision_model_some_of_whose_prompts_have_pictures(tmp_path: Path) -> None:
     """With all that saves memory: recomputed activations, moments in main memory."""
     made = write_recipe(tmp_path, **{**SHORT, **mixed_data(tmp_path)})
@@ -149,6 +150,7 @@ def begun(whole: Path, to: Path, step: int) -> Path:
     return to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "settings"), [(1, ()), (4, ()), (2, ("memory.shard=false",))])
 def test_saved_by_two_any_number_goes_on(
     tmp_path: Path, two: Path, size: int, settings: tuple[str, ...]
@@ -159,6 +161,7 @@ def test_saved_by_two_any_number_goes_on(
     assert_close(two, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_saved_by_one_three_go_on_in_half_precision(tmp_path: Path, two: Path) -> None:
     """Float32 originals are rows too, whoever wrote them."""
     model = find_latest(two / "checkpoints").path
@@ -171,6 +174,7 @@ def test_saved_by_one_three_go_on_in_half_precision(tmp_path: Path, two: Path) -
     assert_close(tmp_path / "one", tmp_path / "three")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_while_it_saves(tmp_path: Path, two: Path, victim: int) -> None:
     (tmp_path / "reward.py").write_bytes((two.parent / "reward.py").read_bytes())

@@ -14,7 +14,10 @@ from segcredit.data.prepare import KNOWN, Report, Shared, prepare
 from segcredit.rewards.extract import expected
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs the data beside the checkout")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DATA.is_dir(), reason="needs the data beside the checkout"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
