@@ -18,9 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from segcredit.core.device import has_head_kernels
-from segcredit.core.head import head_logp_and_entropy
-from segcredit.core.logits import token_logp_and_entropy
+from segcredit.core.checks import has_head_kernels
+from segcredit.core.logits import head_logp_and_entropy, token_logp_and_entropy
 
 Numbers = tuple[Tensor, Tensor]
 Way = Callable[[Tensor, Tensor, Tensor], Numbers]
@@ -39,7 +38,7 @@ def ours(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
 
 def plain(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
     """Ours without kernels."""
-    import segcredit.core.head as head
+    import segcredit.core.logits as head
 
     kept, head.has_head_kernels = head.has_head_kernels, lambda _: False
     try:

@@ -29,9 +29,6 @@ from typing import Any
 import torch
 
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
-from segcredit.data.worlds.bookings import SURE, UNSURE, Bookings
-from segcredit.data.worlds.handbook import RULES
-from segcredit.study.recipes import after
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Collected, collect
 from segcredit.train.describe import explained_variance
@@ -41,6 +38,8 @@ from segcredit.train.seeds import generator
 from segcredit.train.stages import enter, step_of
 from segcredit.train.state import State
 from segcredit.types import Response, Sampling
+from segcredit_lab.study.recipes import after
+from segcredit_lab.worlds.bookings import RULES, SURE, UNSURE, Bookings
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75)
 COMMON = [

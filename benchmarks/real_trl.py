@@ -40,9 +40,9 @@ from peak import Peak
 from real_shapes import SPECIAL, policy_for, tokenizer_for
 
 from segcredit.data import load_prompts
-from segcredit.images import open_image
 from segcredit.models import Codec
 from segcredit.models.codec import MARK
+from segcredit.models.images import open_image
 from segcredit.train.seeds import derive
 from segcredit.train.source import Listed
 from segcredit.types import Prompt

@@ -12,7 +12,7 @@ from real_step import generated
 
 from segcredit.config import parse_recipe
 from segcredit.data import load_prompts
-from segcredit.images import open_image, to_png
+from segcredit.models.images import open_image, to_png
 from segcredit.train.build import build, make_plan
 from segcredit.train.loop import evaluate_state
 from segcredit.train.stages import enter, step_of

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from side_by_side import MARK, pending, rows_of
 
 from segcredit.printable import number_text
-from segcredit.study import load_study
+from segcredit_lab.study import load_study
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("pictures", "text", "text, the response decides")

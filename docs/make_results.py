@@ -23,10 +23,10 @@ from pathlib import Path
 
 from side_by_side import MARK, beside, pending, rates, rows_of, steady
 
-from segcredit.study import load_study
-from segcredit.study.definition import corrections
-from segcredit.study.summary import estimate
-from segcredit.study.tables import Table, markdown, percent_text
+from segcredit_lab.study import load_study
+from segcredit_lab.study.definition import corrections
+from segcredit_lab.study.summary import estimate
+from segcredit_lab.study.tables import Table, markdown, percent_text
 
 HERE = Path(__file__).resolve().parent
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")

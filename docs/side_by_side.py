@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from segcredit.printable import number_text
-from segcredit.study.definition import Correction, corrections_of
-from segcredit.study.summary import Estimate, estimate
-from segcredit.study.tables import Table, markdown, percent_text
+from segcredit_lab.study.definition import Correction, corrections_of
+from segcredit_lab.study.summary import Estimate, estimate
+from segcredit_lab.study.tables import Table, markdown, percent_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MEASURES = {"area": "over the curve", "final": "at the end"}

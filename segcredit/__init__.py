@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from segcredit.version import __version__
-
 if TYPE_CHECKING:
     from segcredit.train.trainer import Trainer
 
 __all__ = ["Trainer", "__version__"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

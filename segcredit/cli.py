@@ -1,22 +1,27 @@
-"""The command line. Heavy imports wait until a command runs, so that help is quick."""
+"""The command line. Heavy imports wait until a command runs, so that help is quick.
+
+The commands of the laboratory (``study``, ``analyze``) are in ``segcredit_lab``.
+"""
 
 import sys
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
-from segcredit.commands import analyze as analysis
+from segcredit import __version__
 from segcredit.commands import evaluate as evaluation
 from segcredit.commands import plan as planning
 from segcredit.commands import prepare as preparing
 from segcredit.commands import report as reporting
-from segcredit.commands import study as studying
+from segcredit.commands import segment
 from segcredit.commands import train as training
 from segcredit.commands import verl as on_verl
-from segcredit.version import __version__
-from segcredit.viewer import command as segment
-from segcredit.viewer.visible import one_line
+from segcredit.printable import one_line
+
+analysis = import_module("segcredit_lab.commands.analyze")
+studying = import_module("segcredit_lab.commands.study")
 
 app = typer.Typer(
     help="Reinforcement learning for reasoning models whose unit of credit is the reasoning step.",

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.core.advantages import Credit
-from segcredit.core.device import sent
+from segcredit.core.checks import sent
 from segcredit.core.segments import Segments
 
 

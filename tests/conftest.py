@@ -19,24 +19,14 @@ if importlib.util.find_spec("beartype"):
     for name in ("kernels", "head_kernels"):  # Triton compiles the functions it finds there
         modules.remove(f"segcredit.core.{name}")
     rest = [
-        *(
-            "algorithms",
-            "analysis",
-            "data",
-            "evaluate",
-            "inputs",
-            "integrations",
-            "models",
-            "partition",
-            "plan.counting",  # these two name what only a type checker imports
-            "plan.source",
-            "report",
-        ),
-        *("rewards", "rollout", "runlog", "study", "train", "types", "viewer"),
+        *("algorithms", "data", "evaluate", "integrations", "models", "partition", "report"),
+        "plan.model",  # names what only a type checker imports
+        *("rewards", "rollout", "runlog", "train", "types"),
     ]
-    install_import_hook([*modules, *(f"segcredit.{name}" for name in rest)], "shape_checks.check")
+    rest = [*(f"segcredit.{name}" for name in rest), "segcredit_lab"]
+    install_import_hook([*modules, *rest], "shape_checks.check")
     plan = {f"segcredit.plan.{file.stem}" for file in (package / "plan").glob("*.py")}
-    check_types(plan - {f"segcredit.{name}" for name in rest})
+    check_types(plan - set(rest))
 
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():

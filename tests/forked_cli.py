@@ -26,7 +26,8 @@ from segcredit.cli import main
 import segcredit.commands.report, segcredit.commands.terminal, segcredit.evaluate.checkpoint
 import segcredit.report
 import segcredit.train.trainer
-import forked_worker, segcredit.study.pool, segcredit.study.progress, segcredit.study.write
+import forked_worker, segcredit_lab.study.workers
+import segcredit_lab.study.execute, segcredit_lab.study.tables
 import matplotlib.backends.backend_agg, matplotlib.figure, torch.utils.tensorboard
 import peft
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -59,7 +60,7 @@ if order is not None:
         segcredit.report.draw_curves = lambda run, path: None
         segcredit.commands.report.draw_analyses = lambda runs: []
     if order["forks"]:
-        segcredit.study.pool.start_worker = forked_worker.start_worker
+        segcredit_lab.study.workers.start_worker = forked_worker.start_worker
     sys.argv = ["segcredit", *order["arguments"]]
     try:
         main()

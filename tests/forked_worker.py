@@ -7,14 +7,14 @@ import sys
 import traceback
 from pathlib import Path
 
-from segcredit.study.worker import main
+from segcredit_lab.study.workers import main
 
 NAME = "study.worker"
 """What /proc calls such a process: its command line is that of the one it was forked from."""
 
 
 def start_worker(log: Path, threads: int, device: str | None = None) -> "subprocess.Popen[str]":
-    """In place of ``segcredit.study.process.start_worker``."""
+    """In place of ``segcredit_lab.study.workers.start_worker``."""
     with log.open("w") as errors:
         return subprocess.Popen(
             ["never", "executed"],

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from segcredit import Trainer, __version__
 from segcredit.cli import app, main
 from segcredit.config import load_recipe
-from segcredit.viewer.strategies import STRATEGIES
+from segcredit.report.responses import STRATEGIES
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 PLAIN = {"tokens": ["So", " x", " =", " 2"]}

@@ -21,10 +21,9 @@ from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
-from segcredit.study import Options, Plan, Store, load_study
-from segcredit.study.definition import corrections
-from segcredit.study.scales import scale_of
 from segcredit.types import Rollouts
+from segcredit_lab.study import Options, Plan, Store, load_study
+from segcredit_lab.study.definition import corrections, scale_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]

@@ -8,7 +8,8 @@ import torch
 from batches import golden_rollouts
 
 from segcredit import algorithms, partition
-from segcredit.core import adjust, advantages, group, losses, reduce, tracker
+from segcredit.core import advantages, group, losses, reduce, tracker
+from segcredit.core import advantages as adjust
 from segcredit.core.segments import Segments
 from segcredit.types import Outputs
 

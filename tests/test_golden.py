@@ -18,8 +18,7 @@ from segcredit.algorithms import PolicyGradient
 from segcredit.algorithms.credit import GAE, LengthAdaptiveGAE
 from segcredit.algorithms.objective import Clipped, TokenMean, Unclipped
 from segcredit.core import advantages, diagnostics, group, losses, ratios, tracker
-from segcredit.core.adjust import whiten
-from segcredit.core.monte_carlo import value_difference
+from segcredit.core.advantages import value_difference, whiten
 from segcredit.core.reduce import token_mean
 from segcredit.partition import (
     Token,

@@ -12,7 +12,7 @@ from ragged import layout
 from segcredit.algorithms import ALGORITHMS
 from segcredit.core import advantages, losses
 from segcredit.core.advantages import segment_gae
-from segcredit.core.device import has_kernels
+from segcredit.core.checks import has_kernels
 from segcredit.core.losses import boundary_value_loss, segment_policy_loss
 from segcredit.core.segments import Segments
 from segcredit.partition import entropy, tokens, top_entropy

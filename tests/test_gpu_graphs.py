@@ -5,9 +5,10 @@ import torch
 from tiny_policies import ARCHITECTURES, encoded, fresh_policy, seeded
 
 from segcredit.models import Policy
-from segcredit.models.norms import fuse_norms
-from segcredit.models.packed import set_attention
-from segcredit.rollout import HFEngine, graphs
+from segcredit.models.attention import set_attention
+from segcredit.models.layers import fuse_norms
+from segcredit.rollout import HFEngine
+from segcredit.rollout import fixed as graphs
 from segcredit.types import Encoded, Rollouts, Sampling
 
 pytestmark = pytest.mark.gpu

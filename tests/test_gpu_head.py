@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from segcredit.core.device import has_head_kernels
-from segcredit.core.head import head_logp_and_entropy
-from segcredit.core.logits import token_logp_and_entropy
+from segcredit.core.checks import has_head_kernels
+from segcredit.core.logits import head_logp_and_entropy, token_logp_and_entropy
 
 pytestmark = pytest.mark.gpu
 

@@ -16,8 +16,12 @@ from segcredit.algorithms.credit import GAE, ValueDifference
 from segcredit.algorithms.objective import BoundaryMSE, Clipped, ResponseMean, TokenMean
 from segcredit.algorithms.ratio import GeometricMean, TokenRatio
 from segcredit.core import group, losses, ratios, tracker
-from segcredit.core.advantages import length_adaptive_lambda, segment_gae, terminal_reward
-from segcredit.core.monte_carlo import value_difference
+from segcredit.core.advantages import (
+    length_adaptive_lambda,
+    segment_gae,
+    terminal_reward,
+    value_difference,
+)
 from segcredit.core.segments import Segments
 from segcredit.partition import Response, Token, TopEntropy
 from segcredit.types import Outputs

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from segcredit.inputs import full_inputs, prompt_inputs
+from segcredit.models.inputs import full_inputs, prompt_inputs
 from segcredit.types import Encoded, Prompt
 
 ASKED = Prompt(id="asked", messages=())

@@ -8,7 +8,7 @@ from segcredit import algorithms, partition
 from segcredit.algorithms import ALGORITHMS
 from segcredit.algorithms.objective import LossKL, ResponseMean, TokenMean
 from segcredit.core import advantages, group, losses, ratios, reduce
-from segcredit.core.adjust import whiten
+from segcredit.core.advantages import whiten
 from segcredit.types import Outputs
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

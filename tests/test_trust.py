@@ -13,13 +13,13 @@ from forked_cli import run
 from tiny_runs import write_recipe
 from typer.testing import CliRunner
 
-from segcredit.analysis.hidden import load_policy
-from segcredit.analysis.result import CannotAnalyseError
 from segcredit.cli import app
 from segcredit.config import load_recipe, load_run_recipe, read_settings
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.runlog import read_run, resume_command
-from segcredit.runlog.manifest import seal
+from segcredit.runlog.storage import seal
+from segcredit_lab.analysis.probe import load_policy
+from segcredit_lab.analysis.reading import CannotAnalyseError
 
 STAGES = [{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 1}]
 HOSTILE = """

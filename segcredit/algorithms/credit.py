@@ -12,6 +12,7 @@ from segcredit.core.advantages import (
     length_adaptive_lambda,
     segment_gae,
     terminal_reward,
+    value_difference,
 )
 from segcredit.core.checks import (
     keep,
@@ -21,7 +22,6 @@ from segcredit.core.checks import (
     require_unit_interval,
 )
 from segcredit.core.group import Std, check_std, group_zscore, leave_one_out, tree_advantage
-from segcredit.core.monte_carlo import value_difference
 from segcredit.core.segments import Segments, ValueAt, check_value_at
 from segcredit.core.tracker import batch_normalise
 from segcredit.partition import Partition, Response

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.core.adjust import clamp, whiten
-from segcredit.core.advantages import Credit, kl_shaped_reward
+from segcredit.core.advantages import Credit, clamp, kl_shaped_reward, whiten
 from segcredit.core.checks import (
     keep,
     require_at_least,

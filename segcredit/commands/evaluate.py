@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segcredit.commands.complain import complain
+from segcredit.commands.output import complain
 from segcredit.commands.train import TrustRun
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def evaluate(
     """
     from rich.console import Console
 
-    from segcredit.commands.quiet import quiet_libraries
+    from segcredit.commands.output import quiet_libraries
     from segcredit.evaluate.checkpoint import evaluate_checkpoint
-    from segcredit.runlog.manifest import CheckpointError
+    from segcredit.runlog.storage import CheckpointError
 
     quiet_libraries()
     console = Console(stderr=as_json)

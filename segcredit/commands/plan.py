@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from segcredit.commands.complain import complain
+from segcredit.commands.output import complain
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -76,7 +76,7 @@ def plan(
     """Predict a step's memory and time without loading weights; say what to change."""
     from rich.console import Console
 
-    from segcredit.commands.quiet import quiet_libraries
+    from segcredit.commands.output import quiet_libraries
     from segcredit.config import load_recipe
     from segcredit.plan import plan as predict_plan
 

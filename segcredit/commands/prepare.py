@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.complain import complain
+from segcredit.commands.output import complain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ def prepare(
     from segcredit.data.prepare import prepare as prepare_data
 
     if tokenizer is not None:
-        from segcredit.commands.quiet import quiet_libraries
+        from segcredit.commands.output import quiet_libraries
 
         quiet_libraries()
     folder = output or (Path("data") / what[0] if what[0] in KNOWN else Path("prepared"))

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.complain import complain
+from segcredit.commands.output import complain
+from segcredit.registry import load_object
 
 if TYPE_CHECKING:
-    from segcredit.report import Figure
+    from segcredit.report.page import Figure
     from segcredit.runlog import Run
 
 EPILOG = """\
@@ -79,7 +80,8 @@ def _write(
 ) -> None:
     from rich.console import Console
 
-    from segcredit.report import Limits, write_report
+    from segcredit.report.data import Limits
+    from segcredit.report.page import write_report
 
     console = Console(soft_wrap=True)
     with console.status("reading") as status:
@@ -110,23 +112,14 @@ def _serve(folders: list[Path], port: int) -> None:
 
 
 def draw_analyses(runs: "list[Run]") -> "list[Figure]":
-    """What the runs' responses say when they are counted; a part of them, for speed."""
-    from segcredit.analysis import INK, Settings, analyse, svg
-    from segcredit.analysis.analyses import OF_A_RUN
-    from segcredit.report import Figure
-
-    settings = Settings(resamples=300, steps=40, responses=64)
-    names = [name for name in OF_A_RUN if name != "lift_probe"]  # that one loads a model
-    try:
-        found = analyse(runs, settings, names).done
-    except (ValueError, RecursionError):  # what cannot be counted can still be looked at
-        return []
-    return [Figure(x.heading, x.note, svg(x).replace(INK, "currentColor")) for x in found]
+    """Draw the laboratory's analyses of these runs for the page."""
+    return load_object("segcredit_lab.analysis.analyses:report_figures", "function")(runs)
 
 
 def write_quick_report(folder: Path) -> Path:
     """The page of a run that has just ended, into its folder."""
-    from segcredit.report import Limits, write_report
+    from segcredit.report.data import Limits
+    from segcredit.report.page import write_report
     from segcredit.runlog import read_run
 
     run = read_run(folder)

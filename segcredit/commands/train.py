@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.complain import complain, lasting
+from segcredit.commands.output import complain, lasting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,13 +148,13 @@ def _train(
 ) -> None:
     from rich.console import Console
 
-    from segcredit.commands.quiet import quiet_libraries
+    from segcredit.commands.output import quiet_libraries
     from segcredit.commands.terminal import Terminal, result_table
     from segcredit.config import load_recipe, load_run_recipe
     from segcredit.runlog import resume_command
     from segcredit.train.checkpoint import CheckpointError
     from segcredit.train.loop import Stopped
-    from segcredit.train.optimizer import NotFinite
+    from segcredit.train.optim import NotFinite
     from segcredit.train.trainer import Trainer
 
     console = Console(file=lasting(sys.stdout, GOES_ON), soft_wrap=True)
@@ -207,7 +207,7 @@ def _train(
 
 def _draw(folder: Path) -> Path | None:
     """The run's curves; a picture that cannot be drawn does not spoil a finished run."""
-    from segcredit.report import draw_curves
+    from segcredit.report.curves import draw_curves
     from segcredit.runlog import RunFolder, read_run
 
     try:

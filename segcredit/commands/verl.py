@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from segcredit.commands.complain import complain
+from segcredit.commands.output import complain
 
 ERROR = re.compile(r"^(?:ValueError|RuntimeError|AssertionError): (\S.*)$")
 """The last line of a traceback, on which the reason stands."""
@@ -90,7 +90,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
 
     from segcredit.integrations.verl.dumps import METRICS, make_room
     from segcredit.runlog import describe_environment
-    from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+    from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 
     if find_spec("verl") is None:
         complain(

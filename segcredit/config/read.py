@@ -9,13 +9,13 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from segcredit import __version__
 from segcredit.config.files import BASE, NAMED, RecipeError, parse_value, recipe_settings
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
 from segcredit.runlog import RunFolder, resume_command
 from segcredit.runlog.folder import require_run
 from segcredit.runlog.untrusted import require_trust
-from segcredit.version import __version__
 
 VERSION = "version"
 """Key in config.yaml for the version of segcredit that wrote it."""

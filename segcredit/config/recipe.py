@@ -16,10 +16,10 @@ from pydantic import (
 from segcredit.algorithms import make_algorithm
 from segcredit.config.arithmetic import check_arithmetic
 from segcredit.data.worlds import make_world
+from segcredit.models.template import check_template
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
 from segcredit.runlog.untrusted import names_file
-from segcredit.template import check_template
 from segcredit.types import Algorithm
 
 

@@ -1,10 +1,12 @@
 """Advantages from a critic: generalised advantage estimation over any units."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from segcredit.core.checks import (
     Claim,
@@ -12,6 +14,7 @@ from segcredit.core.checks import (
     at_least_float32,
     constant,
     finite,
+    has_kernels,
     keep,
     none,
     not_finite,
@@ -21,9 +24,53 @@ from segcredit.core.checks import (
     require_shape,
     require_unit_interval,
 )
-from segcredit.core.device import has_kernels
-from segcredit.core.scan import reverse_scan
 from segcredit.core.segments import Segments, ValueAt, last_position
+
+BLOCK = 128
+"""Units per block: two levels of blocks reach 16,384 units, three 2 million."""
+
+
+def reverse_scan(
+    x: Float[Tensor, "B M"], decay: "float | Float[Tensor, ' B']"
+) -> Float[Tensor, "B M"]:
+    """y_m = x_m + decay · y_{m+1}, that is y_m = Σ_{l≥0} decay^l x_{m+l}.
+
+    Inside a block of units the sum is a product with a triangular matrix of powers; the carry
+    between blocks is the same scan over the blocks' first units with decay^BLOCK. Powers only ever
+    multiply, so nothing overflows for any decay in [0, 1] and any width.
+    """
+    rows, width = x.shape
+    num_blocks = -(-width // BLOCK)
+    within, carry = _powers(decay, x.dtype, x.device)
+    blocks = pad(x, (0, num_blocks * BLOCK - width)).view(rows, num_blocks, BLOCK)
+    local = blocks @ within
+    if num_blocks > 1:
+        first = reverse_scan(local[:, :, 0], decay**BLOCK)
+        local = torch.addcmul(local, pad(first[:, 1:], (0, 1))[:, :, None], carry)
+    return local.reshape(rows, -1)[:, :width]
+
+
+def _powers(
+    decay: float | Tensor, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """decay^(j−i) for j ≥ i inside a block; decay^(BLOCK−i) for what comes from the next one."""
+    if isinstance(decay, Tensor):  # one decay per response
+        return _power_matrices(decay.to(dtype)[:, None, None])
+    return _shared_powers(decay, dtype, device)
+
+
+@lru_cache(maxsize=32)
+def _shared_powers(decay: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # a cached tensor must be usable outside inference mode
+        return _power_matrices(torch.full((1, 1, 1), decay, dtype=dtype, device=device))
+
+
+def _power_matrices(decay: Float[Tensor, "R 1 1"]) -> tuple[Tensor, Tensor]:
+    unit = torch.arange(BLOCK, device=decay.device)
+    distance = unit[:, None] - unit  # row j, column i: how far unit j lies after unit i
+    within = torch.where(distance >= 0, decay ** distance.clamp(min=0), 0.0)
+    carry = decay ** (BLOCK - unit)
+    return within, carry
 
 
 @dataclass(frozen=True)
@@ -252,3 +299,64 @@ def kl_shaped_reward(
     require(finite(mask, logp_old=logp_old, logp_ref=logp_ref))
     penalty = coef * (at_least_float32(logp_old) - at_least_float32(logp_ref))
     return terminal_reward(reward, mask) - keep(mask, penalty)
+
+
+def whiten(
+    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], eps: float = 1e-8
+) -> Float[Tensor, "B T"]:
+    """(x − mean) / √(var + ε) over all valid entries, unbiased variance; 0 off the mask.
+
+    Entries weigh equally: over tokens, a long segment counts once per token.
+    """
+    require_mask("mask", mask)
+    require_shape("x", x, "mask", mask)
+    x = at_least_float32(x)
+    count = mask.sum()
+    require(
+        Claim(
+            count,
+            lambda number: number > 1,
+            lambda: (
+                f"whitening needs at least two valid entries; got {int(count)}. "
+                f"Use a larger batch or leave whitening out."
+            ),
+        )
+    )
+    exact = keep(mask, x).to(accumulation_dtype(x))
+    centred = keep(mask, exact - exact.sum() / count)
+    variance = centred.square().sum() / (count - 1)
+    return (centred / (variance + eps).sqrt()).to(x.dtype)
+
+
+def clamp(x: Float[Tensor, "B T"], limit: float) -> Float[Tensor, "B T"]:
+    """x limited to ±limit (the authors' code: advantages to ±5 after whitening)."""
+    require_positive("limit", limit, "The authors' code uses 5.")
+    return x.clamp(-limit, limit)
+
+
+def value_difference(
+    reward: Float[Tensor, "B M"],
+    state_value: Float[Tensor, "B M"],
+    mask: Bool[Tensor, "B M"],
+    estimated: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B M"]:
+    """A_m = r_m + V̂(s_{m+1}) − V̂(s_m), with V̂ = 0 past the last unit.
+
+    Equal to segment GAE at γ = 1, λ = 0 with these values.
+
+    Args:
+        reward: per unit (an outcome reward stands on the last one).
+        state_value: mean reward of fresh continuations from the prefix before each unit.
+        estimated: where V̂ was estimated (None: everywhere). A unit whose own start was not gets
+            A = 0; a next value that was not counts as the return actually observed from there.
+            So VinePPO's unestimated tail and the tokens before SPO's first cut get no credit.
+    """
+    require_mask("mask", mask)
+    require_shape("reward", reward, "mask", mask)
+    require_shape("state_value", state_value, "mask", mask)
+    known = mask if estimated is None else mask & estimated
+    require(finite(mask, reward=reward), finite(known, state_value=state_value))
+    reward = keep(mask, reward)
+    observed = reverse_scan(reward.to(accumulation_dtype(reward)), 1.0).to(reward.dtype)
+    value = torch.where(known, state_value, observed)
+    return keep(known, reward + pad(value[:, 1:], (0, 1)) - value)

@@ -1,10 +1,12 @@
 """From logits to log-probabilities and entropies, at the sampling temperature."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.core.checks import at_least_float32, require_positive
+from segcredit.core.checks import at_least_float32, has_head_kernels, require_positive
 
 
 def scaled(
@@ -50,3 +52,160 @@ def token_logp_and_entropy(
     """log π of each given token, and the entropy of the distribution it was drawn from."""
     logp = scaled(logits, temperature, banned).log_softmax(dim=-1)
     return logp.gather(-1, tokens[..., None]).squeeze(-1), entropy(logp)
+
+
+CHUNK = 320_000_000
+"""Logits at once: in bfloat16, 0.6 GiB."""
+
+
+def head_logp_and_entropy(
+    hidden: Float[Tensor, "N D"],
+    weight: Float[Tensor, "V D"],
+    tokens: Int[Tensor, " N"],
+    temperature: float = 1.0,
+    banned: Bool[Tensor, " V"] | None = None,
+    bias: Float[Tensor, " V"] | None = None,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """log π of each token under softmax((W h + b)/temperature), and the entropy of that softmax.
+
+    ``chunk`` tokens go through the head at once; None: as many as fit CHUNK logits. Equal to
+    :func:`segcredit.core.logits.token_logp_and_entropy` of the logits, and so are its gradients,
+    the entropy's included. Logits are rounded as the model rounds them (bfloat16), everything
+    behind them is float32 or better.
+    """
+    require_positive(
+        "temperature", temperature, "Greedy choice has no log-probabilities of its own."
+    )
+    if chunk is None:
+        chunk = max(1, CHUNK // weight.shape[0])
+        chunk = chunk if chunk < 256 else chunk // 256 * 256
+    numbers: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, tokens, banned, temperature, chunk
+    )
+    return numbers
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        banned: Tensor | None,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        parts = [
+            _numbers(_logits(rows, weight, bias), some, banned, temperature)
+            for rows, some in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+        ]
+        chosen, normalizer, entropy = (torch.cat(x) for x in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, tokens, banned, normalizer, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return chosen - normalizer, entropy
+
+    @staticmethod
+    def backward(ctx: Any, to_logp: Tensor, to_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, tokens, banned, normalizer, entropy = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        to_hidden = torch.empty_like(hidden) if need_hidden else None
+        # summed over chunks, so in float32 whatever the weight is in
+        to_weight = torch.zeros_like(weight, dtype=_sum_dtype(weight)) if need_weight else None
+        to_bias = torch.zeros_like(bias, dtype=_sum_dtype(bias)) if need_bias else None
+        for first in range(0, len(hidden), ctx.chunk):
+            some = slice(first, first + ctx.chunk)
+            logits = _logits(hidden[some], weight, bias)
+            slope = _slope(
+                logits,
+                tokens[some],
+                normalizer[some],
+                entropy[some],
+                to_logp[some],
+                to_entropy[some],
+                banned,
+                ctx.temperature,
+            )
+            if to_hidden is not None:
+                torch.mm(slope, weight, out=to_hidden[some])
+            if to_weight is not None:
+                _add_product(to_weight, slope, hidden[some])
+            if to_bias is not None:
+                to_bias += slope.sum(dim=0, dtype=to_bias.dtype)
+            del logits, slope
+        return (
+            to_hidden,
+            None if to_weight is None else to_weight.to(weight.dtype),
+            None if to_bias is None else to_bias.to(bias.dtype),
+            *(None,) * 4,
+        )
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(hidden, weight, bias)
+
+
+def _numbers(
+    logits: Tensor, tokens: Tensor, banned: Tensor | None, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row: the token's scaled logit x_y, log Σ exp x, and the entropy."""
+    if has_head_kernels(logits):
+        from segcredit.core.head_kernels import numbers
+
+        return numbers(logits, tokens, banned, temperature)
+    x = _scaled(logits, banned, temperature)
+    normalizer = x.logsumexp(dim=-1)
+    chosen = x.gather(-1, tokens[:, None]).squeeze(-1)
+    log_p = x - normalizer[:, None]
+    p = log_p.exp()
+    # a banned token has p = 0 and log p = −∞
+    return chosen, normalizer, -(p * log_p.masked_fill(p == 0.0, 0.0)).sum(dim=-1)
+
+
+def _slope(
+    logits: Tensor,
+    tokens: Tensor,
+    normalizer: Tensor,
+    entropy: Tensor,
+    to_logp: Tensor,
+    to_entropy: Tensor,
+    banned: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """The gradient with respect to the logits, in their own memory where that is possible.
+
+    ∂ log π_y/∂x_j = 1[j = y] − p_j and ∂H/∂x_j = −p_j (log p_j + H), x = logits/temperature.
+    """
+    if has_head_kernels(logits):
+        from segcredit.core.head_kernels import slope_in_place
+
+        return slope_in_place(
+            logits, tokens, normalizer, entropy, to_logp, to_entropy, banned, temperature
+        )
+    log_p = _scaled(logits, banned, temperature) - normalizer[:, None]
+    p = log_p.exp()
+    found = -p * (to_logp[:, None] + to_entropy[:, None] * (log_p + entropy[:, None]))
+    found = found.masked_fill(p == 0.0, 0.0)
+    found.scatter_add_(1, tokens[:, None], to_logp[:, None])
+    return (found / temperature).to(logits.dtype)
+
+
+def _scaled(logits: Tensor, banned: Tensor | None, temperature: float) -> Tensor:
+    x = at_least_float32(logits) / temperature
+    return x if banned is None else x.masked_fill(banned, -torch.inf)
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _add_product(total: Tensor, slope: Tensor, hidden: Tensor) -> None:
+    """total += slopeᵀ hidden."""
+    if total.dtype == slope.dtype:
+        total.addmm_(slope.T, hidden)
+    elif slope.is_cuda:  # bfloat16 factors, float32 sum, in one pass
+        torch.addmm(total, slope.T, hidden, out_dtype=total.dtype, out=total)
+    else:
+        total += slope.T.to(total.dtype) @ hidden.to(total.dtype)

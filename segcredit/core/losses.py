@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
-from segcredit.core.checks import at_least_float32, constant, keep, require_shape
-from segcredit.core.device import has_kernels
+from segcredit.core.checks import at_least_float32, constant, has_kernels, keep, require_shape
 from segcredit.core.ratios import geometric_mean_ratio
 from segcredit.core.reduce import response_mean, response_shares, weighted_sum
 from segcredit.core.segments import Segments, ValueAt
+
+if TYPE_CHECKING:
+    from segcredit.core.segments import Segments
 
 
 def clipped_surrogate(
@@ -68,8 +72,6 @@ def segment_policy_loss(
         require_shape(name, x, "the token mask", segments.token_mask)
     # with one segment per response, all tokens of a row would queue for one address
     if segments.width > 1 and has_kernels(*columns.values()):
-        from segcredit.core.fused import PolicyLoss
-
         bounds = _bounds(clip_low, clip_high, dual_clip)
         loss, watched = PolicyLoss.apply(  # type: ignore[no-untyped-call]
             logp, logp_old, advantage, segments, shares, bounds
@@ -154,8 +156,6 @@ def boundary_value_loss(
     known = shares is not None or reduce is response_mean  # a reduction that the kernel knows
     given = (value, value_target) if shares is None else (value, value_target, shares)
     if known and value_at == "start" and clip is None and has_kernels(*given):
-        from segcredit.core.fused import ValueLoss
-
         factor = 0.5 if half else 1.0
         return ValueLoss.apply(  # type: ignore[no-untyped-call]
             value, value_target, segments, shares, factor
@@ -235,3 +235,56 @@ def direct_value(
     target = r_m + V(s_{m+1}) − V(s_m). Never whiten it: its absolute scale is what is fitted.
     """
     return 0.5 * (beta * log_ratio - target).square()
+
+
+class PolicyLoss(torch.autograd.Function):
+    """Σ share · clipped surrogate of the geometric-mean ratio; mean ratio and clip fraction."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logp: Tensor,
+        logp_old: Tensor,
+        advantage: Tensor,
+        segments: "Segments",
+        share: Tensor | None,
+        bounds: tuple[float, float, float],
+    ) -> tuple[Tensor, Tensor]:
+        places = (segments.token_mask, segments.slot, segments.num)
+        from segcredit.core import kernels  # needs Triton
+
+        sums, grad = kernels.policy_loss(logp, logp_old, advantage, share, *places, bounds)
+        ctx.save_for_backward(grad)
+        loss, watched = sums[0].to(logp.dtype), sums[1:].to(logp.dtype)
+        ctx.mark_non_differentiable(watched)
+        return loss, watched
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0] * grad, None, None, None, None, None
+
+
+class ValueLoss(torch.autograd.Function):
+    """factor · Σ share · (V − R̂)² at segment starts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        target: Tensor,
+        segments: "Segments",
+        share: Tensor | None,
+        factor: float,
+    ) -> Tensor:
+        places = (segments.start, segments.num)
+        from segcredit.core import kernels  # needs Triton
+
+        loss, grad = kernels.value_loss(value, target, share, *places, factor)
+        ctx.save_for_backward(grad)
+        return loss.to(value.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0] * grad, None, None, None, None

@@ -1,8 +1,7 @@
 """Prompts from the files that verl, TRL, EasyR1 and others write, and their pictures."""
 
-from segcredit.data.formats import Keys
+from segcredit.data.formats import BadRow, BadRows, Keys, RowError
 from segcredit.data.images import as_source
-from segcredit.data.problems import BadRow, BadRows, RowError
 from segcredit.data.rows import CountTokens, Loaded, load_prompts, prompts_from_rows
 
 __all__ = [

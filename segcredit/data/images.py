@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from segcredit.data.problems import RowError
-from segcredit.images import to_png
+from segcredit.data.formats import RowError
+from segcredit.models.images import to_png
 from segcredit.printable import named, printable, shown
 
 ALLOW = "data.allow_outside=true (for prepare and evaluate --data: --allow-outside)"

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from segcredit.data.problems import RowError
+from segcredit.data.formats import RowError
 from segcredit.printable import listed, named, printable, shown
 
 SUFFIXES = (".jsonl", ".json", ".parquet")

@@ -6,13 +6,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from segcredit.data.formats import Keys, Parts, missing_columns, take_apart
+from segcredit.data.formats import (
+    BadRow,
+    BadRows,
+    Keys,
+    Parts,
+    RowError,
+    missing_columns,
+    take_apart,
+)
 from segcredit.data.images import as_source
-from segcredit.data.problems import BadRow, BadRows, RowError
 from segcredit.data.readers import Found, Source, no_rows, open_source
-from segcredit.images import PictureError, check_image
+from segcredit.models.images import PictureError, check_image
+from segcredit.models.template import BrokenTemplate
 from segcredit.printable import named, printable, shown
-from segcredit.template import BrokenTemplate
 from segcredit.types import Prompt
 
 CountTokens = Callable[[Prompt], int]

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from math import comb
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from segcredit.evaluate.peers import ALONE, Peers
-from segcredit.evaluate.statistics import bootstrap_interval, mean_interval, pass_at_k
-from segcredit.inputs import as_responses, encode_all
-from segcredit.rewards.errors import no_verdict_warning
+from segcredit.models.inputs import as_responses, encode_all
+from segcredit.rewards.checks import no_verdict_warning
 from segcredit.types import (
     Encoded,
     Prompt,
@@ -20,6 +19,83 @@ from segcredit.types import (
     Sampling,
     correctness,
 )
+
+Item = TypeVar("Item")
+
+
+@runtime_checkable
+class Peers(Protocol):
+    """Processes side by side, each with a contiguous part of every list."""
+
+    def own(self, items: Sequence[Item]) -> Sequence[Item]:
+        """This one's part."""
+        ...
+
+    def before(self, items: Sequence[Item]) -> int:
+        """How many items those before it have."""
+        ...
+
+    def gather(self, items: Sequence[Item]) -> list[Item]:
+        """Everyone's, in order."""
+        ...
+
+
+class _Alone:
+    """No others."""
+
+    def own(self, items: Sequence[Item]) -> Sequence[Item]:
+        return items
+
+    def before(self, items: Sequence[Item]) -> int:
+        return 0
+
+    def gather(self, items: Sequence[Item]) -> list[Item]:
+        return list(items)
+
+
+ALONE = _Alone()
+
+
+RESAMPLES = 2000
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Chance that one of k responses is right, drawn from ``samples`` of which ``right`` are.
+
+    1 − C(n − c, k) / C(n, k): unbiased, unlike 1 − (1 − c/n)^k.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@k needs 1 ≤ k ≤ the {samples} samples; got k={k}.")
+    return 1.0 - comb(samples - right, k) / comb(samples, k)
+
+
+def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of shares, one per prompt: the prompt is what was drawn.
+
+    By bootstrap; where all are 0 or all are 1, drawing again says nothing, and the exact binomial
+    interval of so many prompts stands instead: 0 of 3 is 0 to 71 %, not 0 to 0.
+    """
+    if not values or min(values) != max(values) or values[0] not in (0, 1):
+        return bootstrap_interval(values, share)
+    far = ((1 - share) / 2) ** (1 / len(values))  # Clopper and Pearson, at their ends
+    return (0.0, 1 - far) if values[0] == 0 else (far, 1.0)
+
+
+def bootstrap_interval(
+    values: Sequence[float], share: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile interval of the mean, prompts drawn again with replacement."""
+    if not values:
+        raise ValueError("an interval needs at least one value; got none.")
+    x = torch.tensor(values, dtype=torch.float64)
+    drawn = torch.randint(
+        len(x), (RESAMPLES, len(x)), generator=torch.Generator().manual_seed(seed)
+    )
+    means = x[drawn].mean(dim=1)
+    ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=torch.float64)
+    low, high = means.quantile(ends).tolist()
+    return low, high
+
 
 EncodePrompt = Callable[[Prompt], Encoded]
 Decode = Callable[[list[int]], str]

@@ -2,7 +2,7 @@
 
 from segcredit.models.codec import Codec
 from segcredit.models.critic import Critic
-from segcredit.models.place import ModelError
+from segcredit.models.loading import ModelError
 from segcredit.models.policy import Policy
 from segcredit.models.tiny import TINY, tiny_config
 

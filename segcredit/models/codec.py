@@ -20,9 +20,9 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import is_torchvision_available
 
-from segcredit.images import image_size, open_image
+from segcredit.models.images import image_size, open_image
+from segcredit.models.template import BrokenTemplate, Messages, fill_template
 from segcredit.printable import printable
-from segcredit.template import BrokenTemplate, Messages, fill_template
 from segcredit.types import Prompt
 
 MARK = "<image>"

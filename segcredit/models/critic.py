@@ -10,11 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from segcredit.models.files import check_file, check_weight_files
-from segcredit.models.forward import response_outputs, spread
+from segcredit.models.loading import CONFIG, ModelError, check_file, check_weight_files
 from segcredit.models.lora import CRITIC, Lora
-from segcredit.models.place import CONFIG, ModelError
-from segcredit.models.policy import Policy
+from segcredit.models.policy import Policy, response_outputs, spread
 from segcredit.models.weights import trained_weights
 from segcredit.printable import named, printable
 from segcredit.types import Rollouts

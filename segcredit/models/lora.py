@@ -8,19 +8,65 @@ otherwise by ``with lora.using(…)``.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from segcredit.models.targets import LANGUAGE, Targets, choose_layers, linear_layers
+TOWER = "visual"
+"""What the vision tower is called, wherever an architecture keeps it."""
+LANGUAGE, ALL = "language", "all-linear"
+
+Targets = str | Sequence[str]
+"""``language``, ``all-linear``, or names such as ``q_proj`` or ``layers.0.mlp.up_proj``."""
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """All that could have them. The head could not: it is read as a plain matrix."""
+    head = model.get_output_embeddings()
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and part is not head
+    }
+
+
+def choose_layers(names: Iterable[str], targets: Targets, vision: bool = True) -> list[str]:
+    """The layers that are meant; ``vision=False`` leaves the vision tower out in any case."""
+    open_ones = [name for name in names if vision or not in_tower(name)]
+    if targets == ALL:
+        return open_ones
+    if targets == LANGUAGE:
+        return [name for name in open_ones if not in_tower(name)]
+    wanted = [targets] if isinstance(targets, str) else list(targets)
+    unknown = [one for one in wanted if not any(_is_meant(name, one) for name in open_ones)]
+    if unknown or not wanted:
+        ends = dict.fromkeys(name.rpartition(".")[2] for name in open_ones)
+        what = f"no linear layer is called {', '.join(map(repr, unknown))}" if unknown else "none"
+        raise ValueError(
+            f"model.lora.targets: expected {LANGUAGE}, {ALL}, or names of linear layers below the "
+            f"head; {what}. This model has {', '.join(list(ends)[:12])}."
+        )
+    return [name for name in open_ones if any(_is_meant(name, one) for one in wanted)]
+
+
+def in_tower(name: str) -> bool:
+    """Whether a layer belongs to the vision tower."""
+    return TOWER in name.split(".")
+
+
+def _is_meant(name: str, wanted: str) -> bool:
+    """By the end of its path, whole words."""
+    return f".{name}".endswith(f".{wanted}")
+
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -215,3 +261,26 @@ def plain_name(name: str) -> str:
 def is_adapter(name: str) -> bool:
     """Whether a parameter is one of an adapter's."""
     return ".lora_A." in name or ".lora_B." in name
+
+
+def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """These weights as they would be without adapters: W + (alpha / rank) B A, by their old names.
+
+    One at a time, and the model stays as it is. Weights of a model without adapters pass through.
+    """
+    layers: dict[str, Any] = {
+        name: part for name, part in model.named_modules() if hasattr(part, "lora_A")
+    }
+    for name, x in weights:
+        if is_adapter(name):
+            continue
+        path, _, rest = name.partition(INSIDE)
+        yield plain_name(name), _plus(x, layers[path]) if rest == "weight" else x
+
+
+@torch.no_grad()
+def _plus(weight: Tensor, layer: Any) -> Tensor:
+    """W + (alpha / rank) B A, added in float32 and rounded as the weight is."""
+    a, b = layer.lora_A[POLICY].weight, layer.lora_B[POLICY].weight
+    product = b.float() @ a.float()
+    return (weight.float() + layer.scaling[POLICY] * product).to(weight.dtype)

@@ -12,13 +12,13 @@ from torch import Tensor
 from segcredit.core.checks import (
     empty_rows,
     finite,
+    has_kernels,
     keep,
     not_finite,
     positions,
     require_mask,
     require_shape,
 )
-from segcredit.core.device import has_kernels
 from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
 from segcredit.types import Rollouts, named_repr

@@ -185,7 +185,7 @@ def _annotate(job: Job) -> list[Moment]:
 
 def _chunk(job: Job, tokens: float) -> float:
     """Logits that stand at once: bytes."""
-    from segcredit.core.head import CHUNK
+    from segcredit.core.logits import CHUNK
 
     rows = max(1, CHUNK // job.shape.vocabulary)
     rows = rows if rows < 256 else rows // 256 * 256

@@ -6,10 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcredit.plan.advice import Trial
 from segcredit.plan.memory import PARTS, needed
-from segcredit.plan.notes import assumptions, warnings
-from segcredit.plan.predict import GIB, Prediction, command
+from segcredit.plan.predict import GIB, Prediction, Trial, assumptions, command, warnings
 
 _NAMES = {"moments": "Adam moments", "cache": "KV cache"}
 

@@ -3,12 +3,23 @@
 import base64
 import hashlib
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from segcredit.report.build import Rows, to_json
+from segcredit.printable import printable
+from segcredit.report.data import (
+    Limits,
+    Rows,
+    gather_images,
+    gather_overview,
+    gather_rows,
+    to_json,
+)
+from segcredit.runlog import Run
+from segcredit.runlog.files import write_text_atomically
 
 SCRIPTS = (
     *("base", "colours", "charts", "overview", "tokens", "staircase", "panel"),
@@ -76,3 +87,25 @@ def _figure(figure: Figure) -> str:
         f'<figure class="card figure"><figcaption><h3>{html.escape(figure.title)}</h3>'
         f"<p>{html.escape(figure.note)}</p></figcaption>{figure.svg}</figure>"
     )
+
+
+def report_title(runs: Sequence[Run]) -> str:
+    """Of the page."""
+    first = printable(runs[0].path.name)
+    return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more"
+
+
+def write_report(
+    runs: Sequence[Run],
+    path: Path,
+    limits: Limits,
+    figures: Sequence[Figure] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """The page, whole or not at all."""
+    rows = gather_rows(runs, limits, progress)
+    images = gather_images(runs, rows, limits.picture_megabytes)
+    page = render_page(report_title(runs), gather_overview(runs, rows), rows, images, figures)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(path, page)
+    return path

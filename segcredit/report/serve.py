@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from segcredit.report.build import (
+from segcredit.report.data import (
     Kind,
     Rows,
     files,
@@ -20,8 +20,7 @@ from segcredit.report.build import (
     read_rows,
     to_json,
 )
-from segcredit.report.page import policy, render_page
-from segcredit.report.write import report_title
+from segcredit.report.page import policy, render_page, report_title
 from segcredit.runlog import Run, RunFolder, read_run
 from segcredit.runlog.folder import require_run
 

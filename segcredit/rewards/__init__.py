@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from segcredit.rewards import math as _math
+from segcredit.rewards.checks import RewardError
 from segcredit.rewards.custom import CustomReward
-from segcredit.rewards.errors import RewardError
 from segcredit.rewards.exact import ExactReward
 from segcredit.rewards.extract import boxed, format_ok, hash_answer
-from segcredit.rewards.length import authors_length_penalty
-from segcredit.rewards.math import MathReward, geo3k, geo3k_strict, gsm8k
+from segcredit.rewards.math import MathReward, authors_length_penalty, geo3k, geo3k_strict, gsm8k
 from segcredit.runlog.untrusted import names_file
 from segcredit.types import RewardFn
 

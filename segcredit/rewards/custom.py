@@ -18,20 +18,92 @@ Two rules where TRL leaves a choice:
 import ast
 import difflib
 import inspect
+import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from segcredit.printable import printable
-from segcredit.rewards.callers import Caller, FileCaller, ThreadCaller
-from segcredit.rewards.errors import RewardError, shown
-from segcredit.rewards.pool import Failure
-from segcredit.rewards.settings import require_seconds
+from segcredit.rewards.checks import RewardError, require_seconds, shown
+from segcredit.rewards.pool import Failure, Pool
+from segcredit.rewards.worker import call
 from segcredit.types import Prompt, Response, Reward
+
+
+@runtime_checkable
+class Caller(Protocol):
+    """Calls one function with keyword arguments, each a list with one entry per response.
+
+    Answers with the worker's message: ``{"rewards": …}``, ``{"raised": …}``, ``{"unusable": …}``,
+    or with a Failure.
+    """
+
+    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any] | Failure:
+        """Call it."""
+        ...
+
+    def close(self) -> None:
+        """Stop whatever processes it holds."""
+        ...
+
+
+class FileCaller:
+    """A function in a file, loaded and run in a process that is killed at the deadline."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.pool = Pool(["function", str(path), name], role=f"reward function {path.name}:{name}")
+
+    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any] | Failure:
+        sendable, unsendable = {}, {}
+        for name, column in arguments.items():
+            kind = _what_json_lacks(column)
+            if kind is None:
+                sendable[name] = column
+            else:
+                unsendable[name] = kind
+        request = {"arguments": sendable, "unsendable": unsendable}
+        (answer,) = self.pool.ask([request], deadline)
+        return answer
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class ThreadCaller:
+    """A function of this process, run in a thread; past its deadline the thread is left behind."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any] | Failure:
+        answers: list[dict[str, Any]] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(call(self.function, arguments, {})),
+            name="segcredit reward function",
+            daemon=True,  # a function that hangs must not keep the interpreter from ending
+        )
+        thread.start()
+        thread.join(deadline)
+        return answers[0] if answers else Failure("late", f"did not return within {deadline:g} s")
+
+    def close(self) -> None:
+        """Nothing to stop: a thread cannot be."""
+
+
+def _what_json_lacks(column: list[Any]) -> str | None:
+    """The type that keeps a column out of JSON; None: it fits."""
+    try:
+        json.dumps(column)
+    except (TypeError, ValueError, RecursionError):
+        kinds = {type(x).__name__ for x in column if x is not None}
+        return " and ".join(sorted(kinds))
+    return None
+
 
 _SEARCH = 2.0
 """Deadlines that may be spent on finding out which response a function hangs on."""

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from segcredit.rewards.errors import shown
+from segcredit.rewards.checks import require_extract, shown
 from segcredit.rewards.extract import READERS, expected, hash_answer
-from segcredit.rewards.settings import require_extract
 from segcredit.rewards.verify import right, same_number, wrong
 from segcredit.types import Response, Reward
 

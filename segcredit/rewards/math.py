@@ -5,18 +5,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from segcredit.rewards.exact import ExactReward, gold_answer, no_answer
-from segcredit.rewards.extract import READERS, format_ok, last_box, verl_format_ok
-from segcredit.rewards.length import authors_length_penalty
-from segcredit.rewards.mathruler import MathRuler
-from segcredit.rewards.settings import (
+from segcredit.rewards.checks import (
     require_count,
     require_extract,
     require_seconds,
     require_weight,
 )
+from segcredit.rewards.exact import ExactReward, gold_answer, no_answer
+from segcredit.rewards.extract import READERS, format_ok, last_box, verl_format_ok
+from segcredit.rewards.mathruler import MathRuler
 from segcredit.rewards.verify import Verdict, Verifier
 from segcredit.types import Response, Reward
+
+
+def authors_length_penalty(num_tokens: int, max_tokens: int) -> float:
+    """.001 for each token beyond nine tenths of the limit, .3 more at the limit; .5 at most.
+
+    ``reward_manager/naive.py:95-105`` of their release; the paper's reward has no such term.
+    """
+    over = max(0.0, num_tokens - 0.9 * max_tokens)
+    at_limit = 0.3 if num_tokens >= max_tokens - 1 else 0.0
+    return min(0.5, 0.001 * over + at_limit)
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class MathReward:
     accuracy: float = 1.0
     format: float = 0.0
     length_penalty: Literal["authors"] | None = None
-    """"authors": see :func:`segcredit.rewards.length.authors_length_penalty`."""
+    """"authors": see :func:`segcredit.rewards.math.authors_length_penalty`."""
     deadline: float = 5.0
     """Seconds for each answer."""
     workers: int = 2

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from segcredit.rewards.guards import LONGEST, computes_too_much
-from segcredit.rewards.verify import Verdict, Verifier, right, wrong
+from segcredit.rewards.verify import LONGEST, Verdict, Verifier, computes_too_much, right, wrong
 
 _ENCLOSING_TEXT = re.compile(r"\\text\{(.+)\}\n?")
 _UNITS = (

@@ -11,11 +11,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from segcredit.core.logits import entropy
-from segcredit.inputs import Inputs
-from segcredit.rollout.check import check_finite, check_sampling, tokens_left
-from segcredit.rollout.choose import pick
+from segcredit.models.inputs import Inputs
 from segcredit.rollout.fixed import FixedSampler, suits
 from segcredit.rollout.prefill import Prefilled, next_logits, prefill
+from segcredit.rollout.sampling import check_finite, check_sampling, pick, tokens_left
 from segcredit.types import Encoded, Rollouts, Sampling
 
 SMALL_STEP = 2**18

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from segcredit.version import __version__
+from segcredit import __version__
 
 PACKAGES = (
     "accelerate",

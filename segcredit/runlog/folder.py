@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from segcredit.runlog.atomic import remove_leftovers
-from segcredit.runlog.lock import Lock, LockedError
+from segcredit.runlog.files import Lock, LockedError, remove_leftovers
 from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
 _STEP = re.compile(r"step-(\d+)(\.jsonl)?")

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from segcredit.runlog.atomic import sync_folder
+from segcredit.runlog.files import sync_folder, to_line
 from segcredit.runlog.folder import resume_command
-from segcredit.runlog.lines import to_line
 from segcredit.runlog.trackers import Tracker
 
 WARNING = "warning"

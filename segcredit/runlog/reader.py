@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from segcredit.runlog.files import read_lines, revived
 from segcredit.runlog.folder import RunFolder, by_step, require_run
-from segcredit.runlog.lines import read_lines, revived
-from segcredit.runlog.manifest import CheckpointError, verify
 from segcredit.runlog.metrics import WARNING
 from segcredit.runlog.rollouts import read_rollouts
+from segcredit.runlog.storage import CheckpointError, verify
 from segcredit.runlog.untrusted import read_yaml
 
 

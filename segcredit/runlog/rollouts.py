@@ -1,12 +1,18 @@
 """rollouts/step-000012.jsonl: every response of a step, with its tokens and their credit."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from segcredit.runlog.atomic import replacing
+from segcredit.runlog.files import (
+    read_some_lines,
+    replacing,
+    revived,
+    to_line,
+    write_bytes_atomically,
+)
 from segcredit.runlog.folder import step_name
-from segcredit.runlog.lines import read_some_lines, revived, to_line
 
 COLUMNS: Mapping[str, str] = {
     "prompt_id": "which prompt",
@@ -63,3 +69,28 @@ def evenly(steps: list[int], count: int | None) -> list[int]:
     if count == 1:
         return steps[-1:]
     return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
+
+
+_KINDS = {
+    b"\x89PNG": "png",
+    b"\xff\xd8\xff": "jpg",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
+    b"RIFF": "webp",
+}
+"""How a picture's bytes begin, and what its file is called."""
+
+
+def keep_picture(folder: Path, picture: bytes | Path) -> str:
+    """Its path in the run folder; a file that is no longer there leaves an empty one."""
+    try:
+        data = picture if isinstance(picture, bytes) else picture.read_bytes()
+    except OSError:
+        return ""
+    kind = next((kind for begins, kind in _KINDS.items() if data.startswith(begins)), "bin")
+    path = folder / f"{hashlib.sha256(data).hexdigest()[:24]}.{kind}"
+    if not path.exists():
+        write_bytes_atomically(path, data)
+    return f"{folder.name}/{path.name}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from segcredit.runlog.atomic import write_json_atomically
+from segcredit.runlog.files import write_json_atomically
 from segcredit.runlog.folder import RunFolder
 
 PROJECT = "segcredit"

@@ -17,25 +17,28 @@ from segcredit.algorithms.asks import continues, fits_credit, grows_trees, is_of
 from segcredit.config import Optimize, PretrainCritic, Recipe, RecipeError, WarmStart
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
-from segcredit.evaluate.engine import make_engine
 from segcredit.models import Codec, ModelError, Policy
+from segcredit.models.attention import set_attention
 from segcredit.models.critic import check_saved
-from segcredit.models.files import check_weight_files
-from segcredit.models.kinds import context_window, load_config
-from segcredit.models.loading import bare_model, end_tokens, load_codec
-from segcredit.models.lora import require_peft
-from segcredit.models.packed import set_attention
-from segcredit.models.targets import choose_layers, linear_layers
+from segcredit.models.loading import (
+    bare_model,
+    check_weight_files,
+    context_window,
+    end_tokens,
+    load_codec,
+    load_config,
+)
+from segcredit.models.lora import choose_layers, linear_layers, require_peft
+from segcredit.models.template import LimitedChat, check_questions, is_question
 from segcredit.models.tiny import tiny_config
 from segcredit.printable import shown
 from segcredit.rewards import CustomReward, RewardError, compares_answers, make_reward
-from segcredit.rollout.vllm_version import vllm_problem
-from segcredit.template import LimitedChat, check_questions, is_question
-from segcredit.train.adam import why_not
-from segcredit.train.parallel import Parallel
+from segcredit.rollout.engines import make_engine
+from segcredit.rollout.vllm import vllm_problem
+from segcredit.train.distributed import Parallel, shard_policy
+from segcredit.train.optim import why_not
 from segcredit.train.ready import make_ready
 from segcredit.train.seeds import derive
-from segcredit.train.sharding import shard_policy
 from segcredit.train.source import Generated, Listed, PromptSource
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Prompt, RewardFn

@@ -10,10 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from segcredit.runlog.atomic import sync_folder
+from segcredit.runlog.files import sync_folder
 from segcredit.runlog.folder import by_step, exists, resume_command, step_of
-from segcredit.runlog.manifest import CheckpointError, checked_size, seal, verify
-from segcredit.runlog.state import load_state, save_state
+from segcredit.runlog.storage import (
+    CheckpointError,
+    checked_size,
+    load_state,
+    save_state,
+    seal,
+    verify,
+)
 
 __all__ = [
     "CheckpointError",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from segcredit.algorithms.asks import rescored
-from segcredit.core.device import sent
-from segcredit.inputs import as_responses, encode_all
+from segcredit.core.checks import sent
+from segcredit.models.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
 from segcredit.train.seeds import generator

@@ -11,14 +11,14 @@ from typing import Any
 
 from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.evaluate import Evaluation, evaluate
-from segcredit.rewards.errors import no_verdict_warning
-from segcredit.rollout.check import NotFiniteLogits
+from segcredit.rewards.checks import no_verdict_warning
+from segcredit.rollout.sampling import NotFiniteLogits
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
+from segcredit.runlog.files import read_lines
 from segcredit.runlog.folder import by_step, step_name
-from segcredit.runlog.lines import read_lines
 from segcredit.train.health import Health
 from segcredit.train.observe import Observer, Silent
-from segcredit.train.optimizer import NotFinite
+from segcredit.train.optim import NotFinite
 from segcredit.train.records import rollout_rows
 from segcredit.train.saving import help_save, save
 from segcredit.train.seeds import derive

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from segcredit.inputs import distinct
+from segcredit.models.inputs import distinct
 from segcredit.types import Rollouts
 
 

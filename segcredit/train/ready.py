@@ -5,10 +5,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from segcredit.config import Recipe
-from segcredit.models.compiled import compile_layers
+from segcredit.models.layers import compile_layers, fuse_norms, recompute_activations
 from segcredit.models.lora import VARIANTS, Lora
-from segcredit.models.norms import fuse_norms
-from segcredit.models.recompute import recompute_activations
 from segcredit.train.state import freeze
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from segcredit.models import Codec
-from segcredit.runlog.pictures import keep_picture
+from segcredit.runlog.rollouts import keep_picture
 from segcredit.train.step import Stepped
 
 

@@ -23,11 +23,11 @@ from segcredit.config import (
     parse_recipe,
 )
 from segcredit.models import Critic, Policy
+from segcredit.models.attention import set_attention
 from segcredit.models.codec import Codec
 from segcredit.models.lora import Lora
-from segcredit.models.packed import set_attention
 from segcredit.runlog import MetricsWriter, RunFolder, read_run
-from segcredit.runlog.atomic import sync_folder, write_bytes_atomically
+from segcredit.runlog.files import sync_folder, write_bytes_atomically
 from segcredit.runlog.folder import (
     CRITIC,
     POLICY,
@@ -42,14 +42,11 @@ from segcredit.runlog.folder import (
 from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy
-from segcredit.train.moments import load_moments, save_part
-from segcredit.train.policy_optimizer import set_policy_optimizer
-from segcredit.train.sharded_optimizer import ShardedOptimizer
-from segcredit.train.sharding import whole_critic, whole_policy
+from segcredit.train.distributed import Together, whole_critic, whole_policy
+from segcredit.train.optim import ShardedOptimizer, load_moments, save_part
 from segcredit.train.source import Listed
 from segcredit.train.stages import add_critic, add_reference, adopt_settings, saved_critic
-from segcredit.train.state import State, freeze
-from segcredit.train.together import Together
+from segcredit.train.state import State, freeze, set_policy_optimizer
 from segcredit.train.tracker import Tracker
 
 ADAPTERS = "adapters"

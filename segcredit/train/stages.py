@@ -9,20 +9,18 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, OptimizerSettings, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.models import Critic, Policy
-from segcredit.models.packed import set_attention
+from segcredit.models.attention import set_attention
 from segcredit.train.build import own_memory
 from segcredit.train.collect import collect
 from segcredit.train.demonstrations import imitate
 from segcredit.train.describe import describe, describe_rewards
+from segcredit.train.distributed import shard_critic, shard_policy
 from segcredit.train.metrics import Metrics
-from segcredit.train.optimizer import rate
-from segcredit.train.policy_optimizer import set_policy_optimizer
+from segcredit.train.optim import make_optimizer, rate
 from segcredit.train.ready import fuse_on_gpu, make_ready
 from segcredit.train.seeds import generator
-from segcredit.train.sharded_optimizer import make_optimizer
-from segcredit.train.sharding import shard_critic, shard_policy
 from segcredit.train.source import Generated, Listed
-from segcredit.train.state import State
+from segcredit.train.state import State, set_policy_optimizer
 from segcredit.train.step import Stepped, train_step
 from segcredit.train.tracker import OFFLINE_SAMPLES, Tracker
 from segcredit.train.update import update

@@ -3,17 +3,19 @@
 import warnings
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from segcredit.algorithms.asks import loss_temperature
-from segcredit.config import Recipe
+from segcredit.config import OptimizerSettings, Recipe
 from segcredit.data.worlds import World
 from segcredit.models import Critic, Policy
+from segcredit.models.lora import POLICY, REFERENCE
 from segcredit.models.weights import copy_weights
 from segcredit.rollout import HFEngine
-from segcredit.train.optimizer import Optimizer
-from segcredit.train.parallel import Parallel
+from segcredit.train.distributed import Parallel
+from segcredit.train.optim import Optimizer, make_optimizer
 from segcredit.train.source import PromptSource
 from segcredit.train.tracker import Tracker
 from segcredit.types import Algorithm, RewardFn, RolloutEngine
@@ -114,3 +116,30 @@ def freeze(model: nn.Module) -> None:
     """No gradients."""
     for x in model.parameters():
         x.requires_grad_(False)
+
+
+def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
+    """A new one for the policy, in the place of the old."""
+    if state.policy_optimizer is not None:
+        state.policy_optimizer.close()
+    offload = state.recipe.memory.offload_optimizer
+    policy = state.policy
+    state.policy_optimizer = make_optimizer(
+        "policy", policy.model, lr, settings, offload, policy.trained()
+    )
+    return state.policy_optimizer
+
+
+@torch.no_grad()
+def restart(state: State) -> None:
+    """Put the policy back to where reinforcement learning began, and forget all moments."""
+    first, lora = state.reference, state.policy.lora
+    assert first is not None
+    if lora is not None:
+        pairs = zip(lora.parameters(POLICY), lora.parameters(REFERENCE), strict=True)
+    else:
+        pairs = zip(state.policy.model.parameters(), first.model.parameters(), strict=True)
+    for now, then in pairs:
+        now.copy_(then)
+    settings = state.recipe.optimizer
+    set_policy_optimizer(state, settings.lr, settings)

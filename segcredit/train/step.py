@@ -11,10 +11,9 @@ from segcredit.train.continuations import Continuations
 from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.mismatch import corrected, describe_mismatch
-from segcredit.train.policy_optimizer import restart
 from segcredit.train.seeds import generator
 from segcredit.train.selection import describe_selection, prepare
-from segcredit.train.state import State
+from segcredit.train.state import State, restart
 from segcredit.train.update import update
 from segcredit.types import Batch, Prompt
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
 from segcredit.rollout import HFEngine, VllmEngine
 from segcredit.runlog import (
@@ -15,15 +16,15 @@ from segcredit.runlog import (
     open_trackers,
     read_run,
 )
-from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.environment import environment_changes
+from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import POLICY
 from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import Plan, build, make_plan
+from segcredit.train.distributed import Parallel
 from segcredit.train.loop import Loop
 from segcredit.train.observe import Observer, Silent
-from segcredit.train.parallel import Parallel
 from segcredit.train.saving import (
     changed_settings,
     find_resumable,
@@ -34,7 +35,6 @@ from segcredit.train.saving import (
 )
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
-from segcredit.version import __version__
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segcredit.config import TreeSettings
 from segcredit.core.group import tree_advantage
-from segcredit.inputs import encode_all
+from segcredit.models.inputs import encode_all
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.types import Batch, Encoded, Prompt, Response, Reward, Rollouts, Sampling

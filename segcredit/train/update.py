@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from segcredit.algorithms.asks import is_offline
-from segcredit.core.device import sent
+from segcredit.core.checks import sent
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches, numbered
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer
 from segcredit.train.seeds import generator
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Batch, Outputs, Rollouts

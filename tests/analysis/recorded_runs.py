@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 
 from segcredit.runlog import write_rollouts
-from segcredit.runlog.lines import to_line
+from segcredit.runlog.files import to_line
 
 CONFIG: dict[str, Any] = {
     "name": "made-up",

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from segcredit.analysis.bootstrap import draws, lift_over_responses, percentile_interval
-from segcredit.analysis.lift import Pool, lift, lift_of_draws
+from segcredit_lab.analysis.lift import Pool, lift, lift_of_draws, lift_over_responses
+from segcredit_lab.analysis.statistics import draws, percentile_interval
 
 Q, D = np.array([0.7, 0.9]), np.array([0.9])
 RESPONSES, TOKENS = 64, 12

@@ -12,13 +12,13 @@ import typer
 from recorded_runs import metric_lines, row, some_rollouts, write_run
 from typer.testing import CliRunner, Result
 
-from segcredit.analysis import Settings, analyse
-from segcredit.analysis.analyses import NAMES
-from segcredit.analysis.hidden import prompt_of
-from segcredit.analysis.lift_curves import BOUNDARY_CRITIC
-from segcredit.analysis.result import CannotAnalyseError
-from segcredit.commands import analyze as command
 from segcredit.runlog import read_run
+from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis.analyses import NAMES
+from segcredit_lab.analysis.lift import BOUNDARY_CRITIC
+from segcredit_lab.analysis.probe import prompt_of
+from segcredit_lab.analysis.reading import CannotAnalyseError
+from segcredit_lab.commands import analyze as command
 
 APP = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 APP.command(epilog=command.EPILOG)(command.analyze)
@@ -54,7 +54,7 @@ def kinds(*names: str) -> list[str]:
 @pytest.fixture
 def one_picture_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SVG alone is drawn: PNGs take as long again, and other tests look at them."""
-    monkeypatch.setattr("segcredit.analysis.drawing.save.png", lambda analysis: b"")
+    monkeypatch.setattr("segcredit_lab.analysis.drawing.png", lambda analysis: b"")
 
 
 def test_a_critic_that_learns_at_every_token_means_something_between_boundaries(

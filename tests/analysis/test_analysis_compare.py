@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from recorded_runs import metric_lines, write_run
 
-from segcredit.analysis import Settings, analyse
-from segcredit.analysis.compare import group_runs, t_interval, t_quantile
 from segcredit.runlog import read_run
+from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis.compare import group_runs, t_interval, t_quantile
 
 ONLY = ["value_loss", "entropy", "length"]
 

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 from recorded_runs import metric_lines, row, some_rollouts, write_run
 
-from segcredit.analysis import INK, Analysis, Settings, analyses, png, svg, write
-from segcredit.analysis.drawing.style import COLOURS, powers_of_ten
 from segcredit.runlog import read_run
+from segcredit_lab.analysis import INK, Analysis, Settings, analyses, png, svg, write
+from segcredit_lab.analysis.drawing import COLOURS, powers_of_ten
 
 QUICK = Settings(resamples=10)
 HOSTILE = "a $\\frac$ <script>alert('1')<!-- & \"角 \u202e_x_^2\x1b[31m"

@@ -9,11 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit.analysis.bootstrap import lift_over_responses, mean_over_steps
-from segcredit.analysis.lift import Pool, lift, lift_of_draws, make_pool, stage_slices
-from segcredit.analysis.lift_curves import measure
-from segcredit.analysis.settings import Settings
 from segcredit.core import diagnostics
+from segcredit_lab.analysis.lift import (
+    Pool,
+    lift,
+    lift_of_draws,
+    lift_over_responses,
+    make_pool,
+    mean_over_steps,
+    measure,
+    stage_slices,
+)
+from segcredit_lab.analysis.reading import Settings
 
 TIED = st.integers(0, 6).map(lambda n: n / 4)
 
@@ -128,7 +135,7 @@ def test_draws_are_made_in_parts_without_a_seam(monkeypatch: pytest.MonkeyPatch)
     pool = Pool(np.repeat(np.arange(9), 5), rng.random(45), rng.random(45), 9)
     q, d = np.array([0.7]), np.array([0.9])
     whole = lift_over_responses([pool], q, d, 50)
-    monkeypatch.setattr("segcredit.analysis.lift.ENTRIES", 7 * 45)
+    monkeypatch.setattr("segcredit_lab.analysis.lift.ENTRIES", 7 * 45)
     np.testing.assert_array_equal(lift_over_responses([pool], q, d, 50), whole)
 
 

@@ -11,21 +11,24 @@ import pytest
 import torch
 from recorded_runs import some_rollouts, write_run
 
-from segcredit.analysis import Settings, analyse
-from segcredit.analysis.hidden import OLDER, _parts, hidden_states, load_policy, prompt_of
-from segcredit.analysis.probe import probe
-from segcredit.analysis.reading import read_steps
-from segcredit.analysis.result import CannotAnalyseError
-from segcredit.analysis.ridge import (
-    PENALTIES,
-    Moments,
-    fit,
-    folds_by_group,
-    out_of_fold,
-    r_squared,
-)
 from segcredit.runlog import read_run
 from segcredit.types import Encoded
+from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis.probe import (
+    OLDER,
+    PENALTIES,
+    Moments,
+    _parts,
+    fit,
+    folds_by_group,
+    hidden_states,
+    load_policy,
+    out_of_fold,
+    probe,
+    prompt_of,
+    r_squared,
+)
+from segcredit_lab.analysis.reading import CannotAnalyseError, read_steps
 
 # ── Ridge ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,7 +170,7 @@ def test_steps_get_the_probes_value(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             states[:, 0] = next(left) + 0.1 * states[:, 1]
             yield states
 
-    monkeypatch.setattr("segcredit.analysis.probe.hidden_states", planted)
+    monkeypatch.setattr("segcredit_lab.analysis.probe.hidden_states", planted)
     found = probe(run, steps, Settings(), PlantedPolicy())
     assert found.responses == 4 * 30 - 2
     assert found.r_squared > 0.95
@@ -182,7 +185,7 @@ def test_steps_get_the_probes_value(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_few_responses_of_every_step_if_not_all_fit(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("segcredit.analysis.probe.MOST_BYTES", 32 * 4 * 110)
+    monkeypatch.setattr("segcredit_lab.analysis.probe.MOST_BYTES", 32 * 4 * 110)
     run = read_run(trained)
     steps = read_steps(run)
     policy = load_policy(run, run.checkpoints[-1])

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from recorded_runs import row, some_rollouts, write_run
 
 from segcredit.algorithms import PolicyGradient, make_algorithm
-from segcredit.analysis import Settings, analyse
-from segcredit.analysis.ratio_bias import (
+from segcredit.runlog import read_run
+from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis.ratio_bias import (
     RatioBias,
     log_bound,
     log_gap,
     outside,
+    ratio_units,
     units_of_step,
 )
-from segcredit.analysis.ratio_units import ratio_units
-from segcredit.analysis.reading import read_steps
-from segcredit.runlog import read_run
+from segcredit_lab.analysis.reading import read_steps
 
 
 def test_golden_numbers() -> None:

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from recorded_runs import write_run
 
-from segcredit.analysis.analyses import run_names
-from segcredit.analysis.lift import make_pool
-from segcredit.analysis.reading import Step, read_steps
-from segcredit.analysis.result import CannotAnalyseError, interval_text, number_text, plain
 from segcredit.runlog import read_run
+from segcredit_lab.analysis.analyses import run_names
+from segcredit_lab.analysis.lift import make_pool
+from segcredit_lab.analysis.reading import (
+    CannotAnalyseError,
+    Step,
+    interval_text,
+    number_text,
+    plain,
+    read_steps,
+)
 
 
 def read(folder: Path, *rows: dict[str, Any]) -> Step:

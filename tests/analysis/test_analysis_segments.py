@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import row, some_rollouts, write_run
 
-from segcredit.analysis import Settings, analyse
-from segcredit.analysis.reading import read_steps
-from segcredit.analysis.segment_shapes import bars, shapes_of, unit_lengths, unit_of
-from segcredit.analysis.within import decompose, equal_cut, token_advantages
 from segcredit.runlog import read_run
+from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis.reading import read_steps
+from segcredit_lab.analysis.segments import (
+    bars,
+    decompose,
+    equal_cut,
+    shapes_of,
+    token_advantages,
+    unit_lengths,
+    unit_of,
+)
 
 OWNER = np.array([0, 0, 0, 0, 0, 1, 1, 2])
 SEGMENT = np.array([0, 0, 1, 2, 2, 0, 0, 0])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit.analysis.trend import ranks, slope, slope_over_steps, smooth, spearman
+from segcredit_lab.analysis.statistics import ranks, slope, slope_over_steps, smooth, spearman
 
 NAN = float("nan")
 

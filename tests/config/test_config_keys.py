@@ -130,7 +130,7 @@ def test_wrong_types_and_values(changes: Any, expected: str) -> None:
         ),
         (
             {"data__settings": {"givn": 2}},
-            "data: derived_variables has no setting 'givn'. Did you ",
+            "data: world derived_variables has no setting 'givn'. Did you ",
         ),
         ({"data__settings": {"modulus": 1}}, "data: modulus must be a whole number, between 2 and"),
         ({"data__settings": {"needed": 3}}, "data: "),

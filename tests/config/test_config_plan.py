@@ -24,8 +24,7 @@ from segcredit.config import RecipeError, load_recipe, parse_recipe
 from segcredit.data import BadRows, load_prompts
 from segcredit.data.worlds import make_world
 from segcredit.models import Codec, Policy, lora
-from segcredit.models.kinds import context_window, load_config
-from segcredit.models.loading import end_tokens
+from segcredit.models.loading import context_window, end_tokens, load_config
 from segcredit.train import build
 from segcredit.train.build import make_plan
 from segcredit.train.source import Generated, Listed
@@ -510,7 +509,7 @@ def test_chat_templates_that_cannot_be_used(
 ) -> None:
     """One message with the template's error, the row, and what to do; without waiting for ever."""
     if "0.5 s" in said:
-        monkeypatch.setattr("segcredit.template.SECONDS", 0.5)
+        monkeypatch.setattr("segcredit.models.template.SECONDS", 0.5)
     path = with_chat_template(model, tmp_path, template)
     train = write_rows(tmp_path / "train.jsonl", *[GOOD] * 8)
     made = changed(**FEW, model={"path": path}, data={"train": [train], "skip_bad_rows": skip})

@@ -7,8 +7,8 @@ import pytest
 from segcredit import Trainer
 from segcredit.config import Optimize, PretrainCritic, load_recipe
 from segcredit.data.worlds import make_world
-from segcredit.data.worlds.bookings import Bookings
 from segcredit.train.build import build, make_plan
+from segcredit_lab.worlds.bookings import Bookings
 
 SMALL = (
     "threads=1",

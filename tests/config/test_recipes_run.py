@@ -15,9 +15,9 @@ from segcredit.data.prepare import prepare
 from segcredit.data.worlds import make_world
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.models import Policy
+from segcredit.models.template import fill_template
 from segcredit.partition import PARTITIONS, make_partition, settings_of
 from segcredit.runlog import read_run
-from segcredit.template import fill_template
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT, LABORATORY = ((DOCS / name).read_text() for name in ("recipes.md", "laboratory.md"))

@@ -14,10 +14,10 @@ from segcredit.core.advantages import (
     gae,
     kl_shaped_reward,
     length_adaptive_lambda,
+    reverse_scan,
     segment_gae,
     terminal_reward,
 )
-from segcredit.core.scan import reverse_scan
 from segcredit.core.segments import Segments
 
 

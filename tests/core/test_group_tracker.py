@@ -11,7 +11,7 @@ from ragged import units
 from strategies import tenths
 
 from segcredit.core import diagnostics, group, tracker
-from segcredit.core.monte_carlo import value_difference
+from segcredit.core.advantages import value_difference
 from segcredit.partition import response
 
 groups = st.lists(st.lists(tenths, min_size=2, max_size=5), min_size=1, max_size=4)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from segcredit.core.head import head_logp_and_entropy
-from segcredit.core.logits import token_logp_and_entropy
+from segcredit.core.logits import head_logp_and_entropy, token_logp_and_entropy
 
 
 def made(
@@ -111,7 +110,7 @@ def test_only_what_is_asked_gets_a_gradient() -> None:
 
 
 def test_memory_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    import segcredit.core.head as head
+    import segcredit.core.logits as head
 
     seen: list[int] = []
     original = head._logits

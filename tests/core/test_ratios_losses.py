@@ -11,7 +11,7 @@ from ragged import units
 from strategies import Case, cases, tenths
 
 from segcredit.core import losses, ratios, reduce
-from segcredit.core.adjust import clamp, whiten
+from segcredit.core.advantages import clamp, whiten
 from segcredit.core.segments import Segments
 from segcredit.partition import response
 

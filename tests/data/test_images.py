@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from segcredit.data import RowError, as_source
-from segcredit.images import FORMATS, PictureError, check_image, open_image, to_png
+from segcredit.models.images import FORMATS, PictureError, check_image, open_image, to_png
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

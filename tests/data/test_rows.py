@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from segcredit.data import BadRows, Keys, Loaded, prompts_from_rows
-from segcredit.images import open_image
+from segcredit.models.images import open_image
 from segcredit.types import Prompt
 
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from segcredit.data import BadRows, load_prompts, readers
-from segcredit.images import open_image
 from segcredit.integrations.verl.rows import is_verls
+from segcredit.models.images import open_image
 
 GOOD = {"problem": "2 + 2?", "answer": "4"}
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from segcredit.data import Keys, load_prompts
-from segcredit.images import open_image
+from segcredit.models.images import open_image
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs the data beside the checkout")

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from segcredit.data.worlds import Ledger, TileTour
-from segcredit.data.worlds.bookings import OPENERS, VERBS, Bookings
 from segcredit.data.worlds.picture import COLOURS
 from segcredit.types import Prompt
+from segcredit_lab.worlds.bookings import OPENERS, VERBS, Bookings
+from segcredit_lab.worlds.ledger import Ledger
+from segcredit_lab.worlds.tiles import TileTour
 
 FAULTLESS = {"traps": 0.0, "plain_right": 1.0, "wrong": 0.0}
 WORLDS: list[Bookings] = [

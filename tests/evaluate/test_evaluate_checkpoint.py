@@ -15,7 +15,7 @@ from segcredit.cli import app
 from segcredit.data.prepare import prepare
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.models import Policy
-from segcredit.runlog.manifest import CheckpointError
+from segcredit.runlog.storage import CheckpointError
 
 OUTPUT = {"prompts": 4, "samples": 2}
 
@@ -212,7 +212,7 @@ def test_a_name_that_only_the_hub_could_know(name: str, monkeypatch: pytest.Monk
     def unreachable(*_: Any, **__: Any) -> None:
         raise OSError("connection refused")
 
-    monkeypatch.setattr("segcredit.models.place.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr("segcredit.models.loading.get_hf_file_metadata", unreachable)
     assert error_of(name).startswith(f"{name} is no folder here, was not downloaded before, and ")
 
 
@@ -309,7 +309,7 @@ def test_prompts_that_the_model_cannot_read_are_told_together(
         ),
         "Repair these rows, or leave them out of the file.",
     ]
-    monkeypatch.setattr("segcredit.template.SECONDS", 0.5)
+    monkeypatch.setattr("segcredit.models.template.SECONDS", 0.5)
     (model / "chat_template.jinja").write_text("{{ 7 ** (7 ** 11) }}")
     message = error_of(model, "--data", rows, "--reward", "exact")
     assert message.startswith("prompt 'r0': the chat template did not finish within 0.5 s. Put a ")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from segcredit.evaluate import bootstrap_interval, evaluate
-from segcredit.train.parallel import Parallel
+from segcredit.train.distributed import Parallel
 from segcredit.types import Encoded, Prompt, Response, Reward, Rollouts, Sampling
 
 END = 9

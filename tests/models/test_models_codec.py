@@ -22,9 +22,9 @@ from tiny_policies import (
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from segcredit.images import image_size, open_image
 from segcredit.models.codec import Codec, load_tokenizer
-from segcredit.template import check_questions, check_template
+from segcredit.models.images import image_size, open_image
+from segcredit.models.template import check_questions, check_template
 from segcredit.types import Prompt
 
 QWEN_TEMPLATE = (

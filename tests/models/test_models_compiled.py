@@ -6,9 +6,8 @@ from tiny_policies import drawn, encoded, engine, seeded, world
 from torch._dynamo.utils import counters
 
 from segcredit.models import Policy
-from segcredit.models.compiled import compile_layers
-from segcredit.models.packed import set_attention
-from segcredit.models.recompute import recompute_activations
+from segcredit.models.attention import set_attention
+from segcredit.models.layers import compile_layers, recompute_activations
 from segcredit.types import Sampling
 
 LAYERS = 3

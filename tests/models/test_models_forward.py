@@ -15,8 +15,8 @@ from tiny_policies import (
 )
 
 from segcredit.models import Critic
-from segcredit.models.packed import sees_all
-from segcredit.rollout.cache import ROOM, GrowingLayer
+from segcredit.models.attention import sees_all
+from segcredit.rollout.prefill import ROOM, GrowingLayer
 from segcredit.train.micro import by_tokens
 from segcredit.types import Encoded, Rollouts, Sampling
 

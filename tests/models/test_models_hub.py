@@ -13,8 +13,9 @@ from fake_hub import COMMIT, fake_hub
 from huggingface_hub import constants
 from tiny_policies import policy
 
-from segcredit.models import ModelError, place
-from segcredit.models.kinds import load_config
+from segcredit.models import ModelError
+from segcredit.models import loading as place
+from segcredit.models.loading import load_config
 
 CLOSED = "http://127.0.0.1:9"
 

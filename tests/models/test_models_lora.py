@@ -13,12 +13,11 @@ from torch import Tensor
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
-from segcredit.models.lora import CRITIC, POLICY, REFERENCE, Lora
-from segcredit.models.packed import set_attention
-from segcredit.models.recompute import recompute_activations
-from segcredit.models.targets import choose_layers, linear_layers
+from segcredit.models.attention import set_attention
+from segcredit.models.layers import recompute_activations
+from segcredit.models.lora import CRITIC, POLICY, REFERENCE, Lora, choose_layers, linear_layers
 from segcredit.models.weights import full_weights
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer
 from segcredit.types import Sampling
 
 NAMES = ("qwen2", "qwen2_5_vl")

@@ -11,8 +11,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from segcredit.models import Policy
-from segcredit.models.compiled import compile_layers
-from segcredit.models.norms import fuse_norms
+from segcredit.models.layers import compile_layers, fuse_norms
 
 
 def norms_of(model: nn.Module) -> list[nn.Module]:

@@ -14,10 +14,10 @@ from tiny_policies import (
 )
 from transformers import PreTrainedModel
 
-from segcredit.inputs import packed_inputs
 from segcredit.models import Critic, Policy
-from segcredit.models.packed import PACKED, packs, set_attention
-from segcredit.models.recompute import recompute_activations, recomputes
+from segcredit.models.attention import PACKED, packs, set_attention
+from segcredit.models.inputs import packed_inputs
+from segcredit.models.layers import recompute_activations, recomputes
 from segcredit.train.micro import balanced
 from segcredit.types import Encoded, Rollouts, Sampling
 

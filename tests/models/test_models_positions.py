@@ -10,8 +10,8 @@ import torch
 from tiny_policies import VISION, ask, drawn, encoded, engine, fresh_policy, picture, policy, seeded
 from torch import Tensor
 
-from segcredit.inputs import Inputs, full_inputs, prompt_inputs
 from segcredit.models import Policy
+from segcredit.models.inputs import Inputs, full_inputs, prompt_inputs
 from segcredit.types import Sampling
 
 WITH_PICTURES = [1, 2, 3, 4, 5, 6]

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from tiny_policies import ask, fresh_policy, picture, pictures, policy
 
-from segcredit.images import open_image
 from segcredit.models.codec import Codec
+from segcredit.models.images import open_image
 from segcredit.types import Prompt
 
 pytest.importorskip("torchvision", reason="transformers' own processors need torchvision")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_policies import ask, fresh_policy, picture, policy
 
-from segcredit.inputs import encode_all
+from segcredit.models.inputs import encode_all
 from segcredit.types import Encoded, Prompt
 
 
@@ -46,7 +46,7 @@ def test_text_and_a_single_thread_need_no_pool(monkeypatch: pytest.MonkeyPatch) 
     def no_pool(*_: object) -> None:
         raise AssertionError("a pool was made")
 
-    monkeypatch.setattr("segcredit.inputs.ThreadPoolExecutor", no_pool)
+    monkeypatch.setattr("segcredit.models.inputs.ThreadPoolExecutor", no_pool)
     owner = policy("qwen2_5_vl")
     assert len(encode_all(owner.encode, [ask("list ?")] * 3)) == 3
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

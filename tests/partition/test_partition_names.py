@@ -18,7 +18,7 @@ from segcredit.partition import (
     partition_of,
     settings_of,
 )
-from segcredit.report.cuts import PARTITIONS as SHOWN
+from segcredit.report.data import PARTITIONS as SHOWN
 
 NAMES = (
     "The partitions are: entropy, probability, accumulate, newline, step, fixed, token, response, "

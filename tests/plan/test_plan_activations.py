@@ -9,10 +9,10 @@ from small_models import batch_for, job_for, small_policy
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
-from segcredit.models.recompute import recompute_activations
+from segcredit.models.layers import recompute_activations
 from segcredit.plan import memory
 from segcredit.plan.memory import Moment
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer
 from segcredit.types import Rollouts
 
 ABOVE = ("gradients", "activations", "logits")
@@ -83,7 +83,7 @@ def test_padded_rows_take_what_was_said():
 
 def test_gradients_of_an_earlier_micro_batch_wait(monkeypatch: pytest.MonkeyPatch):
     """A wide vocabulary, so that gradients weigh more than activations."""
-    monkeypatch.setattr("segcredit.core.head.CHUNK", 80_000)  # a CPU copies chunks to float32
+    monkeypatch.setattr("segcredit.core.logits.CHUNK", 80_000)  # a CPU copies chunks to float32
     policy = small_policy("qwen2", False, True, vocab_size=20_000)
     rollouts = batch_for(policy, "qwen2", rows=2)
     one = job_for(policy, rollouts, half=False, recompute=True)

@@ -11,8 +11,8 @@ from small_models import large_shape
 
 from segcredit.config import parse_recipe
 from segcredit.plan import GPUS, Job, Lengths, advise, fits, memory, plan
-from segcredit.plan.advice import large_enough, other_experiments
 from segcredit.plan.memory import over
+from segcredit.plan.predict import large_enough, other_experiments
 
 FIELDS = {
     "update.tokens_per_micro": "tokens_per_micro",

@@ -131,7 +131,7 @@ def test_the_hub_cannot_be_reached(folder: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError("connection refused\nby everyone")
 
     shutil.rmtree(folder / "Qwen")
-    monkeypatch.setattr("segcredit.models.place.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr("segcredit.models.loading.get_hf_file_metadata", unreachable)
     code, said, complained = typed("geometry.yaml", "--gpus", "H200")
     assert (code, said) == (2, "")
     assert complained.count("\n") == 1

@@ -22,9 +22,9 @@ from segcredit.models.tiny import TINY
 from segcredit.plan import host, memory, shape_of
 from segcredit.plan.memory import CACHE_ROOM, between
 from segcredit.plan.operations import text_forward, trunk_forward
-from segcredit.rollout.cache import ROOM
+from segcredit.rollout.prefill import ROOM
 from segcredit.train.offload import SLAB
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer
 from segcredit.train.ready import freeze_vision
 
 

@@ -10,7 +10,7 @@ from small_models import large_shape
 
 from segcredit.config import Recipe, parse_recipe
 from segcredit.plan import Tower
-from segcredit.plan.lengths import LONGEST, PICTURE_SHARE, PROMPT, TEMPLATE, lengths_of
+from segcredit.plan.job import LONGEST, PICTURE_SHARE, PROMPT, TEMPLATE, lengths_of
 
 TOWER = large_shape().tower
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

@@ -13,7 +13,7 @@ from test_plan_activations import above, tensors
 
 from segcredit.config import LoraSettings, OptimizerSettings, load_recipe
 from segcredit.models import Critic, Policy
-from segcredit.models.recompute import recompute_activations
+from segcredit.models.layers import recompute_activations
 from segcredit.plan import (
     GPUS,
     Job,
@@ -26,12 +26,11 @@ from segcredit.plan import (
     operations,
     seconds,
 )
-from segcredit.plan.adapter import Adapter, adapter_of, adapter_on
-from segcredit.plan.advice import other_experiments
 from segcredit.plan.memory import between
-from segcredit.plan.notes import warnings
+from segcredit.plan.model import Adapter, adapter_of, adapter_on
+from segcredit.plan.predict import other_experiments, warnings
 from segcredit.train.offload import SLAB
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer
 
 SETTINGS = LoraSettings(rank=8)
 

@@ -11,9 +11,9 @@ from typing import Any
 from PIL import Image
 
 from segcredit.runlog import MetricsWriter, RunFolder, write_rollouts
-from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import step_name
-from segcredit.runlog.pictures import keep_picture
+from segcredit.runlog.rollouts import keep_picture
 
 WORDS = ("red ", "blue ", "is ", "3", " + ", "4", " = ", "7", "\n", "so ", "Step 2: ", "\\boxed{")
 HOSTILE = (

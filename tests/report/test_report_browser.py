@@ -15,7 +15,8 @@ import torch
 from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, make_big_run, make_run
 
 from segcredit.partition import FixedLength, Newline, ProbabilityCutpoints, StepMarkers, TopEntropy
-from segcredit.report import Figure, Limits, write_report
+from segcredit.report.data import Limits
+from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server
 from segcredit.runlog import MetricsWriter, read_run, write_rollouts
 from segcredit.runlog.rollouts import read_rollouts

@@ -8,8 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from segcredit.report import draw_curves
-from segcredit.report.curves import PANELS, _smooth
+from segcredit.report.curves import PANELS, _smooth, draw_curves
 from segcredit.runlog import read_run
 
 

@@ -27,8 +27,9 @@ from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
 from segcredit.commands.terminal import result_table
-from segcredit.report import Figure, Limits, serve, write_report
-from segcredit.report.build import Rows
+from segcredit.report import serve
+from segcredit.report.data import Limits, Rows
+from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
 from segcredit.runlog.rollouts import read_rollouts

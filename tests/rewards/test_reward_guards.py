@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit.rewards.guards import refusal
+from segcredit.rewards.verify import refusal
 
 
 @pytest.mark.parametrize(

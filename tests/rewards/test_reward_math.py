@@ -9,8 +9,7 @@ import pytest
 from grading import boxed, children, needs_proc, response
 
 from segcredit.rewards import ExactReward, MathReward, geo3k, gsm8k
-from segcredit.rewards.length import authors_length_penalty
-from segcredit.rewards.math import math
+from segcredit.rewards.math import authors_length_penalty, math
 from segcredit.rewards.verify import Verifier
 from segcredit.types import RewardFn
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from grading import alive, children, eventually, needs_proc
 
-from segcredit.rewards.errors import RewardError
+from segcredit.rewards.checks import RewardError
 from segcredit.rewards.pool import Failure, Pool
 from segcredit.rewards.verify import Verifier
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_policies import encoded, engine, fresh_policy, seeded
 from torch import Tensor
 
-from segcredit.rollout.choose import choose, nucleus
+from segcredit.rollout.sampling import choose, nucleus
 from segcredit.types import Sampling
 
 

@@ -10,12 +10,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from segcredit.config import RecipeError, RolloutSettings, parse_recipe
-from segcredit.evaluate.engine import make_engine
 from segcredit.models import Policy
-from segcredit.models.packed import set_attention
+from segcredit.models.attention import set_attention
 from segcredit.rollout import HFEngine, fixed
-from segcredit.rollout.fixed import Steps
-from segcredit.rollout.room import Room, Size, bucket
+from segcredit.rollout.engines import make_engine
+from segcredit.rollout.fixed import Room, Size, Steps, bucket
 from segcredit.types import Encoded, Rollouts, Sampling
 
 WAYS = [Sampling(40), Sampling(40, 0.7), Sampling(40, 0.0), Sampling(40, 1.3, 0.8, 20)]

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import segcredit.rollout.hf as hf
-from segcredit.inputs import prompt_inputs
 from segcredit.models import Policy
+from segcredit.models.inputs import prompt_inputs
 from segcredit.types import Rollouts, Sampling
 
 CLOSE = 1e-5

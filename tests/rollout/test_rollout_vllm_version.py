@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import changed
 
-import segcredit.rollout.vllm_version as vllm_version
+import segcredit.rollout.vllm as vllm_version
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.rollout import VllmEngine
 from segcredit.train.build import make_plan

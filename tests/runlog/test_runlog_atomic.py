@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from segcredit.runlog.atomic import (
+from segcredit.runlog.files import (
     remove_leftovers,
     replacing,
     write_bytes_atomically,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from segcredit.runlog import MetricsWriter, RunFolder, read_run, write_rollouts
-from segcredit.runlog.atomic import write_json_atomically, write_yaml_atomically
+from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from segcredit.runlog.manifest import CheckpointError
-from segcredit.runlog.shards import Part, Parts, file_name, save_parts
+from segcredit.runlog.storage import CheckpointError, Part, Parts, file_name, save_parts
 
 
 def bounds(count: int, size: int) -> list[tuple[int, int]]:

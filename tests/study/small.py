@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from segcredit.study import SCALES, Options, Plan, Store, Study
-from segcredit.study.definition import parse_study
-from segcredit.study.store import FINISHED, Planned
+from segcredit_lab.study import SCALES, Options, Plan, Store, Study
+from segcredit_lab.study.definition import parse_study
+from segcredit_lab.study.store import FINISHED, Planned
 
 SMOKE = SCALES["smoke"]
 

@@ -7,8 +7,17 @@ from small import SMOKE, plan, study
 
 from segcredit.config import RecipeError
 from segcredit.config.recipe import Settings
-from segcredit.study import SCALES, Arm, Options, Plan, Store, Study, load_study, shipped_studies
-from segcredit.study.scales import scale_of
+from segcredit_lab.study import (
+    SCALES,
+    Arm,
+    Options,
+    Plan,
+    Store,
+    Study,
+    load_study,
+    shipped_studies,
+)
+from segcredit_lab.study.definition import scale_of
 
 NAMES = ["table1", "table2", "table3", "fig3", "fig4", "fig5", "fig6", "fig7"]
 OURS = ["authors", "choices", "epochs", "lambda", "value_at"]

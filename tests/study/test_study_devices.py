@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from segcredit.study import pool as pool_module
-from segcredit.study.pool import Order, Pool
-from segcredit.study.process import VISIBLE, start_worker, visible_devices
+from segcredit_lab.study import workers as pool_module
+from segcredit_lab.study.workers import VISIBLE, Order, Pool, start_worker, visible_devices
 
 
 @pytest.mark.parametrize(

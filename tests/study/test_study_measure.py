@@ -8,8 +8,8 @@ import pytest
 from small import plan, pretend
 
 from segcredit.runlog import read_run
-from segcredit.study import Options
-from segcredit.study.measure import area_under, measure, read_measured
+from segcredit_lab.study import Options
+from segcredit_lab.study.measure import area_under, measure, read_measured
 
 
 def test_the_area_is_the_mean_over_the_curve() -> None:

@@ -8,10 +8,10 @@ from small import SMOKE, plan, pretend, study
 
 from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
-from segcredit.study import Options, Plan, Store
-from segcredit.study.execute import RunState, States, _take_in, _wanted_starts, recorded
-from segcredit.study.recipes import arm_recipe, pretraining_of, warm_start_of
-from segcredit.study.store import Planned
+from segcredit_lab.study import Options, Plan, Store
+from segcredit_lab.study.execute import RunState, States, _take_in, _wanted_starts, recorded
+from segcredit_lab.study.recipes import arm_recipe, pretraining_of, warm_start_of
+from segcredit_lab.study.store import Planned
 
 
 def kinds(planned: Planned) -> list[str]:

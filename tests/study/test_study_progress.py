@@ -6,8 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from small import plan
 
-from segcredit.study.execute import RunState, States
-from segcredit.study.progress import Lines, LiveTable, table_of, watcher
+from segcredit_lab.study.execute import Lines, LiveTable, RunState, States, table_of, watcher
 
 
 def states_of(tmp_path: Path) -> States:

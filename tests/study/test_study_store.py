@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from segcredit.runlog import read_run
-from segcredit.runlog.manifest import seal
-from segcredit.study.store import FINISHED, finish, is_finished, record_of
+from segcredit.runlog.storage import seal
+from segcredit_lab.study.store import FINISHED, finish, is_finished, record_of
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from small import plan, pretend
 
 from segcredit.runlog import write_rollouts
-from segcredit.study import Options, Plan
-from segcredit.study.measure import read_measured
-from segcredit.study.summary import Summary, estimate, paired, summarise
-from segcredit.study.tables import (
+from segcredit_lab.study import Options, Plan
+from segcredit_lab.study.measure import read_measured
+from segcredit_lab.study.summary import Summary, estimate, paired, summarise
+from segcredit_lab.study.tables import (
     arms_csv,
     cost_table,
     curves_csv,
@@ -23,8 +23,8 @@ from segcredit.study.tables import (
     runs_csv,
     times_csv,
     tuning_table,
+    write_study,
 )
-from segcredit.study.write import write_study
 
 SEEDS = (0, 1, 2)
 ARMS = {

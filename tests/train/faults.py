@@ -133,7 +133,7 @@ def prepared() -> Any:
 
     logging.disable_progress_bar()
     from segcredit.config import parse_recipe
-    from segcredit.runlog import manifest
+    from segcredit.runlog import storage as manifest
     from segcredit.train import trainer
 
     trainer.open_trackers = lambda *arguments: []

@@ -13,12 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
-from segcredit.models.packed import set_attention
-from segcredit.models.recompute import recompute_activations
-from segcredit.models.sharded import is_sharded, shard
-from segcredit.models.weights import copy_weights, full_weights, undivided
+from segcredit.models.attention import set_attention
+from segcredit.models.layers import recompute_activations
+from segcredit.models.weights import copy_weights, full_weights, is_sharded, shard, undivided
+from segcredit.train.optim import ShardedOptimizer, make_optimizer
 from segcredit.train.ready import freeze_vision
-from segcredit.train.sharded_optimizer import ShardedOptimizer, make_optimizer
 from segcredit.types import Rollouts
 
 BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -14,11 +14,10 @@ from torch import nn
 
 from segcredit.config import OptimizerSettings, RecipeError, parse_recipe
 from segcredit.plan.memory import memory
-from segcredit.runlog.state import load_state, save_state
-from segcredit.train import adam
-from segcredit.train.adam import LIBRARY, why_not
+from segcredit.runlog.storage import load_state, save_state
+from segcredit.train import optim as adam
 from segcredit.train.build import make_plan
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import LIBRARY, Optimizer, why_not
 
 EIGHT = OptimizerSettings(kind="adamw_8bit", weight_decay=0.1)
 installed = pytest.mark.skipif(why_not("adamw_8bit") is not None, reason=f"needs {LIBRARY}")

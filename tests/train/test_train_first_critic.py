@@ -13,7 +13,7 @@ from segcredit.models import Critic
 from segcredit.train import stages, step
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Collected, collect
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer
 from segcredit.train.stages import enter, step_of
 from segcredit.train.state import State
 from segcredit.train.trainer import Trainer

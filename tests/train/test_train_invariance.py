@@ -14,8 +14,8 @@ from train.small import SMALL, recipe
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import collect
+from segcredit.train.distributed import Parallel
 from segcredit.train.metrics import Metrics
-from segcredit.train.parallel import Parallel
 from segcredit.train.stages import enter, next_prompts, step_of
 from segcredit.train.update import update
 
@@ -139,7 +139,7 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from segcredit.train.parallel import Parallel
+from segcredit.train.distributed import Parallel
 from train.test_train_invariance import updated
 
 parallel = Parallel.start()

@@ -11,10 +11,9 @@ from train.test_train_invariance import collected, distance, gradients, small_st
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic
-from segcredit.models.recompute import recompute_activations
-from segcredit.train.adam import why_not
+from segcredit.models.layers import recompute_activations
 from segcredit.train.offload import HostCopies
-from segcredit.train.optimizer import Optimizer
+from segcredit.train.optim import Optimizer, why_not
 
 SETTINGS = OptimizerSettings()
 

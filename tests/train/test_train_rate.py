@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from segcredit.train.optimizer import rate
+from segcredit.train.optim import rate
 
 
 def curve(total: int, *settings: Any, **more: float) -> list[float]:

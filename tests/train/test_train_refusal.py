@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from segcredit import Trainer
 from segcredit.config import OptimizerSettings, parse_recipe
-from segcredit.train.optimizer import PATIENCE, NotFinite, Optimizer
-from segcredit.train.parallel import Parallel
+from segcredit.train.distributed import Parallel
+from segcredit.train.optim import PATIENCE, NotFinite, Optimizer
 from segcredit.train.saving import POLICY
 
 

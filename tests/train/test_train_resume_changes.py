@@ -15,7 +15,7 @@ from tiny_runs import assert_same_run, metrics, write_recipe
 from segcredit import Trainer
 from segcredit.config import parse_recipe
 from segcredit.runlog.environment import describe_environment, environment_changes
-from segcredit.runlog.manifest import MANIFEST, seal
+from segcredit.runlog.storage import MANIFEST, seal
 from segcredit.train.checkpoint import load_state
 
 STEPS: dict[str, Any] = {

@@ -26,11 +26,10 @@ from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
 from segcredit.train.collect import collect
+from segcredit.train.distributed import Parallel, Together
 from segcredit.train.metrics import Metrics
-from segcredit.train.parallel import Parallel
 from segcredit.train.stages import enter, next_prompts, step_of
 from segcredit.train.state import State
-from segcredit.train.together import Together
 from segcredit.train.update import update
 
 TOLERANCE = 1e-5

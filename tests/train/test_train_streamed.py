@@ -6,10 +6,9 @@ import pytest
 import torch
 from tiny_runs import changed
 
-import segcredit.train.streamed as streamed
+import segcredit.train.optim as streamed
 from segcredit.config import OptimizerSettings, RecipeError, parse_recipe
-from segcredit.train.optimizer import NotFinite, Optimizer
-from segcredit.train.streamed import StreamedOptimizer
+from segcredit.train.optim import NotFinite, Optimizer, StreamedOptimizer
 
 SETTINGS = OptimizerSettings(weight_decay=0.1, max_grad_norm=0.5)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

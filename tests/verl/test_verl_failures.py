@@ -11,7 +11,7 @@ from running import base, finish, run, start
 from toy import make_model, make_rows
 
 from segcredit.integrations.verl.dumps import TOKENS
-from segcredit.runlog.lines import read_lines
+from segcredit.runlog.files import read_lines
 
 MESSAGE = "segcredit: the run stopped"
 

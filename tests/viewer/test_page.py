@@ -7,12 +7,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from segcredit.viewer.cut import cut, partitions
-from segcredit.viewer.page import Page
-from segcredit.viewer.palette import Palette
-from segcredit.viewer.response_text import response_text
-from segcredit.viewer.rows import Row
-from segcredit.viewer.settings import Settings
+from segcredit.report.responses import Row, Settings
+from segcredit.report.segments import cut_row, partitions
+from segcredit.report.terminal import Page, Palette, response_text
 
 ROW = Row(
     id="r",
@@ -29,7 +26,7 @@ CHINESE = Row(
 
 def cut_of(row: Row, strategy: str):
     settings = Settings()
-    return cut(row, strategy, partitions(settings)[strategy], settings)
+    return cut_row(row, strategy, partitions(settings)[strategy], settings)
 
 
 def page(row: Row, strategy: str, width: int = 80, colour_system: str | None = None) -> str:

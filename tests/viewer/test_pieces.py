@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit.viewer.pieces import split_text
+from segcredit.report.responses import split_text
 
 
 def test_words_keep_the_blanks_before_them_and_line_ends_stand_alone():

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from segcredit.viewer.bars import Bars
-from segcredit.viewer.shorten import shorten
+from segcredit.report.terminal import Bars, shorten
 
 
 @pytest.mark.parametrize(

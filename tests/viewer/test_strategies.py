@@ -13,11 +13,8 @@ from segcredit.partition import (
     ProbabilityCutpoints,
     TopEntropy,
 )
-from segcredit.viewer.cut import cut, partition_settings, partitions
-from segcredit.viewer.reading import EXAMPLE, filled_lines, parse_row
-from segcredit.viewer.rows import Row
-from segcredit.viewer.settings import Settings
-from segcredit.viewer.strategies import STRATEGIES
+from segcredit.report.responses import EXAMPLE, STRATEGIES, Row, Settings, filled_lines, parse_row
+from segcredit.report.segments import cut_row, partition_settings, partitions
 
 
 def example() -> list[Row]:
@@ -49,7 +46,7 @@ def test_settings_are_shown_without_functions():
 def test_segments_join_to_the_response(strategy):
     settings = Settings()
     for row in example():
-        cut_ = cut(row, strategy, partitions(settings)[strategy], settings)
+        cut_ = cut_row(row, strategy, partitions(settings)[strategy], settings)
         assert "".join(segment.text for segment in cut_.segments) == "".join(row.pieces)
         assert [segment.end + 1 for segment in cut_.segments[:-1]] == [
             segment.start for segment in cut_.segments[1:]
@@ -62,7 +59,7 @@ def test_the_example_tells_its_story():
     assert (right.reward, wrong.reward) == (1.0, 0.0)
     assert right.value[-1] > 0.9 > right.value[0] > wrong.value[-1]
     settings = Settings()
-    in_steps = cut(steps, "step", partitions(settings)["step"], settings)
+    in_steps = cut_row(steps, "step", partitions(settings)["step"], settings)
     assert [segment.text[:6] for segment in in_steps.segments] == ["Step 1", "Step 2", "Step 3"]
     for row in (right, wrong, steps):
         assert row.id is not None

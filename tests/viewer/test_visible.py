@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit.viewer.visible import one_line, visible
+from segcredit.printable import one_line, visible
 
 DIRECTION_MARKS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
 

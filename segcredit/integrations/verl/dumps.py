@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from segcredit.integrations.verl.credit import ENDS
-from segcredit.runlog.atomic import replacing
-from segcredit.runlog.lines import read_lines, to_line
+from segcredit.runlog.files import read_lines, replacing, to_line
 from segcredit.runlog.rollouts import write_rollouts
 
 METRICS, ROLLOUTS = Path("verl", "metrics.jsonl"), Path("verl", "rollouts")

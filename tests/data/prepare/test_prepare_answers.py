@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from segcredit.data import RowError
-from segcredit.data.prepare.answers import boxed_solution, chosen_text, last_box, number
+from segcredit.data.prepare.rows import boxed_solution, chosen_text, last_box, number
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from miniature import contents, geo3k_folder, gsm8k_row, jsonl, png, rows_of
 
 from segcredit.data import BadRows, load_prompts
 from segcredit.data.prepare import Columns, prepare
-from segcredit.data.prepare.items import NO_ANSWER, NO_QUESTION, OTHER, PICTURE, UNREADABLE
+from segcredit.data.prepare.rows import NO_ANSWER, NO_QUESTION, OTHER, PICTURE, UNREADABLE
 
 GOOD = {"problem": "2 + 2?", "answer": "4"}
 

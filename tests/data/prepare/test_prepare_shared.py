@@ -8,7 +8,7 @@ from miniature import jsonl, png, rows_of
 from PIL import Image
 
 from segcredit.data.prepare import Report, Shared, prepare
-from segcredit.data.prepare.fingerprints import normalised
+from segcredit.data.prepare.run import normalised
 
 
 def pictures(folder: Path) -> None:

@@ -1,1 +1,0 @@
-"""How the analyses look: one style, one file per kind of figure."""

@@ -1,0 +1,92 @@
+"""Output of commands: errors on stderr in one piece; a closed stdout or stderr is no error."""
+
+import os
+import sys
+import threading
+import warnings
+from contextlib import suppress
+from typing import IO, Any, cast
+
+
+class LastingStream:
+    """Standard output or error that survives a closed pipe or a full disk.
+
+    After such a failure all output is discarded and the command continues. One warning on stderr
+    reports the loss.
+    """
+
+    def __init__(self, stream: IO[str] | None, goes_on: str = "") -> None:
+        """``goes_on``: sentence to print after the reason; empty: print no warning."""
+        self._stream = stream
+        self._goes_on = goes_on
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        with suppress(ValueError):  # closed
+            return self._stream is not None and self._stream.isatty()
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, name: str, *arguments: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            getattr(self._stream, name)(*arguments)
+        except (OSError, ValueError) as error:  # ValueError: closed
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        """Redirect the stream to the null device, so that its buffered text cannot fail again."""
+        with suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # type: ignore[union-attr]
+            os.close(nowhere)
+        self._stream = None
+        if self._goes_on:
+            reason = getattr(error, "strerror", None) or str(error)
+            print(
+                f"warning: standard output is lost ({reason}). {self._goes_on}",
+                file=cast(IO[str], LastingStream(sys.stderr)),
+                flush=True,
+            )
+
+
+def lasting(stream: IO[str] | None, goes_on: str = "") -> IO[str]:
+    """Wrap a stream so that losing it does not end the command."""
+    return cast(IO[str], LastingStream(stream, goes_on))
+
+
+def complain(error: object) -> None:
+    """Paths and commands stay in one piece, to be copied."""
+    from rich.console import Console
+
+    console = Console(file=lasting(sys.stderr), soft_wrap=True)
+    console.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+
+_show = threading.excepthook
+
+
+def quiet_libraries() -> None:
+    """Silence transformers' bars, the warnings that concern no user, and TensorBoard's thread."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    threading.excepthook = _show_unless_tensorboards
+
+
+def _show_unless_tensorboards(arguments: threading.ExceptHookArgs) -> None:
+    """On a full disk its thread dies with a traceback; the run says itself what is wrong."""
+    if not type(arguments.thread).__module__.startswith("tensorboard."):
+        _show(arguments)

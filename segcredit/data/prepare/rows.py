@@ -1,0 +1,440 @@
+r"""The answer of a row, as each known data set writes it: ``#### 18``, ``\boxed{18}``, a letter."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from segcredit.data.formats import Keys, RowError, take_apart
+from segcredit.data.images import as_source
+from segcredit.data.readers import Found
+from segcredit.models.images import PictureError
+from segcredit.printable import printable, shown
+
+Rule = Callable[[Mapping[str, Any], str | None], str | None]
+"""(the row, what the loader takes for its answer) → the answer, or None; a RowError says why."""
+
+_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def as_it_is(row: Mapping[str, Any], answer: str | None) -> str | None:
+    """What the loader finds."""
+    return answer
+
+
+def number(row: Mapping[str, Any], answer: str | None) -> str | None:
+    """GSM8K: the number after ``####``, without commas and currency."""
+    if answer is None:
+        return None
+    bare = answer.replace("$", "").strip().removesuffix(".")
+    if not _NUMBER.fullmatch(bare):
+        raise RowError(f"expected a solution that ends in '#### number'; got {shown(answer)}")
+    return bare.replace(",", "")
+
+
+def boxed_solution(row: Mapping[str, Any], answer: str | None) -> str | None:
+    r"""MATH: the answer given, else the last ``\boxed{}`` of the worked solution."""
+    solution = row.get("solution")
+    given = any(_filled(row.get(name)) for name in ("answer", "ground_truth", "reward_model"))
+    if given or not isinstance(solution, str) or not solution.strip():
+        return answer
+    found = last_box(solution)
+    if not found:
+        raise RowError(
+            f"expected the answer in a \\boxed{{}} of 'solution'; got {shown(solution)}. If it "
+            f"is the bare answer: --answer solution"
+        )
+    return found
+
+
+def chosen_text(row: Mapping[str, Any], answer: str | None) -> str | None:
+    """Geometry3K: the text of the choice where the answer is its letter."""
+    choices = row.get("choices")
+    if _filled(row.get("ground_truth")) or not isinstance(choices, list):
+        return answer
+    place = "ABCDEFGH".find(answer) if answer is not None and len(answer) == 1 else -1
+    if place < 0:
+        return answer
+    if place >= len(choices) or not _filled(choices[place]):
+        raise RowError(f"expected a text for the choice {answer} in 'choices'; got none")
+    return str(choices[place]).strip()
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last ``\boxed{}`` or ``\fbox{}`` holds; of ``$\boxed 5$`` the 5."""
+    starts = [match.end() for match in _BOX.finditer(text)]
+    if not starts:
+        return None
+    start = starts[-1]
+    if text[start : start + 1] != "{":
+        return re.split(r"[$\n]", text[start:], maxsplit=1)[0].strip().rstrip(".") or None
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)  # an escaped brace opens nothing
+        if depth == 0 and brace.group() == "}":
+            return text[start + 1 : brace.start()].strip() or None
+    return None
+
+
+def _filled(value: object) -> bool:
+    return value is not None and str(value).strip() != ""
+
+
+UNREADABLE = "not readable"
+NO_QUESTION = "empty question"
+NO_ANSWER = "no answer"
+PICTURE = "picture missing or broken"
+OTHER = "other"
+REASONS = (UNREADABLE, NO_QUESTION, NO_ANSWER, PICTURE, OTHER)
+"""Why rows are left out, in the order of the report."""
+
+OWN_EXTRAS = ("split", "index", "question")
+"""Entries of extra_info that are not the row's to fill."""
+
+
+class LeftOut(RowError):  # noqa: N818
+    """A bad row, and of which kind."""
+
+    def __init__(self, reason: str, problem: str) -> None:
+        super().__init__(problem)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An encoded picture, and the name its file had."""
+
+    content: bytes
+    name: str | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row as it will be written."""
+
+    index: int
+    messages: list[dict[str, str]]
+    """The suffix included."""
+    question: str
+    """Without it."""
+    answer: str
+    pictures: list[Picture]
+    data_source: str
+    ability: str = "math"
+    style: str = "rule"
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Further entries of extra_info: the answer as the row has it, and what else is to stay."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """How rows become items."""
+
+    keys: Keys
+    rule: Rule
+    suffix: str
+    data_source: str
+    """For rows that name none."""
+    keep_data_source: bool
+    """Whether a row's own name counts."""
+    keep: tuple[str, ...]
+    allow_outside: bool = False
+    """Whether rows may name images outside the folder of their file."""
+
+    def item(self, found: Found, folder: Path, index: int) -> Item:
+        """The row as an item; LeftOut says why it is none."""
+        row = found.content
+        if isinstance(row, RowError):
+            raise LeftOut(UNREADABLE, str(row))
+        try:
+            parts = take_apart(row, self.keys, None, one_answer=True)
+            assert isinstance(row, Mapping)
+        except RowError as error:
+            raise LeftOut(_kind(error), str(error)) from None
+        try:
+            extra = _extra(row)
+            answer = self._answer(row, parts.answer)
+            return Item(
+                index=_index(extra, index),
+                messages=self._with_suffix(parts.messages),
+                question=self._question(extra, parts.messages[-1]["content"]),
+                answer=answer,
+                pictures=_pictures(parts.images, folder, self.allow_outside),
+                data_source=self._data_source(row),
+                ability=_own_text(row, "ability") or "math",
+                style=_own_text(row.get("reward_model"), "style") or "rule",
+                kept={"answer": answer} | self._kept(row, extra),
+            )
+        except LeftOut:
+            raise
+        except RowError as error:
+            raise LeftOut(OTHER, str(error)) from None
+
+    def _with_suffix(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        last = messages[-1]["content"]
+        if not self.suffix or last.endswith(self.suffix):
+            return messages
+        return [*messages[:-1], {**messages[-1], "content": f"{last} {self.suffix}"}]
+
+    def _question(self, extra: Mapping[str, Any], content: str) -> str:
+        own = _own_text(extra, "question")
+        if own is not None:
+            return own
+        return content.removesuffix(f" {self.suffix}") if self.suffix else content
+
+    def _answer(self, row: Mapping[str, Any], answer: str | None) -> str:
+        try:
+            found = self.rule(row, answer)
+        except RowError as error:
+            raise LeftOut(NO_ANSWER, str(error)) from None
+        if found is None:
+            names = " or ".join(f"'{key}'" for key in self.keys.answer)
+            raise LeftOut(NO_ANSWER, f"expected an answer under {names}; got none")
+        return found
+
+    def _data_source(self, row: Mapping[str, Any]) -> str:
+        own = _own_text(row, "data_source") if self.keep_data_source else None
+        return own or self.data_source
+
+    def _kept(self, row: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in extra.items() if name not in OWN_EXTRAS}
+        kept |= {name: row[name] for name in self.keep if name in row}
+        kept = {name: value for name, value in kept.items() if value is not None}
+        for name, value in kept.items():
+            _check_text(name, "a column's name")
+            _check_text(value, f"'{printable(name, 60)}'")
+        return kept
+
+
+def _kind(error: RowError) -> str:
+    said = str(error)
+    if "an empty prompt" in said or said.startswith("expected a question under"):
+        return NO_QUESTION
+    return OTHER
+
+
+def _extra(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    extra = row.get("extra_info")
+    return extra if isinstance(extra, Mapping) else {}
+
+
+def _index(extra: Mapping[str, Any], index: int) -> int:
+    own = extra.get("index")
+    usable = isinstance(own, int) and not isinstance(own, bool) and abs(own) < 2**63
+    return own if usable and own is not None else index
+
+
+def _own_text(row: object, key: str) -> str | None:
+    value = row.get(key) if isinstance(row, Mapping) else None
+    if not isinstance(value, str) or not value.strip():
+        return None
+    _check_text(value, f"'{key}'")
+    return value
+
+
+def _check_text(value: object, where: str) -> None:
+    """Half a surrogate pair, which JSON can hold, cannot be written as UTF-8."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RowError(
+            f"expected Unicode text in {where}; got half a surrogate pair, {shown(text)}"
+        ) from None
+
+
+def _pictures(values: list[object], folder: Path, outside: bool) -> list[Picture]:
+    pictures = []
+    for number, value in enumerate(values, start=1):
+        try:
+            source = as_source(value, folder, outside)
+            content = source.read_bytes() if isinstance(source, Path) else source
+        except (RowError, PictureError, OSError) as error:
+            which = f"picture {number} of {len(values)}: " if len(values) > 1 else ""
+            raise LeftOut(PICTURE, f"{which}{error}") from None
+        pictures.append(Picture(content, _name(value, source)))
+    return pictures
+
+
+def _name(value: object, source: bytes | Path) -> str | None:
+    """The name of the file, without folders, as the datasets library writes it."""
+    if isinstance(source, Path):
+        name = source.name
+    else:
+        own = value.get("path") if isinstance(value, Mapping) else None
+        name = own.replace("\\", "/").rpartition("/")[2] if isinstance(own, str) else ""
+    _check_text(name, "a picture's name")
+    return name or None
+
+
+NOTHING = "null"
+TEXT = "string"
+_LIST = "list of "
+
+
+class Kinds:
+    """One kind per column, wide enough for every value seen: at worst text."""
+
+    def __init__(self) -> None:
+        self.of = {"answer": TEXT}  # as in verl
+
+    def see(self, values: Mapping[str, Any]) -> None:
+        """Take a row's values into account."""
+        for name, value in values.items():
+            self.of[name] = _wider(self.of.get(name, NOTHING), _kind_kinds(value))
+
+    def cast(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A row's values as their columns hold them; absent ones are None."""
+        return {name: _as_kind(values.get(name), kind) for name, kind in self.of.items()}
+
+
+def inner_kind(kind: str) -> str | None:
+    """Of a list, what it holds; None: no list."""
+    return kind.removeprefix(_LIST) if kind.startswith(_LIST) else None
+
+
+def _kind_kinds(value: object) -> str:
+    match value:
+        case None:
+            return NOTHING
+        case bool():
+            return "bool"
+        case int() if -(2**63) <= value < 2**63:
+            return "int64"
+        case float():
+            return "float64"
+        case list():
+            inner = NOTHING
+            for part in value:
+                inner = _wider(inner, _kind_kinds(part))
+            return TEXT if inner.startswith(_LIST) else _LIST + inner
+    return TEXT
+
+
+def _wider(a: str, b: str) -> str:
+    if a == b or b == NOTHING:
+        return a
+    if a == NOTHING:
+        return b
+    if {a, b} == {"int64", "float64"}:
+        return "float64"
+    inner_a, inner_b = inner_kind(a), inner_kind(b)
+    if inner_a is not None and inner_b is not None:
+        return _LIST + _wider(inner_a, inner_b)
+    return TEXT
+
+
+def _as_kind(value: Any, kind: str) -> Any:
+    if value is None:
+        return None
+    inner = inner_kind(kind)
+    if inner is not None and isinstance(value, Sequence):
+        return [_as_kind(part, inner) for part in value]
+    if kind in (TEXT, NOTHING):
+        return value if isinstance(value, str) else _json(value)
+    return float(value) if kind == "float64" else value
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+pa = import_module("pyarrow")
+
+_STRING = {"dtype": "string", "_type": "Value"}
+_IMAGE = {"_type": "Image"}
+
+
+def schema(kinds: Kinds, with_pictures: bool) -> Any:
+    """Columns in verl's order; ``images`` only where some row has one.
+
+    Lists of features are written as JSON lists: every version of datasets reads those, while
+    ``{"_type": "List"}``, as it writes them since 4.0, is unknown to those before.
+    """
+    features: dict[str, Any] = {
+        "data_source": _STRING,
+        "prompt": [{"role": _STRING, "content": _STRING}],
+        **({"images": [_IMAGE]} if with_pictures else {}),
+        "ability": _STRING,
+        "reward_model": {"style": _STRING, "ground_truth": _STRING},
+        "extra_info": {
+            "split": _STRING,
+            "index": {"dtype": "int64", "_type": "Value"},
+            "question": _STRING,
+            **{name: _feature(kind) for name, kind in kinds.of.items()},
+        },
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    fields = [pa.field(name, _type(feature)) for name, feature in features.items()]
+    return pa.schema(fields, metadata=metadata)
+
+
+def parquet_row(item: Item, split: str, kinds: Kinds, with_pictures: bool) -> dict[str, Any]:
+    """An item as verl's row."""
+    pictures = [{"bytes": picture.content, "path": picture.name} for picture in item.pictures]
+    extra = {"split": split, "index": item.index, "question": item.question}
+    return {
+        "data_source": item.data_source,
+        "prompt": item.messages,
+        **({"images": pictures} if with_pictures else {}),
+        "ability": item.ability,
+        "reward_model": {"style": item.style, "ground_truth": item.answer},
+        "extra_info": extra | kinds.cast(item.kept),
+    }
+
+
+def _feature(kind: str) -> Any:
+    inner = inner_kind(kind)
+    if inner is not None:
+        return [_feature(inner)]
+    return {"dtype": TEXT if kind == NOTHING else kind, "_type": "Value"}
+
+
+def _type(feature: Any) -> Any:
+    """The Arrow type of a feature, as datasets stores it."""
+    if isinstance(feature, list):
+        return pa.list_(_type(feature[0]))
+    if feature == _IMAGE:
+        return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    if feature.get("_type") == "Value":
+        return pa.type_for_alias(feature["dtype"])
+    return pa.struct({name: _type(inner) for name, inner in feature.items()})
+
+
+_ROWS = 1000
+_BYTES = 2**24
+"""Of pictures in one row group."""
+
+
+class RowWriter:
+    """Collects rows and writes them by groups; equal rows give equal bytes."""
+
+    def __init__(self, file: BinaryIO, schema: Any) -> None:
+        self._arrow = import_module("pyarrow")
+        self._file = import_module("pyarrow.parquet").ParquetWriter(file, schema)
+        self._schema = schema
+        self._rows: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def write(self, row: dict[str, Any], size: int) -> None:
+        """Add a row whose pictures take so many bytes."""
+        self._rows.append(row)
+        self._bytes += size
+        if len(self._rows) >= _ROWS or self._bytes >= _BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is left, and the file's end."""
+        if self._rows:
+            self._flush()
+        self._file.close()
+
+    def _flush(self) -> None:
+        table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
+        self._file.write_table(table, row_group_size=len(self._rows))
+        self._rows, self._bytes = [], 0

@@ -1,0 +1,201 @@
+"""Attention whose heads share keys, without copying keys for every head.
+
+transformers repeats keys and values until each head has its own before it calls torch. A sampler
+reads all of them for every token, so the copies cost more than the attention.
+"""
+
+import inspect
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+GROUPED = "segcredit_grouped"
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Of (batch, heads, tokens, size); transformers' own function where nothing can be gained."""
+    if query.shape[2] == 1 and not torch.is_grad_enabled():
+        return _one_token(query, key, value, attention_mask, scaling), None
+    if query.shape[1] != key.shape[1] and not query.is_cuda and attention_mask is not None:
+        found = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+        )
+        return found.transpose(1, 2).contiguous(), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, scaling=scaling, **others
+    )
+
+
+def _one_token(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """One step of a sampler: two products and a softmax in float32."""
+    batch, heads, _, size = query.shape
+    scale = size**-0.5 if scaling is None else scaling
+    together = query.view(batch, key.shape[1], heads // key.shape[1], size) * scale
+    scores = torch.matmul(together, key.transpose(2, 3)).float()
+    if mask is not None:
+        scores = scores + _bias(mask)
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    return torch.matmul(weights, value).view(batch, 1, heads, size)
+
+
+def _bias(mask: Tensor) -> Tensor:
+    """0 where one may look and −∞ elsewhere; remembered, since all layers share the mask."""
+    if mask.dtype != torch.bool:
+        return mask
+    known: Tensor | None = getattr(mask, "_bias", None)
+    if known is None:
+        known = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+        mask._bias = known  # type: ignore[attr-defined]
+    return known
+
+
+PACKED = "segcredit_packed_flash"
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """By the recipe's word; "auto" packs where the kernel is, on a GPU in half precision."""
+    if name not in ("auto", "packed"):
+        model.set_attn_implementation(name)
+        return
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, _mask)
+    AttentionInterface.register(GROUPED, grouped_attention)
+    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    pack = name == "packed" or (model.device.type == "cuda" and half)
+    # set_attn_implementation would look for a package of that name; the parts' settings follow
+    model.config._attn_implementation = PACKED if pack else GROUPED
+
+
+def packs(model: nn.Module) -> bool:
+    """Whether the model reads packed rows: by this attention, and in every layer the same way."""
+    config = getattr(model, "config", None)
+    return config is not None and config._attn_implementation == PACKED and sees_all(config)
+
+
+def sees_all(config: PreTrainedConfig) -> bool:
+    """Whether every layer attends to all that came before: no windows, no recurrent states."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    return all(kind == "full_attention" for kind in kinds)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # where sequences begin is data
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Of (1, heads, all tokens, size); sequences begin where positions are 0, or as given.
+
+    Whatever is no packed row is a batch with padding, or a step behind a cache.
+    """
+    alone = query.shape[0] == 1 and query.shape[2] == key.shape[2] and attention_mask is None
+    if cu_seq_lens_q is None and not (alone and position_ids is not None):
+        return grouped_attention(
+            module, query, key, value, attention_mask, scaling, is_causal=is_causal, **others
+        )
+    if cu_seq_lens_q is None:
+        assert position_ids is not None
+        cu_seq_lens_q, max_length_q = _sequences(position_ids)
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if _has_kernel(query):
+        assert max_length_q is not None
+        found = _by_kernel(query, key, value, cu_seq_lens_q, int(max_length_q), scaling, causal)
+    else:
+        found = _one_by_one(query, key, value, cu_seq_lens_q, scaling, causal)
+    return found, None
+
+
+def _sequences(position_ids: Tensor) -> tuple[Tensor, int]:
+    """Where each sequence begins and the last one ends, and the longest length.
+
+    Remembered with the positions: all layers of a pass share them, and asking waits for the GPU.
+    """
+    known: tuple[Tensor, int] | None = getattr(position_ids, "_sequences", None)
+    if known is None:
+        count = position_ids.shape[-1]
+        begins = (position_ids[0] == 0).nonzero().flatten().to(torch.int32)
+        bounds = nn.functional.pad(begins, (0, 1), value=count)
+        known = (bounds, int(bounds.diff().max()))
+        position_ids._sequences = known  # type: ignore[attr-defined]
+    return known
+
+
+def _has_kernel(query: Tensor) -> bool:
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and half and find_spec("torch.nn.attention.varlen") is not None
+
+
+def _by_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scaling: float | None,
+    causal: bool,
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # fewer heads of keys than of queries: the kernel shares them out; newer ones want to be told
+    told = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    grouped: dict[str, Any] = {"enable_gqa": True} if told else {}
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    bounds = bounds.to(torch.int32)
+    window = (-1, 0) if causal else (-1, -1)
+    found = varlen_attn(
+        q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window, **grouped
+    )
+    assert isinstance(found, Tensor)
+    return found[None]
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scaling: float | None, causal: bool
+) -> Tensor:
+    lengths = bounds.diff().tolist()
+    grouped = query.shape[1] != key.shape[1]
+    parts = [
+        scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2)
+        for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _mask(*args: Any, **given: Any) -> Any:
+    """None for packed rows, SDPA's mask for everything else."""
+    whole = given.get("batch_size") == 1 and given.get("q_length") == given.get("kv_length")
+    if whole and given.get("attention_mask") is None:
+        return None
+    return sdpa_mask(*args, **given)

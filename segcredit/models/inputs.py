@@ -1,0 +1,193 @@
+"""Prompts and responses as the tensors a model reads, prompts padded on the left; and back."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from segcredit.core.checks import sent
+from segcredit.types import Encoded, Prompt, Response, Rollouts
+
+THREADS = 8
+"""At most so many prompts are encoded at once."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch for a model's forward pass.
+
+    Rotary positions are always explicit. Left to itself, Qwen2.5-VL falls back to plain text
+    positions without a word when token types are missing, and continues from the previous batch's
+    offsets after a generation.
+    """
+
+    tokens: Int[Tensor, "B L"]
+    attended: Bool[Tensor, "B K"]
+    """Of all tokens so far, K ≥ L: those in the cache come first."""
+    positions: Int[Tensor, "R B L"]
+    vision: dict[str, Tensor]
+
+    @property
+    def next_position(self) -> Int[Tensor, " B"]:
+        """Where the text goes on."""
+        return self.positions.amax(dim=(0, 2)) + 1
+
+    def select(self, rows: Int[Tensor, " N"]) -> "Inputs":
+        """These rows as text; their pictures have been read already."""
+        return Inputs(self.tokens[rows], self.attended[rows], self.positions[:, rows], {})
+
+    def arguments(self) -> dict[str, Tensor]:
+        """Keyword arguments of a transformers model."""
+        single = len(self.positions) == 1
+        return {
+            "input_ids": self.tokens,
+            "attention_mask": self.attended.long(),
+            "position_ids": self.positions[0] if single else self.positions,
+            **self.vision,
+        }
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences end to end in one row, for a model that notices where they begin.
+
+    Positions are 0 where one begins. A vision model gets the plain positions as a further plane in
+    front: with its own three alone it would attend across sequences, without a word.
+    """
+
+    tokens: Int[Tensor, "1 L"]
+    positions: Int[Tensor, "R 1 L"]
+    vision: dict[str, Tensor]
+    before: Int[Tensor, " N"]
+    """The place before each response token on the mask."""
+
+    def arguments(self) -> dict[str, Tensor]:
+        """Keyword arguments of a transformers model."""
+        single = len(self.positions) == 1
+        return {
+            "input_ids": self.tokens,
+            "position_ids": self.positions[0] if single else self.positions,
+            **self.vision,
+        }
+
+
+def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu") -> Inputs:
+    """The prompts alone, ending together at the right edge."""
+    if len({len(x.positions) for x in prompts}) > 1:
+        raise ValueError("prompts of a text model and of a vision model cannot share a batch.")
+    pad = {"batch_first": True, "padding_side": "left"}
+    tokens = pad_sequence([x.tokens for x in prompts], **pad)  # type: ignore[arg-type]
+    length = torch.tensor([len(x.tokens) for x in prompts])
+    attended = torch.arange(tokens.shape[1]) >= tokens.shape[1] - length[:, None]
+    positions = pad_sequence([x.positions.T for x in prompts], **pad)  # type: ignore[arg-type]
+    return Inputs(
+        tokens=sent(tokens, device),
+        attended=sent(attended, device),
+        positions=sent(positions.permute(2, 0, 1), device),
+        vision=_pictures(prompts, device),
+    )
+
+
+def answer_inputs(asked: Inputs, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Inputs:
+    """Responses alone, to be read on their prompts' keys and values; padded on the right.
+
+    A hole in the mask (a tool's output) is text that the policy read, so it is attended; what
+    follows a response's last token is padding.
+    """
+    # True up to the last token of the response: some masked-in token lies here or later
+    inside = mask.flip(1).cummax(dim=1).values.flip(1)
+    step = torch.arange(tokens.shape[1], device=tokens.device)
+    return Inputs(
+        tokens=tokens.masked_fill(~inside, 0),
+        attended=torch.cat([asked.attended, inside], dim=1),
+        positions=(asked.next_position[:, None] + step).expand(len(asked.positions), -1, -1),
+        vision={},
+    )
+
+
+def full_inputs(
+    prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Inputs:
+    """Prompts with their responses behind them."""
+    asked = prompt_inputs(prompts, tokens.device)
+    answered = answer_inputs(asked, tokens, mask)
+    return Inputs(
+        tokens=torch.cat([asked.tokens, answered.tokens], dim=1),
+        attended=answered.attended,
+        positions=torch.cat([asked.positions, answered.positions], dim=2),
+        vision=asked.vision,
+    )
+
+
+def packed_inputs(
+    prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Packed:
+    """Every prompt with its response, one behind the other."""
+    device = tokens.device
+    tokens, mask = tokens.cpu(), mask.cpu()  # sizes depend on them: the host would wait each time
+    inside = mask.flip(1).cummax(dim=1).values.flip(1)
+    count = torch.tensor([len(x.tokens) for x in prompts])
+    asked = pad_sequence([x.tokens.cpu() for x in prompts], batch_first=True)
+    planes = pad_sequence([x.positions.T for x in prompts], batch_first=True).permute(2, 0, 1)
+    following = planes.amax(dim=(0, 2)) + 1
+    step = torch.arange(tokens.shape[1])
+    later = (following[:, None] + step[:-1]).expand(len(planes), -1, -1)
+    planes = torch.cat([planes, later], dim=2)
+    # nothing is said after a response's last token
+    here = torch.cat([torch.arange(asked.shape[1]) < count[:, None], inside[:, 1:]], dim=1)
+    if len(planes) > 1:
+        planes = torch.cat([here.cumsum(dim=1)[None] - 1, planes])
+    length = here.sum(dim=1)
+    before = (length.cumsum(0) - length + count - 1)[:, None] + step
+    return Packed(
+        tokens=sent(torch.cat([asked, tokens[:, :-1]], dim=1)[here][None], device),
+        positions=sent(planes[:, here][:, None], device),
+        vision=_pictures(prompts, device),
+        before=sent(before[mask], device),
+    )
+
+
+def _pictures(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
+    found = {}
+    for name in sorted({name for x in prompts for name in x.vision}):
+        parts = [x.vision[name] for x in prompts if name in x.vision]
+        if len({x.device for x in parts}) > 1:  # some are kept on the device
+            parts = [sent(x, device) for x in parts]
+        found[name] = sent(torch.cat(parts), device)
+    return found
+
+
+def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -> list[Encoded]:
+    """All of them in order; pictures are read and resized by several threads."""
+    workers = min(THREADS, torch.get_num_threads(), len(prompts))
+    if workers < 2 or not any(prompt.images for prompt in prompts):
+        return [encode(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(encode, prompts))
+
+
+def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B"]]:
+    """Each prompt once, and which of them every row has: siblings hold one and the same object."""
+    number: dict[int, int] = {}
+    which = [number.setdefault(id(x), len(number)) for x in prompts]
+    return list({id(x): x for x in prompts}.values()), torch.tensor(which)
+
+
+def as_responses(
+    rollouts: Rollouts, decode: Callable[[list[int]], str], max_tokens: int
+) -> list[Response]:
+    """The text of each response, for those who grade it."""
+    assert rollouts.prompts is not None
+    found = []
+    # by way of main memory: else every row would wait for the device
+    drawn, where, short = (x.cpu() for x in (rollouts.tokens, rollouts.mask, rollouts.truncated))
+    for encoded, tokens, mask, cut in zip(
+        rollouts.prompts, drawn, where, short.tolist(), strict=True
+    ):
+        written = tokens[mask].tolist()
+        found.append(Response(encoded.prompt, decode(written), len(written), cut, max_tokens))
+    return found

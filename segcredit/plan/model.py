@@ -1,0 +1,277 @@
+"""The sizes of a model on which memory and time depend, and what one parameter of each costs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from segcredit.config import LoraSettings, Optimize, Recipe, WarmStart
+from segcredit.printable import printable
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower, as Qwen-VL has it: blocks over patches, then patches merged into tokens."""
+
+    parameters: int
+    depth: int
+    hidden: int
+    intermediate: int
+    head_width: int
+    pixels: int
+    """Numbers that describe one patch."""
+    merge: int
+    """Patches that become one token."""
+    patch_side: int
+    patch_weights: int
+    """Factors that each patch is multiplied by."""
+    token_weights: int
+    """Factors that each merged token is multiplied by."""
+
+    @property
+    def token_pixels(self) -> int:
+        """Pixels of the picture behind one token."""
+        return self.patch_side**2 * self.merge
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, by numbers alone."""
+
+    kind: str
+    """The name of its class."""
+    parameters: int
+    trunk_parameters: int
+    """Without the language-model head, if that has weights of its own: what a critic copies."""
+    layer_parameters: int
+    """Of all text layers."""
+    layer_weights: int
+    """Factors that each token is multiplied by in all of them."""
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_width: int
+    vocabulary: int
+    tied: bool
+    """Whether the head is the embedding."""
+    head_norms: bool
+    """Whether queries and keys are normed (Qwen3)."""
+    full_attention: bool
+    """Whether every layer attends to everything before."""
+    tower: Tower | None
+    sizes: tuple[tuple[int, bool], ...]
+    """Of each parameter: how many numbers, and whether it belongs to the vision tower."""
+    linears: tuple[tuple[str, int, int], ...] = ()
+    """Of each linear layer but the head: its name, and how many numbers go in and come out."""
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.head_width
+
+    @property
+    def embedding(self) -> int:
+        """Numbers of the embedding, and of the head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def critic_parameters(self) -> int:
+        """The trunk, and one value from its last state."""
+        return self.trunk_parameters + self.hidden + 1
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Shape:
+    """Exact: the classes of transformers are made on torch's meta device."""
+    text = config.get_text_config()
+    if any(getattr(text, name, None) for name in _EXPERTS):
+        raise ValueError(
+            f"{config.model_type} is a mixture of experts; the plan knows dense models, and would "
+            f"be wrong by a multiple. Measure a short run instead: stages.0.steps=2."
+        )
+    from segcredit.models.lora import linear_layers
+
+    model: Any = _built(config, trust_remote_code)
+    layers = _layers(model, vision=False)
+    head = model.get_output_embeddings()
+    heads = getattr(text, "num_attention_heads", None)
+    if not layers or head is None or not heads:
+        raise ValueError(
+            f"{type(model).__name__} has no attention layers and head where the plan looks for "
+            f"them; it knows the causal language models of transformers, and Qwen-VL."
+        )
+    kinds = getattr(text, "layer_types", None) or ()
+    return Shape(
+        kind=type(model).__name__,
+        parameters=_count(model.parameters()),
+        trunk_parameters=_count(model.base_model.parameters()),
+        layer_parameters=sum(_count(x.parameters()) for x in layers),
+        layer_weights=sum(_count(x.parameters(), factors=True) for x in layers),
+        layers=len(layers),
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        heads=heads,
+        key_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_width=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocabulary=head.weight.shape[0],
+        tied=head.weight is model.get_input_embeddings().weight,
+        head_norms=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
+        full_attention=all(kind == "full_attention" for kind in kinds),
+        tower=_tower(config, model),
+        sizes=tuple((x.numel(), _in_tower(name)) for name, x in model.named_parameters()),
+        linears=tuple(
+            (name, x.in_features, x.out_features) for name, x in linear_layers(model).items()
+        ),
+    )
+
+
+def _built(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    vision = getattr(config, "vision_config", None) is not None
+    kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            return kind.from_config(
+                config, trust_remote_code=trust_remote_code, attn_implementation="eager"
+            )
+    except Exception as error:  # a model's own code may raise anything
+        why = printable(" ".join(str(error).split()) or type(error).__name__, 200)
+        raise ValueError(f"model: {config.model_type} cannot be built: {why}") from None
+
+
+def _count(parameters: "Iterable[nn.Parameter]", factors: bool = False) -> int:
+    """How many numbers; ``factors``: only those of matrices, which multiply."""
+    return sum(x.numel() for x in parameters if x.ndim >= 2 or not factors)
+
+
+def _in_tower(name: str) -> bool:
+    return "visual" in name.split(".")
+
+
+def _layers(model: "nn.Module", vision: bool) -> "list[nn.Module]":
+    """The layers whose activations can be computed again."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [
+        part
+        for name, part in model.named_modules()
+        if isinstance(part, GradientCheckpointingLayer) and _in_tower(name) == vision
+    ]
+
+
+def _tower(config: Any, model: "nn.Module") -> Tower | None:
+    """The vision tower of a Qwen-VL."""
+    vision = getattr(config, "vision_config", None)
+    if vision is None:
+        return None
+    named = [(name, x) for name, x in model.named_parameters() if _in_tower(name)]
+    blocks: list[Any] = _layers(model, vision=True)
+    if not named or not blocks:
+        raise ValueError(
+            f"{type(model).__name__} has a vision tower that the plan does not know; it knows "
+            f"those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."
+        )
+    hidden = blocks[0].norm1.weight.numel()
+    merge = vision.spatial_merge_size**2
+    first = [x for name, x in named if ".patch_embed." in name]
+    mergers = [x for name, x in named if "merger" in name]
+    wide = max(x.shape[0] for x in blocks[0].mlp.parameters() if x.ndim == 2)
+    return Tower(
+        parameters=_count(x for _, x in named),
+        depth=len(blocks),
+        hidden=hidden,
+        intermediate=wide,
+        head_width=hidden // vision.num_heads,
+        pixels=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        merge=merge,
+        patch_side=vision.patch_size,
+        patch_weights=_count(first, factors=True)
+        + sum(_count(x.parameters(), factors=True) for x in blocks),
+        token_weights=_count(mergers, factors=True),
+    )
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One set of them; policy and critic each have one."""
+
+    sizes: tuple[int, ...]
+    """Numbers of each matrix."""
+    text: int
+    """Numbers of those beside text layers."""
+    inner: int
+    """Per token: numbers between A and B, of all text layers."""
+    outputs: int
+    """Per token: what those layers say, to which the product is added; of all text layers."""
+    vision: bool
+    """Whether the vision tower has some."""
+    reference: bool = False
+    """Whether π_ref is a third set, as after a warm start; else it is the model without any."""
+
+    @property
+    def numbers(self) -> int:
+        return sum(self.sizes)
+
+
+def adapter_of(recipe: Recipe, shape: Shape) -> Adapter | None:
+    """Of the recipe's settings on this model."""
+    settings = recipe.model.lora
+    if settings is None:
+        return None
+    kinds = [type(stage) for stage in recipe.stages]
+    before = kinds[: kinds.index(Optimize)] if Optimize in kinds else kinds
+    return adapter_on(shape, settings, not recipe.model.freeze_vision, WarmStart in before)
+
+
+def adapter_on(
+    shape: Shape, settings: LoraSettings, vision: bool = True, reference: bool = False
+) -> Adapter:
+    """Of these settings on this model."""
+    from segcredit.models.lora import choose_layers, in_tower
+
+    widths = {name: (wide, out) for name, wide, out in shape.linears}
+    chosen = choose_layers(widths, settings.targets, vision)
+    text = [name for name in chosen if not in_tower(name)]
+    return Adapter(
+        sizes=tuple(settings.rank * width for name in chosen for width in widths[name]),
+        text=sum(settings.rank * sum(widths[name]) for name in text),
+        inner=settings.rank * len(text),
+        outputs=sum(widths[name][1] for name in text),
+        vision=len(text) < len(chosen),
+        reference=reference,
+    )
+
+
+def config_of(recipe: Recipe) -> "PreTrainedConfig":
+    """The configuration of the recipe's model."""
+    settings = recipe.model
+    if settings.path is None:
+        from segcredit.data.worlds import make_world
+        from segcredit.models.tiny import tiny_config
+
+        assert settings.tiny is not None
+        assert recipe.data.world is not None
+        tokenizer = make_world(recipe.data.world, **recipe.data.settings).tokenizer()
+        return tiny_config(settings.tiny, tokenizer, **settings.sizes)
+    from segcredit.models import ModelError
+    from segcredit.models.loading import load_config
+
+    try:
+        return load_config(settings.path, settings.trust_remote_code)[1]
+    except ModelError as error:
+        raise ValueError(
+            f"model.path: {error} A plan reads the model's config.json alone, which is a few kB: "
+            f"in a folder of its own it will do, model.path=FOLDER."
+        ) from None

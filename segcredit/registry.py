@@ -1,0 +1,142 @@
+"""One registry per kind of component, and ``file.py:Name`` for components of your own.
+
+Algorithms, partitions, columns, rewards, worlds, engines and model families are each named in one
+:class:`Registry`. A recipe, a command or a study names a built-in component by its registry name
+(``entropy``), or one of your own by the file and the name in it (``my_partitions.py:EntropyAbove``)
+or by a module that can be imported (``my_package.cuts:EntropyAbove``).
+
+>>> SHAPES = Registry("shape", {"circle": dict, "square": "builtins:list"})
+>>> SHAPES["square"]
+<class 'list'>
+>>> SHAPES["circel"]
+Traceback (most recent call last):
+ValueError: unknown shape 'circel'. Did you mean 'circle'? The shapes are: circle, square. …
+"""
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_OWN = re.compile(r"(?:.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean 'x'?"`` for the known name closest to a mistyped one, else ``""``."""
+    by_spelling = {_spelling(x): x for x in known}
+    near = get_close_matches(_spelling(name), by_spelling, n=1, cutoff=cutoff)
+    return f" Did you mean {by_spelling[near[0]]!r}?" if near else ""
+
+
+def _spelling(name: str) -> str:
+    return str(name).lower().replace("-", "_").replace(" ", "_")
+
+
+def names_code(text: object) -> bool:
+    """Whether a setting is written as ``file.py:Name`` or ``package.module:Name``."""
+    return isinstance(text, str) and _OWN.fullmatch(text) is not None
+
+
+def load_object(spec: str, kind: str) -> Any:
+    """Import the object that ``file.py:Name`` or ``package.module:Name`` names.
+
+    A relative file path starts at the current directory. The file's folder becomes importable, as
+    if the file had been run. Each file is executed once per process.
+    """
+    place, _, name = spec.rpartition(":")
+    module = _load_file(place, spec) if place.endswith(".py") else _import(place, spec)
+    if not hasattr(module, name):
+        there = [x for x in vars(module) if not x.startswith("_")]
+        raise ValueError(f"{place} has no {kind} {name!r}.{nearest(name, there)}")
+    return getattr(module, name)
+
+
+def _load_file(place: str, spec: str) -> ModuleType:
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(
+            f"there is no file {path} (from {spec!r}). Relative paths start at {Path.cwd()}."
+        )
+    name = "segcredit_user_" + re.sub(r"\W", "_", str(path.with_suffix("")))
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _import(place: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(
+            f"cannot import {place!r} (from {spec!r}): {error}. Install it, or name a file: "
+            f"'path/to/file.py:Name'."
+        ) from error
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Components of one kind by name; a value ``"package.module:Name"`` is imported when used."""
+
+    def __init__(self, kind: str, entries: Mapping[str, T | str], plural: str = "") -> None:
+        self.kind = kind
+        self.plural = plural or f"{kind}s"
+        self._entries: dict[str, T | str] = dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        """Look up a built-in name, or load ``file.py:Name``; an unknown name is a ValueError."""
+        if name in self._entries:
+            entry = self._entries[name]
+            if isinstance(entry, str):
+                entry = self._entries[name] = load_object(entry, self.kind)
+            return entry
+        if names_code(name):
+            return load_object(name, self.kind)
+        raise ValueError(
+            f"unknown {self.kind} {name!r}.{nearest(name, self._entries)} The {self.plural} are: "
+            f"{', '.join(self._entries)}. One of your own is written 'file.py:Name'."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def make(self, name: str, settings: Mapping[str, Any]) -> Any:
+        """Call the component of that name with its settings, each of which it must know."""
+        entry: Any = self[name]
+        if not callable(entry):
+            raise ValueError(f"{self.kind} {name!r} must be a class or a function; got {entry!r}.")
+        require_settings(f"{self.kind} {name}", settings, entry)
+        return entry(**settings)
+
+
+def require_settings(owner: str, settings: Iterable[str], of: Callable[..., Any]) -> None:
+    """Raise ValueError for the first setting that is no parameter of a class or function."""
+    known = list(signature(of).parameters)
+    for setting in settings:
+        if setting not in known:
+            its = f"Its settings are: {', '.join(known)}." if known else "It has no settings."
+            raise ValueError(f"{owner} has no setting {setting!r}.{nearest(setting, known)} {its}")

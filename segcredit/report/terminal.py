@@ -1,0 +1,384 @@
+"""Colours: a cycle for neighbouring segments, and green and red for credit."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from segcredit.partition import Partition
+from segcredit.printable import EMPTY, NEWLINE, one_line, visible
+from segcredit.report.responses import (
+    EXAMPLE,
+    STDIN,
+    InputError,
+    Row,
+    Settings,
+    ValueAt,
+    choose,
+    filled_lines,
+    open_lines,
+    parse_row,
+    rollouts_of,
+)
+from segcredit.report.segments import (
+    Cut,
+    SegmentNumbers,
+    as_json,
+    cut_row,
+    partition_settings,
+    partitions,
+)
+
+_INK = "#1c2128"
+_CYCLE = [  # (a segment, its last token); distinct in the 256-colour palette too
+    ("#bfdbfc", "#7fb0f5"),  # blue
+    ("#fdebb8", "#f5cf56"),  # amber
+    ("#e3d8fb", "#b898f0"),  # violet
+    ("#c9eee7", "#72cdbd"),  # teal
+    ("#fcdccb", "#f4a27c"),  # peach
+]
+
+GAIN, LOSS = "green", "red"
+HOLE = Style(dim=True, italic=True)
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The looks of segments. Ink and ground are both set, so they suit dark and light terminals."""
+
+    colour: bool
+    """Without it, segments are told apart by other means, and only boldness remains."""
+
+    def body(self, segment: int) -> Style:
+        """A segment's tokens."""
+        return self._ground(segment, 0) if self.colour else Style.null()
+
+    def last(self, segment: int) -> Style:
+        """A segment's last token."""
+        bold = Style(bold=True)
+        return self._ground(segment, 1) + bold if self.colour else bold
+
+    def _ground(self, segment: int, strength: int) -> Style:
+        return Style(color=_INK, bgcolor=_CYCLE[segment % len(_CYCLE)][strength])
+
+
+def sign(number: float) -> str:
+    """Green above zero, red below."""
+    return GAIN if number > 0 else LOSS if number < 0 else "dim"
+
+
+BAR = "┃"
+HOLE_OPENS, HOLE_CLOSES = "⟦", "⟧"
+
+
+def response_text(row: Row, cut: Cut, palette: Palette) -> Text:
+    """The text as it was written, line breaks kept and marked ↵, holes in ⟦ ⟧."""
+    text = Text()
+    in_hole = [False, *(m < 0 for m in cut.index), False]  # with a neighbour at either end
+    for t, (piece, m) in enumerate(zip(row.pieces, cut.index, strict=True)):
+        if m < 0:
+            opens = "" if in_hole[t] else HOLE_OPENS
+            closes = "" if in_hole[t + 2] else HOLE_CLOSES
+            _append(text, opens, visible(piece), closes, HOLE)
+        elif t < cut.segments[m].end:
+            _append(text, "", visible(piece) or EMPTY, "", palette.body(m))
+        else:
+            bar = BAR if not palette.colour and m + 1 < len(cut.segments) else ""
+            _append(text, "", visible(piece) or EMPTY, bar, palette.last(m))
+    return text
+
+
+def _append(text: Text, before: str, piece: str, after: str, style: Style) -> None:
+    """One token; what comes after it stays on its line, before a final line break."""
+    marked = piece.replace("\n", NEWLINE + "\n")
+    line, broken = marked.removesuffix("\n"), marked.endswith("\n")
+    text.append(before + line + after, style)
+    if broken:
+        text.append("\n")
+
+
+_LEAST = 8
+"""Columns below which nothing can be recognised."""
+
+
+def shorten(text: str, width: int) -> str:
+    """At most ``width`` columns of the text, with … for what was taken out of its middle."""
+    if cell_len(text) <= width:
+        return text
+    room = max(width - 1, 0)
+    head = _fitting(text, (room + 1) // 2)
+    tail = _fitting(text[::-1], room // 2)
+    return f"{text[:head]}…{text[len(text) - tail :]}"
+
+
+def _fitting(text: str, width: int) -> int:
+    """How many characters fit into ``width`` columns."""
+    ends = accumulate(map(cell_len, text))
+    return sum(1 for _ in takewhile(lambda end: end <= width, ends))
+
+
+class Shortened:
+    """A table cell that shortens its text to whatever room the table leaves it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = cell_len(self.text)
+        return Measurement(min(width, _LEAST), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield Segment(shorten(self.text, options.max_width))
+
+
+class Bars:
+    """The bars of one table, all to one scale; a side that nothing needs takes no room."""
+
+    def __init__(self, advantages: list[float], length: int) -> None:
+        self._length = length
+        self._limit = max(map(abs, advantages)) or 1.0
+        self._left = length if min(advantages) < 0 else 0
+        self._right = length if max(advantages) > 0 else 0
+
+    def draw(self, advantage: float) -> Text:
+        """One bar, to the nearest half column."""
+        full, half = divmod(round(2 * self._length * abs(advantage) / self._limit), 2)
+        left = "╺" * half + "━" * full if advantage < 0 else ""
+        right = "━" * full + "╸" * half if advantage > 0 else ""
+        return Text.assemble(
+            (left.rjust(self._left), LOSS),
+            ("│", "dim"),
+            (right.ljust(self._right), GAIN),
+        )
+
+
+LEAST_FOR_ALL, LEAST_FOR_BARS, LEAST_FOR_LONG_BARS = 60, 72, 110
+"""Columns of terminal from which on there is room for every number, and for credit as bars."""
+BAR_WIDTH, LONG_BAR_WIDTH = 8, 16
+"""Columns of the longest bar."""
+SHOWN_FIRST, SHOWN_LAST = 30, 10
+"""Rows of a long table; --json lists all."""
+
+NUMBERS = {"H": "entropy_at_end", "V": "value", "Â": "advantage", "R̂": "value_target"}
+"""Heading → field."""
+
+
+def known_numbers(cut: Cut, width: int) -> list[str]:
+    """The headings for which the row has numbers; R̂ = Â + V is the first to give way."""
+    first = cut.segments[0]
+    known = [name for name, field in NUMBERS.items() if getattr(first, field) is not None]
+    return known if width >= LEAST_FOR_ALL else [name for name in known if name != "R̂"]
+
+
+def segment_table(cut: Cut, width: int, palette: Palette) -> Table:
+    """One row per segment; in a very long table the middle is left out."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("text")  # takes the room that is left
+    columns = ["tokens"] if width >= LEAST_FOR_ALL else []
+    columns += known_numbers(cut, width)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    bars = None
+    if cut.segments[0].advantage is not None and width >= LEAST_FOR_BARS:
+        table.add_column(no_wrap=True)
+        length = LONG_BAR_WIDTH if width >= LEAST_FOR_LONG_BARS else BAR_WIDTH
+        bars = Bars([segment.advantage or 0.0 for segment in cut.segments], length)
+
+    hidden = range(SHOWN_FIRST, len(cut.segments) - SHOWN_LAST)
+    if len(hidden) == 1:  # the row that says so would take its place
+        hidden = range(0)
+    for m, segment in enumerate(cut.segments):
+        if m not in hidden:
+            drawn = [bars.draw(segment.advantage or 0.0)] if bars else []
+            cells = [_cell(name, segment) for name in columns]
+            number = Text(f" {m + 1} ", palette.body(m))
+            table.add_row(number, Shortened(_on_one_line(segment.text)), *cells, *drawn)
+        elif m == hidden.start:
+            table.add_row("⋮", Text(f"{len(hidden)} more (--json lists all)", "dim"))
+    return table
+
+
+def _on_one_line(text: str) -> str:
+    return one_line(text).strip(" ") or ("␣" if text else EMPTY)
+
+
+def _cell(name: str, segment: SegmentNumbers) -> Text:
+    if name == "tokens":
+        return Text(str(segment.num_tokens), "dim")
+    number: float = getattr(segment, NUMBERS[name])
+    if name == "Â":
+        return Text(_number(number, "+"), sign(number))
+    return Text(_number(number), "dim" if name == "R̂" else "")
+
+
+def _number(x: float, plus: str = "-") -> str:
+    return f"{x:{plus}.2f}" if abs(x) < 1000 else f"{x:{plus}.3g}"
+
+
+INDENT = 2
+
+
+class Page:
+    """Writes rows to a console, and remembers what the legend must explain."""
+
+    def __init__(self, console: Console, settings: Settings) -> None:
+        self._console = console
+        self._settings = settings
+        many_colours = console.color_system in ("256", "truecolor") and not console.no_color
+        self._palette = Palette(colour=many_colours)
+        self._explain: set[str] = set()
+
+    def row(self, row: Row, label: str, cuts: list[Cut]) -> None:
+        """A row's heading, then each of its cuts."""
+        title = Text(shorten(one_line(label), self._console.width // 2), "bold")
+        if row.reward is not None:
+            title.append("  reward ", "not bold dim").append(f"{row.reward:g}", "bold")
+        self._console.print(Rule(title, align="left", characters="━", style="dim"))
+        if row.prompt:
+            two_lines = 2 * (self._console.width - 2 * INDENT) - 8
+            self._print(Text(shorten(one_line(row.prompt), two_lines), "italic dim"))
+        for cut in cuts:
+            self._cut(row, cut)
+
+    def _cut(self, row: Row, cut: Cut) -> None:
+        self._explain.update(known_numbers(cut, self._console.width))
+        self._console.print()
+        self._print(_heading(cut))
+        self._console.print()
+        self._print(response_text(row, cut, self._palette))
+        self._console.print()
+        self._print(segment_table(cut, self._console.width, self._palette))
+        lacking = [name for name in ("value", "reward") if getattr(row, name) is None]
+        if lacking:
+            self._print(Text(f"no Â: this row has no {' and no '.join(lacking)}", "dim italic"))
+        self._console.print()
+
+    def legend(self) -> None:
+        """What the colours, symbols and columns mean."""
+        grid = Table.grid(padding=(0, 2))
+        for name in NUMBERS:
+            if name in self._explain:
+                grid.add_row(Text(name, "dim"), Text(_meaning(name, self._settings), "dim"))
+        self._console.print(Rule(style="dim"))
+        self._print(self._swatch())
+        self._print(grid)
+        self._console.print()
+
+    def _swatch(self) -> Text:
+        """A small response, cut in two."""
+        return Text.assemble(
+            ("one segment, its", self._palette.body(0)),
+            (" end", self._palette.last(0)),
+            "" if self._palette.colour else BAR,
+            (" the next", self._palette.body(1)),
+            (f"   {NEWLINE} line break   {EMPTY} token without text", "dim"),
+        )
+
+    def note(self, text: str) -> None:
+        """A remark of our own."""
+        self._print(Text(text, "dim"))
+        self._console.print()
+
+    def _print(self, content: Text | Table) -> None:
+        self._console.print(Padding(content, (0, INDENT), expand=False))
+
+
+def _heading(cut: Cut) -> Text:
+    settings = ", ".join(f"{k}={v}" for k, v in partition_settings(cut.partition).items())
+    outside = len(cut.index) - cut.num_tokens
+    return Text.assemble(
+        (f"{type(cut.partition).__name__}({settings})", "bold cyan"),
+        f"  {_count(len(cut.segments), 'segment')} · {_count(cut.num_tokens, 'token')}",
+        (f" · {outside} off the mask" if outside else "", "dim"),
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _meaning(name: str, settings: Settings) -> str:
+    token = "first" if settings.value_at is ValueAt.START else "last"
+    return {
+        "H": "entropy at the segment's last token: how open the choice was",
+        "V": f"value of all that comes before the segment's {token} token",
+        "Â": f"advantage: how much better it went than V (γ={settings.gamma:g}, "
+        f"λ={settings.lam:g})",
+        "R̂": "Â + V: what the critic should have said",
+    }[name]
+
+
+Show = Callable[[Row, str, list[Cut]], None]
+"""Called with each row, its name and its cuts."""
+
+
+def run(
+    path: str,
+    asked: Sequence[str],
+    made: Mapping[str, Partition],
+    settings: Settings,
+    limit: int | None,
+    show: Show,
+) -> int:
+    """Show the file's first ``limit`` rows; return how many were left out."""
+    name = "stdin" if path == STDIN else path
+    left_out = 0
+    with open_lines(path) as lines:
+        for position, (number, line) in enumerate(filled_lines(name, lines)):
+            if limit is not None and position >= limit:
+                left_out += 1
+                continue
+            try:
+                row = parse_row(line)
+                cuts = [cut_row(row, way, made[way], settings) for way in choose(asked, row)]
+            except InputError as error:
+                raise InputError(f"{name}:{number}: {error}") from None
+            show(row, row.id or f"line {number}", cuts)
+    return left_out
+
+
+def to_terminal(
+    path: str, strategies: Sequence[str], settings: Settings, limit: int | None, width: int | None
+) -> None:
+    """Each row with its cuts, a legend, and how many rows were left out."""
+    made = partitions(settings)  # first: a refused setting leaves the page empty
+    page = Page(Console(width=width, highlight=False), settings)
+    if path == EXAMPLE:
+        page.note("Hand-made responses; the numbers are made up to illustrate.")
+    file = rollouts_of(path)
+    if file != path:
+        page.note(f"The last rollouts of this run: {one_line(os.path.relpath(file, path))}")
+    left_out = run(file, strategies, made, settings, limit, page.row)
+    page.legend()
+    if path == EXAMPLE:
+        page.note("Next: segcredit segment --example -s all, then a file of yours (--help).")
+    if left_out:
+        page.note(_left_out(left_out))
+
+
+def to_json(path: str, strategies: Sequence[str], settings: Settings, limit: int | None) -> None:
+    """One line per row and strategy on standard output, and nothing else there."""
+
+    def show(row: Row, label: str, cuts: list[Cut]) -> None:
+        for cut in cuts:
+            print(as_json(label, cut, settings))
+
+    left_out = run(rollouts_of(path), strategies, partitions(settings), settings, limit, show)
+    if left_out:
+        print(_left_out(left_out), file=sys.stderr)
+
+
+def _left_out(number: int) -> str:
+    return f"{number} more {'row was' if number == 1 else 'rows were'} left out; --limit 0: all."

@@ -1,1 +1,0 @@
-"""The viewer behind ``segcredit segment``: responses from a JSONL file, cut into segments."""

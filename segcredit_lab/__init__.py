@@ -1,0 +1,1 @@
+"""The laboratory beside the library: studies, analyses and worlds for experiments."""

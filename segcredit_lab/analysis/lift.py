@@ -1,0 +1,453 @@
+"""Quantiles of a sample in which every value may stand several times, or not at all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from segcredit.printable import number_text
+from segcredit.runlog import Run
+from segcredit_lab.analysis.drawing import draw_lift
+from segcredit_lab.analysis.reading import (
+    QUANTILES,
+    Analysis,
+    CannotAnalyseError,
+    Settings,
+    Step,
+    Table,
+    interval_text,
+    method_of,
+    plain,
+    require_column,
+)
+from segcredit_lab.analysis.segments import unit_lengths, unit_of
+from segcredit_lab.analysis.statistics import (
+    draws,
+    percentile_interval,
+    slope,
+    slope_over_steps,
+    smooth,
+    spearman,
+    tail_starts,
+)
+
+STAGES = (("early", 0.3), ("middle", 0.6), ("late", 1.0))
+"""The first 30, the next 30 and the last 40 % of the recorded steps."""
+ENTRIES = 2**21
+"""Of the arrays (draws × tokens) made at once."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The tokens of one step that are compared, every response's last one left out."""
+
+    owner: Int[np.ndarray, " N"]
+    """Which of the responses a token belongs to."""
+    entropy: Float[np.ndarray, " N"]
+    jump: Float[np.ndarray, " N"]
+    """ΔV_t = |V_t − V_{t+1}|."""
+    num_responses: int
+    left_out: int = 0
+    """Tokens whose H or ΔV is not finite."""
+
+
+def make_pool(
+    owner: Int[np.ndarray, " N"],
+    entropy: Float[np.ndarray, " N"],
+    value: Float[np.ndarray, " N"],
+    num_responses: int,
+) -> Pool:
+    """Tokens with a successor in their own response.
+
+    The last one has none: V past the end is 0, which would make every end a jump.
+    """
+    followed = np.flatnonzero(owner[:-1] == owner[1:])
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        jump = np.abs(value[followed] - value[followed + 1])
+    entropy = entropy[followed]
+    good = np.isfinite(jump) & np.isfinite(entropy)
+    return Pool(owner[followed][good], entropy[good], jump[good], num_responses, int((~good).sum()))
+
+
+def lift(
+    pool: Pool, quantiles: Float[np.ndarray, " Q"], thresholds: Float[np.ndarray, " D"]
+) -> Float[np.ndarray, "D Q"]:
+    """Lift(q) = P(D | A) / P(D), A = {H ≥ quantile_q(H)}, D = {ΔV ≥ quantile_d(ΔV)}.
+
+    Quantiles are those of the pool, interpolated linearly. NaN for an empty pool.
+    """
+    once = np.ones((1, pool.num_responses), dtype=np.int64)
+    return lift_of_draws(pool, once, quantiles, thresholds)[0]
+
+
+def lift_of_draws(
+    pool: Pool,
+    counts: Int[np.ndarray, "B R"],
+    quantiles: Float[np.ndarray, " Q"],
+    thresholds: Float[np.ndarray, " D"],
+) -> Float[np.ndarray, "B D Q"]:
+    """Lift of many draws, each given by how often every response stands in it.
+
+    The tokens are sorted once; a draw's quantiles and counts are then read off sums over them.
+    """
+    found = np.full((len(counts), len(thresholds), len(quantiles)), np.nan)
+    if not len(pool.owner):
+        return found
+    rows = max(1, ENTRIES // len(pool.owner))
+    sorted_pool = _sort(pool)
+    for first in range(0, len(counts), rows):
+        part = slice(first, first + rows)
+        found[part] = _lift(sorted_pool, counts[part], quantiles, thresholds)
+    return found
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """A pool in the order of H, and in the order of ΔV."""
+
+    owner_by_entropy: np.ndarray
+    owner_by_jump: np.ndarray
+    entropy_tie: np.ndarray
+    jump_tie: np.ndarray
+    jump_rank: np.ndarray
+    """Of the tokens in the order of H, their places in the order of ΔV."""
+
+
+def _sort(pool: Pool) -> _Sorted:
+    by_entropy = np.argsort(pool.entropy, kind="stable")
+    by_jump = np.argsort(pool.jump, kind="stable")
+    rank = np.empty(len(by_jump), dtype=np.int64)
+    rank[by_jump] = np.arange(len(by_jump))
+    return _Sorted(
+        owner_by_entropy=pool.owner[by_entropy],
+        owner_by_jump=pool.owner[by_jump],
+        entropy_tie=_first_equal(pool.entropy[by_entropy]),
+        jump_tie=_first_equal(pool.jump[by_jump]),
+        jump_rank=rank[by_entropy],
+    )
+
+
+def _first_equal(x: np.ndarray) -> np.ndarray:
+    """Where each of the sorted values first stands."""
+    return np.searchsorted(x, x, side="left")
+
+
+def _lift(
+    tokens: _Sorted, counts: np.ndarray, quantiles: np.ndarray, thresholds: np.ndarray
+) -> np.ndarray:
+    by_entropy = counts[:, tokens.owner_by_entropy].astype(np.int32)
+    below = _sums(by_entropy)
+    total = below[:, -1:]
+    empty = total[:, 0] == 0
+    below[empty, -1] = 1  # any start will do: their Lift is NaN
+    starts = tail_starts(tokens.entropy_tie, below[:, 1:], quantiles)
+    in_a = total - np.take_along_axis(below, starts, axis=1)
+    below_jump = _sums(counts[:, tokens.owner_by_jump].astype(np.int32))
+    below_jump[empty, -1] = 1
+    jump_starts = tail_starts(tokens.jump_tie, below_jump[:, 1:], thresholds)
+    in_d = total - np.take_along_axis(below_jump, jump_starts, axis=1)
+    found = np.empty((len(counts), len(thresholds), len(quantiles)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for number in range(len(thresholds)):
+            large = tokens.jump_rank >= jump_starts[:, number, None]
+            both = _sums(by_entropy * large)
+            in_both = both[:, -1:] - np.take_along_axis(both, starts, axis=1)
+            found[:, number] = (in_both / in_a) / (in_d[:, number, None] / total)
+    found[empty] = np.nan
+    return found
+
+
+def _sums(x: np.ndarray) -> np.ndarray:
+    """0, x₀, x₀ + x₁, … along the rows."""
+    sums = np.zeros((x.shape[0], x.shape[1] + 1), dtype=np.int32)
+    np.cumsum(x, axis=1, dtype=np.int32, out=sums[:, 1:])
+    return sums
+
+
+def stage_slices(num: int) -> dict[str, slice]:
+    """Which of the recorded steps, in order, belong to which stage; fewer than three are one."""
+    if num < len(STAGES):
+        return {"all": slice(0, num)}
+    found, first = {}, 0
+    for name, share in STAGES:
+        last = round(num * share)
+        found[name] = slice(first, max(last, first + 1))
+        first = found[name].stop
+    return found
+
+
+def lift_over_responses(
+    pools: Sequence[Pool],
+    quantiles: Float[np.ndarray, " Q"],
+    thresholds: Float[np.ndarray, " D"],
+    resamples: int,
+    seed: int = 0,
+) -> Float[np.ndarray, "S B D Q"]:
+    """Lift of every step with its responses drawn again; each draw has quantiles of its own."""
+    found = []
+    for number, pool in enumerate(pools):
+        generator = np.random.default_rng([seed, number])
+        counts = draws(generator, pool.num_responses, resamples)
+        found.append(lift_of_draws(pool, counts, quantiles, thresholds))
+    return np.stack(found)
+
+
+def mean_over_steps(
+    x: Float[np.ndarray, "S *rest"], resamples: int, seed: int = 0
+) -> Float[np.ndarray, "B *rest"]:
+    """Means of steps drawn again, each with what was measured at it."""
+    counts = draws(np.random.default_rng(seed), len(x), resamples)
+    known = np.isfinite(x)
+    weight = np.tensordot(counts, known, axes=1)
+    total = np.tensordot(counts, np.where(known, x, 0.0), axes=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(weight > 0, total / weight, np.nan)
+
+
+SHOWN = (0.7, 0.9, 0.95)
+"""Quantiles that the table shows."""
+BOUNDARY_CRITIC = (
+    "This run's segments are longer than one token, and a critic that is trained at segment "
+    "boundaries alone is arbitrary between them: ΔV inside segments, and so this Lift, has no "
+    "meaning. Measure it with a value that is fitted at every token: --probe."
+)
+READING = (
+    "Above 1, large jumps of V are commoner among tokens of high entropy than among all tokens; "
+    "it is an association, and says nothing about causes."
+)
+
+
+@dataclass(frozen=True)
+class StageCurve:
+    """Lift(q) averaged over the steps of one stage, for every threshold d."""
+
+    name: str
+    num_steps: int
+    lift: Float[np.ndarray, "D Q"]
+    over_responses: Float[np.ndarray, "2 D Q"]
+    over_steps: Float[np.ndarray, "2 D Q"]
+    """NaN where the stage has one step only."""
+
+
+@dataclass(frozen=True)
+class LiftTrend:
+    """The mean over q of each step's Lift, for the chosen threshold, against the step."""
+
+    step: Float[np.ndarray, " S"]
+    lift: Float[np.ndarray, " S"]
+    smoothed: Float[np.ndarray, " S"]
+    window: int
+    spearman: float
+    """Of the smoothed curve."""
+    spearman_raw: float
+    slope: float
+    """Of the curve as measured, per step."""
+    slope_over_responses: Float[np.ndarray, " 2"]
+    slope_over_steps: Float[np.ndarray, " 2"]
+
+
+@dataclass(frozen=True)
+class LiftCurves:
+    """All that is reported of Lift."""
+
+    quantiles: Float[np.ndarray, " Q"]
+    thresholds: Float[np.ndarray, " D"]
+    """The chosen one first."""
+    stages: tuple[StageCurve, ...]
+    trend: LiftTrend
+    cut: float | None
+    """The quantile above which the run's method cuts segments, if it cuts by entropy."""
+
+
+def measure(
+    pools: Sequence[Pool], steps: Sequence[int], settings: Settings, cut: float | None = None
+) -> LiftCurves:
+    """Every curve and interval from the pools of the recorded steps, in order."""
+    quantiles, thresholds = np.array(QUANTILES), np.array(settings.thresholds)
+    points = np.stack([lift(pool, quantiles, thresholds) for pool in pools])
+    drawn = lift_over_responses(pools, quantiles, thresholds, settings.resamples, settings.seed)
+    stages = []
+    for number, (name, part) in enumerate(stage_slices(len(pools)).items()):
+        num = len(points[part])
+        again = mean_over_steps(points[part], settings.resamples, settings.seed + number)
+        interval = percentile_interval(again)
+        stages.append(
+            StageCurve(
+                name,
+                num,
+                points[part].mean(axis=0),
+                percentile_interval(drawn[part].mean(axis=0)),
+                interval if num > 1 else np.full_like(interval, np.nan),
+            )
+        )
+    trend = _trend(np.array(steps, dtype=np.float64), points[:, 0], drawn[:, :, 0], settings)
+    return LiftCurves(quantiles, thresholds, tuple(stages), trend, cut)
+
+
+def _trend(
+    step: Float[np.ndarray, " S"],
+    points: Float[np.ndarray, "S Q"],
+    drawn: Float[np.ndarray, "S B Q"],
+    settings: Settings,
+) -> LiftTrend:
+    mean, drawn_mean = points.mean(axis=1), drawn.mean(axis=2).T
+    smoothed = smooth(mean, settings.window)
+    once = np.ones_like(mean)
+    return LiftTrend(
+        step,
+        mean,
+        smoothed,
+        settings.window,
+        spearman(step, smoothed),
+        spearman(step, mean),
+        float(slope(step, mean, once)),
+        percentile_interval(slope(step, drawn_mean, np.ones_like(drawn_mean))),
+        percentile_interval(slope_over_steps(step, mean, settings.resamples, settings.seed)),
+    )
+
+
+def pools_of(steps: Sequence[Step]) -> tuple[list[Pool], list[int]]:
+    """The pools of the steps that have one, and which they are."""
+    made = [make_pool(x.owner, x.entropy, x.value, x.num_responses) for x in steps]
+    kept = [(pool, x.step) for pool, x in zip(made, steps, strict=True) if len(pool.owner)]
+    if not kept:
+        raise CannotAnalyseError(
+            "no recorded token has a finite entropy, and finite values before and after it."
+        )
+    return [pool for pool, _ in kept], [step for _, step in kept]
+
+
+def lift_of_critic(run: Run, name: str, steps: Sequence[Step], settings: Settings) -> Analysis:
+    """Lift with the values that the run's critic gave."""
+    require_column(steps, "entropy", "the method did not ask for it.")
+    require_column(steps, "value", "the method has no critic. A probe has: --probe.")
+    everywhere = learns_everywhere(run, steps)
+    note = READING if everywhere else f"{BOUNDARY_CRITIC} {READING}"
+    more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}
+    return lift_analysis("lift", "Lift", run, name, steps, settings, note, more)
+
+
+def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
+    """Whether a critic was trained at every token: each is a unit, or the method says so."""
+    if not any(np.isfinite(x.value).any() for x in steps):
+        return False
+    if not any((unit_lengths(unit_of(x.owner, x.segment)) > 1).any() for x in steps):
+        return True
+    try:
+        return bool(getattr(method_of(run).critic, "everywhere", False))
+    except CannotAnalyseError:
+        return False
+
+
+def _explained(steps: Sequence[Step]) -> float:
+    """1 − Var(R − V) / Var(R) over all recorded tokens."""
+    value = np.concatenate([x.value for x in steps])
+    reward = np.concatenate([x.reward[x.owner] for x in steps])
+    known = np.isfinite(value) & np.isfinite(reward)
+    spread = np.var(reward[known]) if known.any() else 0.0
+    return float(1 - np.var((reward - value)[known]) / spread) if spread else float("nan")
+
+
+def lift_analysis(
+    name: str,
+    title: str,
+    run: Run,
+    run_name: str,
+    steps: Sequence[Step],
+    settings: Settings,
+    note: str,
+    more: dict[str, Any] | None = None,
+) -> Analysis:
+    """The analysis for whatever stands in the steps' values."""
+    pools, numbers = pools_of(steps)
+    curves = measure(pools, numbers, settings, cut_of(run))
+    return Analysis(
+        name=name,
+        title=title,
+        runs=(run_name,),
+        numbers=plain({**(more or {}), **_numbers(curves, pools, settings)}),
+        table=_table(curves),
+        note=f"{note} {_trend_text(curves.trend)}",
+        draw=partial(draw_lift, curves),
+        size=(11.0, 3.7),
+    )
+
+
+def cut_of(run: Run) -> float | None:
+    """1 − k of a method that cuts after the share k of the tokens with the largest entropy."""
+    try:
+        fraction = getattr(method_of(run).credit.over, "fraction", None)
+    except CannotAnalyseError:
+        return None
+    return 1.0 - fraction if isinstance(fraction, float) else None
+
+
+def _numbers(curves: LiftCurves, pools: Sequence[Pool], settings: Settings) -> dict[str, Any]:
+    trend = curves.trend
+    return {
+        "quantiles": curves.quantiles,
+        "resamples": settings.resamples,
+        "by_threshold": {
+            f"{d:g}": {
+                stage.name: {
+                    "steps": stage.num_steps,
+                    "lift": stage.lift[number],
+                    "over_responses": _ends(stage.over_responses[:, number]),
+                    "over_steps": _ends(stage.over_steps[:, number]),
+                }
+                for stage in curves.stages
+            }
+            for number, d in enumerate(curves.thresholds)
+        },
+        "trend": {
+            "threshold": curves.thresholds[0],
+            "window": trend.window,
+            "spearman": trend.spearman,
+            "spearman_without_smoothing": trend.spearman_raw,
+            "slope_per_step": trend.slope,
+            "slope_over_responses": _ends(trend.slope_over_responses),
+            "slope_over_steps": _ends(trend.slope_over_steps),
+        },
+        "per_step": {
+            "step": trend.step,
+            "mean_lift": trend.lift,
+            "smoothed": trend.smoothed,
+            "responses": [pool.num_responses for pool in pools],
+            "tokens": [len(pool.owner) for pool in pools],
+        },
+        "tokens_left_out": sum(pool.left_out for pool in pools),
+    }
+
+
+def _ends(interval: np.ndarray) -> dict[str, Any]:
+    return {"low": interval[0], "high": interval[1]}
+
+
+def _trend_text(trend: LiftTrend) -> str:
+    ends = interval_text(100 * trend.slope_over_responses, "+.3f")
+    over_steps = interval_text(100 * trend.slope_over_steps, "+.3f")
+    return (
+        f"Trend of the mean over q: Spearman {number_text(trend.spearman, '+.2f')} smoothed, "
+        f"{number_text(trend.spearman_raw, '+.2f')} as measured; "
+        f"slope {number_text(100 * trend.slope, '+.3f')} per 100 steps, "
+        f"95 % interval over responses {ends}, over steps {over_steps}."
+    )
+
+
+def _table(curves: LiftCurves) -> Table:
+    shown = [QUANTILES.index(q) for q in SHOWN]
+    rows = []
+    for number, d in enumerate(curves.thresholds):
+        for stage in curves.stages:
+            cells = [
+                f"{stage.lift[number, at]:.2f} "
+                f"({interval_text(stage.over_responses[:, number, at])})"
+                for at in shown
+            ]
+            label = f"d = {d:g}" if stage is curves.stages[0] else ""
+            rows.append((label, stage.name, *cells))
+    columns = ("", "stage", *(f"q = {q:g}" for q in SHOWN))
+    return Table(columns, tuple(rows))

@@ -1,0 +1,125 @@
+"""Quantiles, bootstrap intervals, smoothing and trends of recorded numbers."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+def smooth(x: Float[np.ndarray, " N"], window: int) -> Float[np.ndarray, " N"]:
+    """Centred moving average; at the ends over what is there, and over finite numbers only."""
+    known = np.isfinite(x)
+    total = np.concatenate([[0.0], np.cumsum(np.where(known, x, 0.0))])
+    count = np.concatenate([[0], np.cumsum(known)])
+    at = np.arange(len(x))
+    first = np.maximum(at - (window - 1) // 2, 0)
+    last = np.minimum(at + window // 2 + 1, len(x))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (total[last] - total[first]) / (count[last] - count[first])
+
+
+def ranks(x: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """1 for the smallest; equal values share the mean of their ranks."""
+    _, which, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[which]
+
+
+def spearman(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
+    """Correlation of the ranks, over pairs that are finite; NaN where one of them is constant."""
+    good = np.isfinite(x) & np.isfinite(y)
+    a, b = ranks(x[good]), ranks(y[good])
+    if len(a) < 2:
+        return float("nan")
+    a, b = a - a.mean(), b - b.mean()
+    norm = np.sqrt((a @ a) * (b @ b))
+    return float(a @ b / norm) if norm > 0 else float("nan")
+
+
+def slope(
+    x: Float[np.ndarray, " N"], y: Float[np.ndarray, "*B N"], weight: Float[np.ndarray, "*B N"]
+) -> Float[np.ndarray, "*B"]:
+    """Least squares: how much y changes per x; pairs without a finite y do not count."""
+    known = np.isfinite(y)
+    weight = np.where(known, weight, 0.0)
+    y = np.where(known, y, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        total = weight.sum(axis=-1, keepdims=True)
+        x_off = x - (weight * x).sum(axis=-1, keepdims=True) / total
+        y_off = y - (weight * y).sum(axis=-1, keepdims=True) / total
+        spread = (weight * x_off**2).sum(axis=-1)
+        found = (weight * x_off * y_off).sum(axis=-1) / spread
+    return np.where(spread > 0, found, np.nan)
+
+
+def slope_over_steps(
+    x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"], resamples: int, seed: int = 0
+) -> Float[np.ndarray, " B"]:
+    """The slope with the steps drawn again."""
+    counts = draws(np.random.default_rng(seed), len(x), resamples).astype(np.float64)
+    return slope(x, np.broadcast_to(y, counts.shape), counts)
+
+
+def place(total: Int[np.ndarray, "*B"], q: Float[np.ndarray, " Q"]) -> Float[np.ndarray, "*B Q"]:
+    """(n − 1) q: where numpy's linear quantile lies among n sorted values, counted from 0."""
+    return np.round((total[..., None] - 1) * q, DIGITS)
+
+
+def positions(
+    cumulative: Int[np.ndarray, "B N"], rank: Int[np.ndarray, "B Q"]
+) -> Int[np.ndarray, "B Q"]:
+    """Which of the N sorted values stands at each rank, given how often each stands, summed up.
+
+    One search serves all draws: shifted apart, their sums are one sorted array.
+    """
+    num, width = cumulative.shape
+    apart = int(cumulative[:, -1].max(initial=0)) + 1
+    shift = apart * np.arange(num, dtype=np.int64)[:, None]
+    found = np.searchsorted((cumulative + shift).ravel(), (rank + shift).ravel(), side="right")
+    return found.reshape(rank.shape) - width * np.arange(num)[:, None]
+
+
+def weighted_quantile(
+    x: Float[np.ndarray, " N"], counts: Int[np.ndarray, " N"], q: Float[np.ndarray, " Q"]
+) -> Float[np.ndarray, " Q"]:
+    """numpy's linear quantile of x repeated by the counts, without repeating it."""
+    order = np.argsort(x, kind="stable")
+    cumulative = np.cumsum(counts[order])[None]
+    at = place(cumulative[:, -1], q)
+    low = np.floor(at).astype(np.int64)
+    below = x[order][positions(cumulative, low)][0]
+    above = x[order][positions(cumulative, np.ceil(at).astype(np.int64))][0]
+    return below + (above - below) * (at - low)[0]
+
+
+def tail_starts(
+    tie: Int[np.ndarray, " N"], cumulative: Int[np.ndarray, "B N"], q: Float[np.ndarray, " Q"]
+) -> Int[np.ndarray, "B Q"]:
+    """Of N sorted values, the place from which on they are ≥ the q-quantile of each draw.
+
+    The quantile lies above its lower neighbour unless it is that neighbour, so the tail begins at
+    rank ⌈(n − 1) q⌉, or at the first of its equals: ``tie`` names that place for every value.
+    """
+    rank = np.ceil(place(cumulative[:, -1], q)).astype(np.int64)
+    return tie[positions(cumulative, rank)]
+
+
+def draws(
+    generator: np.random.Generator, num: int, resamples: int
+) -> Int[np.ndarray, "resamples num"]:
+    """How often each of ``num`` units stands in each draw of ``num`` with replacement."""
+    return generator.multinomial(num, np.full(num, 1.0 / num), size=resamples)
+
+
+def percentile_interval(x: Float[np.ndarray, "B *rest"]) -> Float[np.ndarray, "2 *rest"]:
+    """Both ends of the middle 95 % of the draws; NaN where no draw is finite."""
+    found = np.full((2, *x.shape[1:]), np.nan)
+    if len(x):
+        some = np.isfinite(x).any(axis=0)
+        ends = [(1 - SHARE) / 2, (1 + SHARE) / 2]
+        found[:, some] = np.nanquantile(x[:, some], ends, axis=0)
+    return found
+
+
+DIGITS = 9
+"""(n − 1)q is rounded to these: in floating point 100 · .55 is 55.00000000000001, not 55."""
+
+
+SHARE = 0.95

@@ -1,0 +1,1 @@
+"""The commands ``segcredit study`` and ``segcredit analyze``."""

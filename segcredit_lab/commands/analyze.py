@@ -1,0 +1,163 @@
+"""``segcredit analyze``: what runs have recorded, as figures and numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcredit.commands.output import complain
+from segcredit.commands.train import TrustRun
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from segcredit.runlog import Run
+    from segcredit_lab.analysis import Analysed, Analysis
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit analyze runs/demo-20261115-101500  [dim]# into its folder analysis/[/dim]
+
+segcredit analyze runs/sapo-* runs/ppo-* -o compared  [dim]# seeds of one recipe are averaged[/dim]
+
+segcredit analyze runs/demo-20261115-101500 --only lift --only lift_probe --probe
+"""
+
+
+def analyze(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, as segcredit train writes them.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the figures; RUN/analysis if not given."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            help="lift, lift_probe, ratio_bias, segments, within, value_loss, entropy or length. "
+            "Repeat it for several.",
+            metavar="NAME",
+        ),
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Lift by a value probe on the last checkpoint as well."),
+    ] = False,
+    trust_run: TrustRun = False,
+    threshold: Annotated[
+        float, typer.Option("--threshold", "-d", help="Quantile from which ΔV is large.")
+    ] = 0.9,
+    resamples: Annotated[
+        int, typer.Option("--resamples", "-B", help="Draws of each bootstrap.", min=1)
+    ] = 1000,
+    window: Annotated[
+        int, typer.Option("--window", help="Steps averaged into a smooth curve.", min=1)
+    ] = 5,
+    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.", min=0)] = 0,
+) -> None:
+    """Lift, ratio bias, segments, variance within them; value loss, entropy and length of runs."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from segcredit.runlog import read_run
+    from segcredit_lab.analysis import Settings, analyse
+
+    console = Console()
+    try:
+        found_runs = [read_run(path) for path in runs]
+        names = only or []
+        settings = Settings(
+            threshold=threshold,
+            resamples=resamples,
+            window=window,
+            seed=seed,
+            probe=probe or "lift_probe" in names,
+            trust_run=trust_run,
+        )
+        if settings.probe:
+            from segcredit.commands.output import quiet_libraries
+
+            quiet_libraries()
+        with console.status("reading…") as status:
+
+            def watch(what: str) -> None:
+                status.update(Text(f"{what}…"))  # names are no markup
+
+            found = analyse(found_runs, settings, names, watch)
+            folders = _write(found, found_runs, output, watch)
+    except (ValueError, OSError) as error:
+        complain(error)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    _show(console, found, folders)
+    if not found.done:
+        complain("nothing could be analysed.")
+        raise typer.Exit(2)
+
+
+def _write(
+    found: "Analysed", runs: "list[Run]", output: Path | None, watch: Callable[[str], None]
+) -> list[Path]:
+    """Files of every analysis; into which folders."""
+    from segcredit_lab.analysis import write
+    from segcredit_lab.analysis.analyses import run_names
+
+    own = dict(zip(run_names(runs), _folders(runs, output), strict=True))
+    together = runs[0].path / "analysis" if output is None else output
+    folders = []
+    for analysis in found.done:
+        watch(f"drawing {analysis.title}")
+        folder = together if analysis.compares else own[analysis.runs[0]]
+        write(analysis, folder)
+        folders.append(folder)
+    return list(dict.fromkeys(folders))
+
+
+def _folders(runs: "list[Run]", output: Path | None) -> list[Path]:
+    """Each run's own: in the run, or in the output, there by name if runs are several."""
+    if output is None:
+        return [run.path / "analysis" for run in runs]
+    if len(runs) == 1:
+        return [output]
+    folders: list[Path] = []
+    for run in runs:
+        name, number = run.path.name, 1
+        while output / name in folders:
+            number += 1
+            name = f"{run.path.name}-{number}"
+        folders.append(output / name)
+    return folders
+
+
+def _show(console: "Console", found: "Analysed", folders: list[Path]) -> None:
+    for analysis in found.done:
+        _show_one(console, analysis)
+    for skipped in found.skipped:
+        console.print(
+            f"no {skipped.name} of {skipped.run}: {skipped.reason}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    for folder in folders:
+        console.print(f"figures  {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_one(console: "Console", analysis: "Analysis") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(analysis.heading), title_justify="left")  # names are no markup
+    for number, name in enumerate(analysis.table.columns):
+        table.add_column(Text(name), justify="right" if number else "left")
+    for row in analysis.table.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    console.print(analysis.note, style="dim", markup=False, highlight=False)
+    console.print()

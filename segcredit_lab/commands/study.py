@@ -1,0 +1,250 @@
+"""``segcredit study``: a table or figure of the paper, or one of ours, by one command."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcredit.commands.output import complain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from segcredit_lab.study import Plan, Store
+    from segcredit_lab.study.execute import States
+
+EPILOG = """\
+[bold]Examples[/bold]
+
+segcredit study --list  [dim]# studies, their arms, and what is done[/dim]
+
+segcredit study table1 --scale smoke  [dim]# does it work? Seconds, and it says nothing[/dim]
+
+segcredit study table1 table2 --scale mini --jobs 4  [dim]# four runs at a time[/dim]
+
+segcredit study table1 --scale mini --no-run  [dim]# tables so far, while it runs elsewhere[/dim]
+
+segcredit study mine.yaml --scale mini --only ppo --set optimizer.lr=1e-4
+"""
+ALL = "all"
+
+
+def study(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Studies by name, all, or YAML files.", metavar="[NAME]…"),
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", help="smoke, mini or paper.")] = "smoke",
+    folder: Annotated[
+        Path, typer.Option("--folder", "-o", help="For runs and results of all studies.")
+    ] = Path("studies"),
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", help="Parallel runs, spread over the visible GPUs.", min=1),
+    ] = 1,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="0,1,2 instead of the study's own.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="This arm, and the reference. Repeat it.", metavar="ARM"),
+    ] = None,
+    optional: Annotated[
+        bool, typer.Option("--all", help="Optional arms, too (--list shows which those are).")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of every run. Repeat it.", metavar="KEY=VALUE"),
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune/--no-tune", help="Tune learning rates, or take the recipes'.")
+    ] = True,
+    listed: Annotated[bool, typer.Option("--list", help="Show what there is and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run and stop.")
+    ] = False,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Or train nothing: tables of what is there.")
+    ] = True,
+) -> None:
+    """Run what is missing of a study, then write its tables and figures."""
+    from rich.console import Console
+
+    from segcredit_lab.study import Options, Plan, Store, load_study, shipped_studies
+    from segcredit_lab.study.definition import scale_of
+    from segcredit_lab.study.execute import recorded
+
+    if not names and not listed:
+        raise typer.BadParameter("which study? Try: segcredit study --list")
+    console = Console()
+    try:
+        chosen = [*shipped_studies()] if not names or names == [ALL] else names
+        chosen_arms = tuple(only or ())
+        if chosen_arms and optional:
+            raise ValueError("--only chooses arms and --all takes every one: give one of the two.")
+        options = Options(_seeds(seeds), chosen_arms, tuple(settings or ()), tune, optional)
+        store = Store(folder / "runs")
+        found = scale_of(scale)
+        if listed:
+            _list(console, chosen, scale, options, store)
+            return
+        plans = [Plan(load_study(name), found, options, store) for name in chosen]
+        if dry_run:
+            _dry_run(console, plans, store)
+            return
+        states = _execute(console, plans, store, folder, jobs) if run else recorded(plans, store)
+        _write(console, plans, states, folder)
+    except (ValueError, OSError) as error:
+        complain(error)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("Stopped.")
+        raise typer.Exit(130) from None
+    if run:
+        _end(console, states)
+
+
+def _seeds(text: str | None) -> tuple[int, ...]:
+    try:
+        found = tuple(int(x) for x in text.split(",")) if text is not None else ()
+    except ValueError:
+        found = (-1,)
+    if any(seed < 0 for seed in found) or len({*found}) < len(found):
+        raise ValueError(f"--seeds takes different whole numbers, as in 0,1,2; got {text!r}.")
+    return found
+
+
+def _execute(
+    console: "Console", plans: "list[Plan]", store: "Store", folder: Path, jobs: int
+) -> "States":
+    from segcredit_lab.study.execute import execute, watcher
+
+    with watcher(console) as watch:
+        return execute(plans, store, jobs, folder / "logs", watch)
+
+
+def _write(console: "Console", plans: "list[Plan]", states: "States", folder: Path) -> None:
+    from segcredit.commands.output import quiet_libraries
+    from segcredit_lab.study.summary import summarise
+    from segcredit_lab.study.tables import write_study
+
+    quiet_libraries()  # a probe loads a model
+    for plan in plans:
+        place = folder / f"{plan.study.name}-{plan.scale.name}"
+        summary = summarise(plan, states.failed)
+        with console.status(f"{plan.study.name}: tables and figures…"):
+            lacking = write_study(summary, place)
+        _show(console, plan, summary)
+        for reason in lacking:
+            console.print(reason, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"written  {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(console: "Console", plan: "Plan", summary: object) -> None:
+    """The table of results, without what only a wider page has room for."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from segcredit_lab.study.summary import Summary
+    from segcredit_lab.study.tables import results_table
+
+    assert isinstance(summary, Summary)
+    found = results_table(summary)
+    table = Table(title=Text(plan.study.title), title_justify="left")
+    shown = [place for place in range(8) if found.columns[place] != "start"]
+    for place in shown:
+        name = "−" if found.columns[place].startswith("−") else found.columns[place]
+        table.add_column(name, justify="right" if place else "left")
+    for row in found.rows:
+        table.add_row(*(Text(row[place]) for place in shown))
+    table.caption = Text(f"−: compared with {plan.study.label(plan.study.reference)}")
+    console.print(table)
+
+
+def _end(console: "Console", states: "States") -> None:
+    from segcredit_lab.study.execute import said_of
+
+    failed: dict[str, list[str]] = {}
+    for state in states.runs.values():
+        if state.status == "failed":
+            failed.setdefault(said_of(state), []).append(state.planned.name)
+    for said, names in failed.items():
+        complain(f"{', '.join(names)}: {said}")
+    if states.stopping:
+        console.print("Stopped; the same command goes on.")
+        raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _list(
+    console: "Console", names: list[str], scale: str, options: object, store: "Store"
+) -> None:
+    """Studies, their arms, and how much of them is done."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from segcredit_lab.study import Options, Plan, load_study
+    from segcredit_lab.study.definition import scale_of
+
+    assert isinstance(options, Options)
+    table = Table(title=f"Studies, scale {scale}", title_justify="left")
+    for name, justify in (
+        ("study", "left"),
+        ("arms", "left"),
+        ("runs", "right"),
+        ("done", "right"),
+    ):
+        table.add_column(name, justify="right" if justify == "right" else "left")
+    wanted: dict[str, bool] = {}
+    for name in names:
+        study = load_study(name)
+        arms = ", ".join(
+            f"{arm} (optional)" if study.arms[arm].optional else arm for arm in study.arms
+        )
+        try:
+            plan = Plan(study, scale_of(scale), options, store)
+            runs = {run.digest: store.finished(run) for run in plan.planned(guess=True)}
+            wanted |= runs
+            counts = (str(len(runs)), str(sum(runs.values())))
+        except ValueError as error:
+            arms, counts = f"{arms}\n{error}", ("–", "–")
+        table.add_row(Text(study.name), Text(f"{study.title}\n{arms}"), *counts, end_section=True)
+    if len(names) > 1:
+        table.caption = f"{len(wanted)} runs in all, {sum(wanted.values())} done; shared ones once"
+        table.caption_justify = "left"
+    console.print(table)
+
+
+def _dry_run(console: "Console", plans: "list[Plan]", store: "Store") -> None:
+    """The recipe of every run that is known, as changes of nothing, and how to run it by hand."""
+    import yaml
+
+    said = set()
+    for plan in plans:
+        for run in plan.planned():
+            if run.digest in said:
+                continue
+            said.add(run.digest)
+            folder = store.folder(run)
+            done = "done" if store.finished(run) else "to run"
+            lines = [
+                f"# {plan.study.name}: {run.name} ({done})",
+                f"# segcredit train {run.name}.yaml --folder {shlex.quote(str(folder))}",
+                yaml.safe_dump(
+                    store.recipe(run).as_dict(), sort_keys=False, allow_unicode=True
+                ).rstrip(),
+                "---",
+            ]
+            for line in lines:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        waiting = [arm for arm in plan.arms if plan.rate(arm) is None]
+        if waiting:
+            console.print(
+                f"# {plan.study.name}: {len(waiting) * len(plan.seeds)} runs of "
+                f"{', '.join(waiting)} follow when learning rates are tuned",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )

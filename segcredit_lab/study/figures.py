@@ -1,0 +1,376 @@
+"""How a study's own figures look, in the style of the analyses."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segcredit.printable import number_text
+from segcredit.runlog import read_run
+from segcredit_lab.analysis import Analysis, Settings, write
+from segcredit_lab.analysis.compare import COMPARISONS, Curve, Group, curve_of, t_interval
+from segcredit_lab.analysis.drawing import COLOURS, INK, REFERENCE, band, draw_compared, line_of
+from segcredit_lab.analysis.lift import SHOWN
+from segcredit_lab.analysis.reading import (
+    CannotAnalyseError,
+    Table,
+    interval_text,
+    plain,
+)
+from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
+
+MANY = 5
+"""Curves beyond which single runs and bands would hide the means."""
+Lifts = dict[str, dict[str, tuple[np.ndarray, np.ndarray, int]]]
+"""Arm → stage of training → Lift(q), its interval over seeds, how many they are."""
+
+
+def draw_curves(curves: list[Curve], label: str, window: int, figure: Any) -> None:
+    """Means; bands and single runs where there are few; what is below 0 is shown."""
+    shown = curves if len(curves) <= MANY else [_mean_alone(curve) for curve in curves]
+    draw_compared(shown, label, window, figure)
+    lowest = min(float(np.nanmin([*x.each.ravel(), *x.mean, 0.0])) for x in shown)
+    if lowest < 0:
+        figure.axes[0].set_ylim(bottom=1.05 * lowest)
+
+
+def _mean_alone(curve: Curve) -> Curve:
+    return replace(curve, each=curve.each[:0], interval=np.full_like(curve.interval, np.nan))
+
+
+def draw_differences(
+    rows: list[tuple[str, Estimate, Estimate]], reference: str, measure: str, figure: Any
+) -> None:
+    """A forest plot: a point and its interval per arm, left of 0 where the reference is better."""
+    axis = figure.subplots()
+    for place, (_, area, final) in enumerate(rows):
+        for shift, found, colour, marker in (
+            (-0.14, area, COLOURS[0], "o"),
+            (0.14, final, COLOURS[1], "D"),
+        ):
+            at = place + shift
+            axis.plot([found.low, found.high], [at, at], color=colour, linewidth=1.6)
+            axis.plot(found.mean, at, marker, color=colour, markersize=5)
+    axis.axvline(0.0, **REFERENCE)
+    axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(False, axis="y")
+    # two lines: a reference may have a long name
+    unit = "points of" if measure == "accuracy" else "100 ×"
+    axis.set_xlabel(f"{unit} held-out {measure} above\n{reference}, 95 % interval over seeds")
+    for colour, marker, label in (
+        (COLOURS[0], "o", "mean over the curve"),
+        (COLOURS[1], "D", "final"),
+    ):
+        axis.plot([], [], marker, color=colour, linestyle="-", label=label)
+    figure.legend(loc="outside lower left", ncols=2)
+
+
+def draw_sweep(
+    x: list[float],
+    area: list[Estimate],
+    final: list[Estimate],
+    paper: dict[str, list[float]],
+    label: str,
+    measure: str,
+    figure: Any,
+) -> None:
+    """Both measures with their bands; the paper's numbers, of another task, as a thin line."""
+    axis = figure.subplots()
+    for colour, marker, name, found in (
+        (COLOURS[0], "o", "mean over the curve", area),
+        (COLOURS[1], "D", "final", final),
+    ):
+        ends = np.array([[e.low for e in found], [e.high for e in found]])
+        band(axis, x, ends, colour)
+        axis.plot(x, [e.mean for e in found], color=colour, marker=marker, ms=4, label=name)
+    for name, numbers in paper.items():
+        thin = {"color": INK, "linewidth": 1.0, "linestyle": ":", "marker": ".", "alpha": 0.7}
+        axis.plot(x, numbers, label=f"paper: {name} (another task)", **thin)
+    axis.set_xlabel(label)
+    axis.set_ylabel(measure)
+    figure.legend(loc="outside lower left", ncols=3)
+
+
+def draw_lift_over_seeds(
+    quantiles: np.ndarray,
+    over: Lifts,
+    figure: Any,
+) -> None:
+    """One panel per arm, one line per stage of training, bands over seeds."""
+    panels = figure.subplots(1, len(over), sharey=True, squeeze=False)[0]
+    for axis, (label, stages) in zip(panels, over.items(), strict=True):
+        for number, (stage, (mean, ends, _)) in enumerate(stages.items()):
+            line = line_of(number)
+            band(axis, quantiles, ends, line["color"])
+            axis.plot(quantiles, mean, marker=".", label=stage, **line)
+        axis.axhline(1.0, label="no association", **REFERENCE)
+        axis.axvline(0.7, color=INK, linewidth=1.0, linestyle=":", label="k = 30 %")
+        axis.set_title(label)
+        axis.set_xlabel("entropy quantile q")
+    panels[0].set_ylabel("Lift")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=5)
+
+
+METRICS: dict[str, tuple[str, str, str]] = {
+    **{x.name: (x.key, x.title, x.label) for x in COMPARISONS},
+    "explained_variance": (
+        "explained_variance",
+        "Explained variance of the critic",
+        "1 − Var(r − V) / Var(r)",
+    ),
+    "clip_fraction": ("clip_fraction", "Clipped", "share of tokens that the clip stops"),
+}
+SIZE = (6.4, 3.9)
+WINDOW = 5
+"""Steps that are averaged into a smooth curve."""
+
+
+def figures(summary: Summary, watch: Callable[[str], None]) -> tuple[list[Analysis], list[str]]:
+    """Those that the study asks for and its runs allow; and why not, for the others."""
+    made, lacking = [], []
+    makers: dict[str, Callable[[Summary], Analysis]] = {
+        "curves": learning_curves,
+        "differences": differences,
+        "sweep": sweep,
+        "lift": lift,
+        **{name: partial(metric, name) for name in METRICS},
+    }
+    for name in summary.study.figures:
+        watch(name)
+        try:
+            made.append(makers[name](summary))
+        except CannotAnalyseError as error:
+            lacking.append(f"no figure {name}: {error}")
+    return made, lacking
+
+
+def learning_curves(summary: Summary) -> Analysis:
+    """Held-out accuracy against the step, with bands over seeds."""
+    curves = [_accuracy(arm) for arm in _done(summary)]
+    return _figure(
+        "curves",
+        f"{summary.study.title}: held-out {summary.measure}",
+        summary,
+        {"curves": [_numbers(curve) for curve in curves]},
+        partial(draw_curves, curves, summary.scale_of_measure, 1),
+        SIZE,
+    )
+
+
+def differences(summary: Summary) -> Analysis:
+    """Every arm's difference to the reference, of both measures."""
+    others = [arm for arm in _done(summary) if arm.name != summary.study.reference]
+    if not others or not summary.reference.runs:
+        raise CannotAnalyseError("there are no two arms with finished runs to compare.")
+    rows: list[tuple[str, Estimate, Estimate]] = [
+        (
+            arm.label,
+            arm.against(summary.reference, lambda run: 100 * run.area),
+            arm.against(summary.reference, lambda run: 100 * run.final),
+        )
+        for arm in others
+    ]
+    return _figure(
+        "differences",
+        f"{summary.study.title}: differences, paired by seed",
+        summary,
+        {"differences": {label: [vars(area), vars(final)] for label, area, final in rows}},
+        partial(draw_differences, rows, summary.reference.label, summary.measure),
+        (6.8, 1.5 + 0.45 * len(rows)),
+    )
+
+
+def sweep(summary: Summary) -> Analysis:
+    """Both measures against where the arms stand on the axis, and the paper's numbers."""
+    arms = [arm for arm in _done(summary) if summary.study.arms[arm.name].at is not None]
+    if not arms:
+        raise CannotAnalyseError("no arm of the sweep has a finished run.")
+    at = {arm.name: float(summary.study.arms[arm.name].at or 0.0) for arm in arms}
+    arms.sort(key=lambda arm: at[arm.name])
+    x = [at[arm.name] for arm in arms]
+    area = [arm.of(lambda run: 100 * run.area) for arm in arms]
+    final = [arm.of(lambda run: 100 * run.final) for arm in arms]
+    published = summary.study.published
+    paper = {
+        name: [numbers.get(arm.name, np.nan) for arm in arms]
+        for name, numbers in (published.columns if published else {}).items()
+    }
+    return _figure(
+        "sweep",
+        summary.study.title,
+        summary,
+        {"at": x, "area": [vars(e) for e in area], "final": [vars(e) for e in final]},
+        partial(draw_sweep, x, area, final, paper, summary.study.axis, summary.scale_of_measure),
+        SIZE,
+    )
+
+
+def metric(name: str, summary: Summary) -> Analysis:
+    """One of the runs' metrics against the step."""
+    key, title, label = METRICS[name]
+    found = []
+    for arm in _done(summary):
+        group = Group(arm.label, tuple(read_run(folder) for folder in arm.folders.values()))
+        found.append(curve_of(group, key, WINDOW))
+    curves = [curve for curve in found if curve is not None]
+    if not curves:
+        raise CannotAnalyseError(f"no run has recorded {key}.")
+    return _figure(
+        name,
+        f"{summary.study.title}: {title.lower()}" if title not in summary.study.title else title,
+        summary,
+        {"metric": key, "window": WINDOW, "curves": [_numbers(curve) for curve in curves]},
+        partial(draw_curves, curves, label, WINDOW),
+        SIZE,
+    )
+
+
+def lift(summary: Summary) -> Analysis:
+    """Lift of every run, averaged over seeds: by its critic, or by a probe (``_lift_of``)."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    reasons = []
+    for arm in _done(summary):
+        for folder in arm.folders.values():
+            try:
+                measured = _lift_of(folder)
+            except CannotAnalyseError as error:
+                reasons.append(f"{folder.name}: {str(error).rstrip('.')}")
+            else:
+                found.setdefault(arm.label, []).append(measured)
+    if not found:
+        raise CannotAnalyseError("; ".join(reasons[:3]) or "no run is finished.")
+    threshold = f"{Settings().threshold:g}"
+    quantiles = np.array(next(iter(found.values()))[0]["quantiles"])
+    over: Lifts = {}
+    for label, runs in found.items():
+        stages = dict.fromkeys(stage for run in runs for stage in run["by_threshold"][threshold])
+        for stage in stages:
+            each = [run["by_threshold"][threshold].get(stage) for run in runs]
+            rows = np.array([x["lift"] for x in each if x is not None], dtype=np.float64)
+            over.setdefault(label, {})[stage] = (*t_interval(rows), len(rows))
+    r_squared = {label: [run["r_squared"] for run in runs] for label, runs in found.items()}
+    by = {label: runs[0]["by"] for label, runs in found.items()}
+    numbers = {
+        "quantiles": quantiles,
+        "threshold": threshold,
+        "by": by,
+        "r_squared": r_squared,
+        "lift": {
+            label: {
+                stage: {"mean": mean, "low": ends[0], "high": ends[1], "seeds": num}
+                for stage, (mean, ends, num) in stages.items()
+            }
+            for label, stages in over.items()
+        },
+        "left_out": reasons,
+    }
+    drawn = _figure(
+        "lift",
+        summary.study.title,
+        summary,
+        numbers,
+        partial(draw_lift_over_seeds, quantiles, over),
+        (4.4 * len(over) + 0.6, 3.9),
+    )
+    return replace(drawn, table=_lift_table(quantiles, over, r_squared, by))
+
+
+def _lift_table(
+    quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[float]], by: dict[str, str]
+) -> Table:
+    """Lift at the quantiles one asks for first, whose V it is, and how well that predicts rewards.
+
+    A critic's R² is of the responses as they were drawn, a probe's of prompts it was not fitted on.
+    """
+    places = [int(np.argmin(np.abs(quantiles - q))) for q in SHOWN]
+    rows = []
+    for label, stages in over.items():
+        for stage, (mean, ends, num) in stages.items():
+            cells = [
+                f"{number_text(mean[at], '.2f')} ({interval_text(ends[:, at])})" for at in places
+            ]
+            fit = number_text(float(np.nanmean(r_squared[label])), ".2f")
+            rows.append((f"{label}, {stage}", str(num), by[label], fit, *cells))
+    columns = ("", "seeds", "V", "R² of V", *(f"Lift, q = {q:g}" for q in SHOWN))
+    return Table(columns, tuple(rows))
+
+
+def _lift_of(folder: Path) -> dict[str, Any]:
+    """One run's Lift, and how much of the rewards' variance its V explains; measured once.
+
+    V is the critic's where that learns at every token, else a probe's.
+    """
+    place, settings = folder / "analysis", Settings(probe=True)
+    for name, part in (("lift", "critic"), ("lift_probe", "probe")):
+        kept = place / f"{name}.json"
+        if kept.is_file():
+            numbers: dict[str, Any] = json.loads(kept.read_bytes())["numbers"]
+            whole = numbers.get("resamples") == settings.resamples
+            if part in numbers and whole and numbers[part].get("at_every_token", True):
+                fit = numbers[part]["r_squared"]
+                return {**numbers, "by": part, "r_squared": float("nan") if fit is None else fit}
+    from segcredit_lab.analysis.lift import learns_everywhere, lift_of_critic
+    from segcredit_lab.analysis.probe import lift_of_probe
+    from segcredit_lab.analysis.reading import read_steps
+
+    run = read_run(folder)
+    steps = read_steps(run, settings)
+    by = lift_of_critic if learns_everywhere(run, steps) else lift_of_probe
+    write(by(run, folder.name, steps, settings), place)
+    return _lift_of(folder)
+
+
+def _done(summary: Summary) -> list[ArmSummary]:
+    done = list(summary.done)
+    if not done:
+        raise CannotAnalyseError("no run is finished.")
+    return done
+
+
+def _accuracy(arm: ArmSummary) -> Curve:
+    shared = sorted(set.intersection(*({*run.steps} for run in arm.runs.values())))
+    each = 100 * np.array(
+        [[run.accuracy[run.steps.index(step)] for step in shared] for run in arm.runs.values()],
+        dtype=np.float64,
+    )
+    mean, interval = t_interval(each)
+    names = tuple(folder.name for folder in arm.folders.values())
+    return Curve(arm.label, names, np.array(shared, dtype=np.float64), each, mean, interval)
+
+
+def _numbers(curve: Curve) -> dict[str, Any]:
+    return {
+        "label": curve.label,
+        "step": curve.step,
+        "each": curve.each,
+        "mean": curve.mean,
+        "low": curve.interval[0],
+        "high": curve.interval[1],
+    }
+
+
+def _figure(
+    name: str,
+    title: str,
+    summary: Summary,
+    numbers: dict[str, Any],
+    draw: Callable[[Any], None],
+    size: tuple[float, float],
+) -> Analysis:
+    return Analysis(
+        name=name,
+        title=title,
+        runs=(summary.study.name, summary.scale),
+        numbers=plain(numbers),
+        table=Table((), ()),
+        note=summary.study.note,
+        draw=draw,
+        size=size,
+        compares=True,
+    )

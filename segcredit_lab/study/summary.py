@@ -1,0 +1,157 @@
+"""What a study reads off a run: its held-out curve, and what it cost."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from segcredit_lab.analysis.compare import t_interval
+from segcredit_lab.study.definition import Study
+from segcredit_lab.study.measure import Measured, read_measured
+from segcredit_lab.study.plan import Plan, Tuned
+from segcredit_lab.study.recipes import pretrains
+from segcredit_lab.study.store import Planned
+
+EQUAL = 0.05
+"""Budgets count as equal within this share."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval by Student's t; NaN where there is none."""
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Of some seeds; what is not finite is left out."""
+    known = [x for x in values if math.isfinite(x)]
+    if not known:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    mean, ends = t_interval(np.array(known, dtype=np.float64)[:, None])
+    return Estimate(float(mean[0]), float(ends[0, 0]), float(ends[1, 0]), len(known))
+
+
+def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Estimate:
+    """The difference to the reference, over the seeds that both have."""
+    return estimate([values[seed] - reference[seed] for seed in values if seed in reference])
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One arm: its finished runs by seed."""
+
+    name: str
+    label: str
+    tuned: Tuned | None
+    """None: its learning rate is not known (yet)."""
+    runs: dict[int, Measured]
+    folders: dict[int, Path]
+    missing: tuple[int, ...]
+    """Seeds whose run is not done."""
+
+    def of(self, read: Callable[[Measured], float]) -> Estimate:
+        """A number of the runs, over seeds."""
+        return estimate([read(run) for run in self.runs.values()])
+
+    def against(self, other: "ArmSummary", read: Callable[[Measured], float]) -> Estimate:
+        """The same against another arm, seed by seed."""
+        return paired(
+            {seed: read(run) for seed, run in self.runs.items()},
+            {seed: read(run) for seed, run in other.runs.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything that is written about a study."""
+
+    study: Study
+    scale: str
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...]
+    measure_tuned: bool
+    arms: tuple[ArmSummary, ...]
+    failed: dict[str, str]
+    """Name of the run → why."""
+
+    @property
+    def reference(self) -> ArmSummary:
+        return next(arm for arm in self.arms if arm.name == self.study.reference)
+
+    @property
+    def measure(self) -> str:
+        """Name of the measure: "accuracy", or "reward" if correctness is not reported."""
+        found = {run.measure for arm in self.arms for run in arm.runs.values()} or {"accuracy"}
+        return " or ".join(sorted(found))
+
+    @property
+    def scale_of_measure(self) -> str:
+        """Axis label; all values are shown multiplied by 100."""
+        if self.measure == "accuracy":
+            return "held-out accuracy (%)"
+        return f"100 × held-out {self.measure}"
+
+    @property
+    def complete(self) -> bool:
+        return not any(arm.missing for arm in self.arms)
+
+    @property
+    def done(self) -> tuple[ArmSummary, ...]:
+        """Arms with at least one finished run."""
+        return tuple(arm for arm in self.arms if arm.runs)
+
+    def budget(self, arm: ArmSummary) -> float:
+        """Sampled tokens, as a multiple of the reference's."""
+        own, its = (x.of(lambda run: run.tokens).mean for x in (arm, self.reference))
+        return own / its if its else math.nan
+
+    def unequal(self) -> list[ArmSummary]:
+        """Arms that sampled more or less than the reference."""
+        return [arm for arm in self.done if not abs(self.budget(arm) - 1) <= EQUAL]
+
+
+def _critic(plan: Plan, run: Planned) -> Path | None:
+    """The run in which its critic was pretrained, if that is another one."""
+    start = run.start
+    return None if start is None or not pretrains(start.whole) else plan.store.folder(start)
+
+
+def summarise(plan: Plan, failed: Mapping[str, str] | None = None) -> Summary:
+    """What the store holds of a study; ``failed``: digests of runs, and why."""
+    failed = failed or {}
+    arms, names = [], {}
+    for run in plan.planned(failed):
+        if run.digest in failed:
+            names[run.name] = failed[run.digest]
+    for arm in plan.arms:
+        tuned = plan.rate(arm, failed)
+        found: dict[int, Planned] = {}
+        if tuned is not None:
+            planned = {seed: plan.run(arm, seed, tuned.rate) for seed in plan.seeds}
+            found = {seed: run for seed, run in planned.items() if plan.store.finished(run)}
+        folders = {seed: plan.store.folder(run) for seed, run in found.items()}
+        arms.append(
+            ArmSummary(
+                arm,
+                plan.study.label(arm),
+                tuned,
+                {seed: read_measured(x, _critic(plan, found[seed])) for seed, x in folders.items()},
+                folders,
+                tuple(seed for seed in plan.seeds if seed not in found),
+            )
+        )
+    return Summary(
+        study=plan.study,
+        scale=plan.scale.name,
+        seeds=plan.seeds,
+        overrides=plan.options.overrides,
+        measure_tuned=plan.tunes,
+        arms=tuple(arms),
+        failed=names,
+    )

@@ -1,0 +1,369 @@
+"""A study's numbers as Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from segcredit.printable import number_text
+from segcredit.runlog.files import write_text_atomically
+from segcredit_lab.analysis import Analysis
+from segcredit_lab.analysis import write as write_figure
+from segcredit_lab.analysis.reading import Table
+from segcredit_lab.study.definition import corrections_of
+from segcredit_lab.study.figures import figures
+from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
+
+DIGITS = 10
+"""Of numbers in CSV."""
+
+
+def results_table(summary: Summary) -> Table:
+    """What was measured, in per cent, with the paper's numbers beside it."""
+    published = summary.study.published
+    paper = published.columns if published else {}
+    reference = summary.reference
+    rows = []
+    for arm in summary.arms:
+        against = arm.name != reference.name
+        rows.append(
+            (
+                arm.label,
+                _rate(arm),
+                f"{len(arm.runs)}",
+                percent_text(arm.of(lambda run: run.accuracy[0]), interval=False),
+                percent_text(arm.of(lambda run: run.area)),
+                percent_text(arm.against(reference, lambda run: run.area), "+") if against else "",
+                percent_text(arm.of(lambda run: run.final)),
+                percent_text(arm.against(reference, lambda run: run.final), "+") if against else "",
+                *(_published(numbers.get(arm.name)) for numbers in paper.values()),
+            )
+        )
+    than = f"− {summary.study.label(summary.study.reference)}"
+    columns = ("", "rate", "seeds", "start", "mean over curve", than, "final", than)
+    return Table((*columns, *(f"paper: {name}" for name in paper)), tuple(rows))
+
+
+def cost_table(summary: Summary) -> Table:
+    """What it took, and how the runs behaved."""
+    rows = []
+    for arm in summary.arms:
+        rows.append(
+            (
+                arm.label,
+                number_text(arm.of(lambda run: run.tokens).mean / 1e6, ".3g"),
+                number_text(summary.budget(arm), ".2f"),
+                number_text(arm.of(lambda run: run.pretraining_tokens).mean / 1e6, ".3g"),
+                number_text(arm.of(lambda run: run.seconds).mean / 60, ".2g"),
+                number_text(100 * arm.of(lambda run: run.clip_fraction).mean, ".2g"),
+                number_text(arm.of(lambda run: run.explained_before).mean, ".2f"),
+                number_text(arm.of(lambda run: run.explained_variance).mean, ".2f"),
+                number_text(arm.of(lambda run: run.segment_length).mean, ".3g"),
+                number_text(arm.of(lambda run: run.entropy).mean, ".2g"),
+                number_text(arm.of(lambda run: run.response_length).mean, ".3g"),
+            )
+        )
+    columns = (
+        *("", "sampled tokens (M)", "× reference", "to pretrain (M)", "minutes"),
+        *(
+            "clipped (%)",
+            "explained variance, pretrained",
+            "explained variance",
+            "tokens per segment",
+        ),
+        *("entropy", "length"),
+    )
+    return Table(columns, tuple(rows))
+
+
+def tuning_table(summary: Summary) -> Table:
+    """Every rate that was tried, and the measure there, in per cent."""
+    rows = []
+    for arm in summary.arms if summary.study.tune == "each" else (summary.reference,):
+        for rate in sorted({*arm.tuned.tried, *arm.tuned.failed}) if arm.tuned else ():
+            assert arm.tuned is not None
+            measured = arm.tuned.tried.get(rate, math.nan)
+            failed = "failed" if rate in arm.tuned.failed else ""
+            chosen = "chosen" if rate == arm.tuned.rate else failed
+            rows.append((arm.label, f"{rate:.3g}", number_text(100 * measured, ".1f"), chosen))
+    return Table(("", "rate", "mean over curve", ""), tuple(rows))
+
+
+def markdown(table: Table) -> str:
+    """A table of Markdown."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---", *("---:" for _ in table.columns[1:])]
+    return "\n".join([line(table.columns), line(rule), *(line(row) for row in table.rows)]) + "\n"
+
+
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": "\\textbackslash{}",
+    "−": "$-$",
+    "±": "$\\pm$",
+    "×": "$\\times$",
+    "λ": "$\\lambda$",
+    "…": "\\dots{}",
+    "–": "--",
+    "=": "$=$",
+}
+
+
+def latex(table: Table) -> str:
+    """A tabular in the manner of booktabs."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(_LATEX.get(x, x) for x in cell) for cell in cells) + r" \\"
+
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+            r"\toprule",
+            line(table.columns),
+            r"\midrule",
+            *(line(row) for row in table.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def arms_csv(summary: Summary) -> str:
+    """One line per arm; no times, so that the same runs give the same bytes."""
+    rows = []
+    for arm in summary.arms:
+        row: dict[str, Any] = {
+            "study": summary.study.name,
+            "scale": summary.scale,
+            "arm": arm.name,
+            "label": arm.label,
+            "learning_rate": arm.tuned.rate if arm.tuned else None,
+            "seeds": " ".join(str(seed) for seed in arm.runs),
+            "corrections": " ".join(x.name for x in corrections_of(summary.study.name, arm.name)),
+            "start": arm.of(lambda run: run.accuracy[0]).mean,
+        }
+        for name in ("area", "final"):
+            row |= _columns(name, arm.of(attrgetter(name)))
+            against = arm.against(summary.reference, attrgetter(name))
+            row |= _columns(f"{name}_difference", against)
+        row |= {"sampled_tokens": arm.of(lambda run: run.tokens).mean}
+        row |= {"tokens_of_reference": summary.budget(arm)}
+        row |= {"pretraining_tokens": arm.of(lambda run: run.pretraining_tokens).mean}
+        for name in _RECORDED:
+            row[name] = arm.of(attrgetter(name)).mean
+        for column, numbers in (
+            summary.study.published.columns if summary.study.published else {}
+        ).items():
+            row[f"paper: {column}"] = numbers.get(arm.name)
+        rows.append(row)
+    return _csv(rows)
+
+
+_RECORDED = (
+    *("clip_fraction", "explained_before", "explained_variance"),
+    *("segment_length", "entropy", "response_length"),
+)
+
+
+def runs_csv(summary: Summary) -> str:
+    """One line per run."""
+    return _csv(
+        [
+            {
+                "arm": arm.name,
+                "seed": seed,
+                "learning_rate": arm.tuned.rate if arm.tuned else None,
+                "start": run.accuracy[0],
+                "area": run.area,
+                "final": run.final,
+                "sampled_tokens": run.tokens,
+                "pretraining_tokens": run.pretraining_tokens,
+                **{name: getattr(run, name) for name in _RECORDED},
+                "run": arm.folders[seed].name,
+            }
+            for arm in summary.arms
+            for seed, run in arm.runs.items()
+        ]
+    )
+
+
+def curves_csv(summary: Summary) -> str:
+    """One line per evaluation."""
+    return _csv(
+        [
+            {"arm": arm.name, "seed": seed, "step": step, summary.measure: value}
+            for arm in summary.arms
+            for seed, run in arm.runs.items()
+            for step, value in zip(run.steps, run.accuracy, strict=True)
+        ]
+    )
+
+
+def times_csv(summary: Summary) -> str:
+    """Seconds of optimisation, which no two machines share."""
+    return _csv(
+        [
+            {"arm": arm.name, "seed": seed, "seconds": run.seconds}
+            for arm in summary.arms
+            for seed, run in arm.runs.items()
+        ]
+    )
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    file = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: _cell(x) for key, x in row.items()})
+    return file.getvalue()
+
+
+def _cell(x: Any) -> Any:
+    if isinstance(x, float):
+        return f"{x:.{DIGITS}g}" if math.isfinite(x) else ""
+    return "" if x is None else x
+
+
+def _columns(name: str, found: Estimate) -> dict[str, float]:
+    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def percent_text(found: Estimate, sign: str = "", interval: bool = True) -> str:
+    """12.3 (10.1 … 14.5), of shares; a dash where there is nothing."""
+    form = f"{sign}.1f"
+    mean = number_text(100 * found.mean, form)
+    if not interval or not math.isfinite(found.low):
+        return mean
+    low, high = (number_text(100 * x, form) for x in (found.low, found.high))
+    return f"{mean} ({low} … {high})"
+
+
+def _rate(arm: ArmSummary) -> str:
+    if arm.tuned is None:
+        return "–"
+    return f"{arm.tuned.rate:.3g}" + (" (edge)" if arm.tuned.at_edge else "")
+
+
+def _published(x: float | None) -> str:
+    return "–" if x is None else number_text(x, ".1f")
+
+
+MEASURE = (
+    "Measured is held-out accuracy of sampled responses: its mean over the curve (the area under "
+    "it by trapezoids, divided by the steps), and its last value. Numbers are per cent; in "
+    "brackets the 95 % interval by Student's t over seeds. Differences are paired by seed: every "
+    "arm begins from the same warm start of its seed."
+)
+
+
+def _measure_text(summary: Summary) -> str:
+    if summary.measure == "accuracy":
+        return MEASURE
+    return MEASURE.replace(
+        "held-out accuracy of sampled responses",
+        f"held-out {summary.measure} of sampled responses (the reward does not report "
+        f"correctness, so there is no accuracy)",
+    ).replace("Numbers are per cent", "Numbers are multiplied by 100")
+
+
+def write_study(
+    summary: Summary, folder: Path, watch: Callable[[str], None] = lambda what: None
+) -> list[str]:
+    """All tables, curves and figures; returned is what could not be drawn, and why."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made, lacking = figures(summary, watch)
+    for figure in made:
+        write_figure(figure, folder)
+    texts = {
+        "study.csv": arms_csv(summary),
+        "runs.csv": runs_csv(summary),
+        "curves.csv": curves_csv(summary),
+        "times.csv": times_csv(summary),
+        "study.tex": _tex(summary),
+        "study.md": _page(summary, made, lacking),
+    }
+    for name, text in texts.items():
+        write_text_atomically(folder / name, text)
+    return lacking
+
+
+def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
+    study = summary.study
+    seeds = ", ".join(map(str, summary.seeds))
+    parts = [
+        f"# {study.title}",
+        f"{study.asks} Scale {summary.scale}, seeds {seeds}.",
+        *([f"Settings of all runs: {', '.join(summary.overrides)}."] if summary.overrides else []),
+        *_incomplete(summary),
+        markdown(results_table(summary)),
+        " ".join([_measure_text(summary), *_tuning_text(summary)]),
+        *([study.note] if study.note else []),
+        *([f"The paper's numbers: {study.published.source}."] if study.published else []),
+        "## Cost and behaviour",
+        markdown(cost_table(summary)),
+        _budget(summary),
+    ]
+    if summary.measure_tuned:
+        parts += ["## Learning rates", markdown(tuning_table(summary))]
+    if drawn or lacking:
+        parts += ["## Figures", *lacking]
+    for figure in drawn:
+        parts.append(f"![{figure.title}]({figure.name}.png)")
+        if figure.table.rows:
+            parts.append(markdown(figure.table))
+        if left_out := figure.numbers.get("left_out"):
+            parts.append(f"Without {'; '.join(left_out)}.")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _incomplete(summary: Summary) -> list[str]:
+    """What a reader must know before the numbers."""
+    parts = []
+    missing = sum(len(arm.missing) for arm in summary.arms)
+    if missing:
+        total = len(summary.arms) * len(summary.seeds)
+        parts.append(f"**Incomplete: {missing} of {total} runs are not there.**")
+    if summary.failed:
+        lines = [f"- {name}: {' '.join(why.split())}" for name, why in summary.failed.items()]
+        parts.append("\n".join(["Failed:", "", *lines]))
+    return parts
+
+
+def _tuning_text(summary: Summary) -> list[str]:
+    if not summary.measure_tuned:
+        return ["Learning rates are the recipes'."]
+    whose = (
+        "Each arm's learning rate was tuned with the same budget, on other seeds"
+        if summary.study.tune == "each"
+        else f"All arms have the learning rate that was tuned for "
+        f"{summary.study.label(summary.study.reference)}, on other seeds"
+    )
+    edge = any(arm.tuned is not None and arm.tuned.at_edge for arm in summary.arms)
+    return [f"{whose}.", *(["(edge): the best rate was the last that was tried."] if edge else [])]
+
+
+def _budget(summary: Summary) -> str:
+    unequal = summary.unequal()
+    text = (
+        "Sampled tokens are those of optimisation, continuations included; what was drawn to "
+        "pretrain the critic, once per seed for all arms that begin from it, stands beside them. "
+        "Minutes are of optimisation, as long as the machine took with whatever else ran on it."
+    )
+    if not unequal:
+        return f"{text} Budgets of optimisation are equal within 5 %."
+    names = ", ".join(f"{arm.label} ({summary.budget(arm):.2f} ×)" for arm in unequal)
+    return f"{text} **Budgets of optimisation are not equal** within 5 %: {names}."
+
+
+def _tex(summary: Summary) -> str:
+    head = f"% {summary.study.title}; scale {summary.scale}. Needs booktabs.\n"
+    return head + latex(results_table(summary)) + "\n" + latex(cost_table(summary))

@@ -1,0 +1,1 @@
+"""Worlds for experiments; ``segcredit.data.worlds`` names them for recipes."""
