@@ -1,7 +1,7 @@
 """Validate recipes: overrides as ``key.path=value``, and error messages that name the key."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -10,12 +10,20 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from segcredit import __version__
-from segcredit.config.files import BASE, NAMED, RecipeError, parse_value, recipe_settings
+from segcredit.config.files import (
+    BASE,
+    GIVEN_IN_PYTHON,
+    NAMED,
+    RecipeError,
+    parse_value,
+    recipe_settings,
+)
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
 from segcredit.runlog import RunFolder, resume_command
 from segcredit.runlog.folder import require_run
 from segcredit.runlog.untrusted import require_trust
+from segcredit.types import Algorithm
 
 VERSION = "version"
 """Key in config.yaml for the version of segcredit that wrote it."""
@@ -51,20 +59,30 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     return settings
 
 
-def parse_recipe(settings: dict[str, Any], source: str = "recipe") -> Recipe:
+def parse_recipe(
+    settings: Mapping[str, Any], source: str = "recipe", algorithm: Algorithm | None = None
+) -> Recipe:
     """Validate plain data as a recipe; one RecipeError lists every mistake.
 
     Args:
+        settings: Settings, or the content of a run's config.yaml with its notes.
         source: File or name that the message begins with.
+        algorithm: Object that replaces the method that the settings name.
     """
+    notes = {key: settings.get(key) for key in (VERSION, GIVEN_IN_PYTHON)}
+    given = notes[GIVEN_IN_PYTHON]
+    lost = isinstance(given, dict | list) and "algorithm" in given  # an object of a past run
+    context = {"algorithm": algorithm} if lost or algorithm is not None else None
     try:
-        return Recipe.model_validate({key: x for key, x in settings.items() if key != VERSION})
+        return Recipe.model_validate(
+            {key: x for key, x in settings.items() if key not in notes}, context=context
+        )
     except ValidationError as error:
         mistakes = [line for problem in error.errors() for line in _explain(problem).splitlines()]
         title = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        if _numbers(settings.get(VERSION)) > _numbers(__version__):
+        if _numbers(notes[VERSION]) > _numbers(__version__):
             title = (
-                f"written by version {shown(settings[VERSION])} of segcredit; this is version "
+                f"written by version {shown(notes[VERSION])} of segcredit; this is version "
                 f"{__version__}: upgrade segcredit. Settings unknown to this version:"
             )
         raise RecipeError("\n  ".join([f"{source}: {title}", *mistakes])) from None

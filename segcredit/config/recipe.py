@@ -3,6 +3,7 @@
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -14,7 +15,7 @@ from pydantic import (
 )
 
 from segcredit.algorithms import make_algorithm
-from segcredit.config.arithmetic import check_arithmetic
+from segcredit.config.checks import method_problems, recipe_problems
 from segcredit.data.worlds import make_world
 from segcredit.models.template import check_template
 from segcredit.rewards import make_reward
@@ -93,6 +94,15 @@ class ModelSettings(Settings):
     def sizes(self) -> dict[str, Any]:
         """Of a tiny model."""
         return self.model_dump(include={"hidden", "layers", "heads", "kv_heads", "vision_layers"})
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, name: str) -> str:
+        try:
+            torch.device("cpu" if name == "auto" else name)
+        except RuntimeError:
+            raise ValueError(f"expected auto, cpu, cuda or cuda:0 …; got {name!r}") from None
+        return name
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelSettings":
@@ -424,8 +434,16 @@ class Recipe(Settings):
         return spec
 
     @model_validator(mode="after")
-    def _adds_up(self) -> "Recipe":
-        check_arithmetic(self)
+    def _settings_agree(self, info: ValidationInfo) -> "Recipe":
+        """Check settings against each other; ``parse_recipe`` passes an algorithm as context."""
+        problems = recipe_problems(self)
+        if not info.context:
+            name = self.algorithm if isinstance(self.algorithm, str) else self.algorithm["name"]
+            problems += method_problems(self, self.make_algorithm(), name)
+        elif (algorithm := info.context["algorithm"]) is not None:
+            problems += method_problems(self, algorithm, "this method")
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
     def as_dict(self) -> dict[str, Any]:

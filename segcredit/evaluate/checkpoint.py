@@ -203,11 +203,10 @@ def _find(checkpoint: str) -> Found:
     run = read_run(path.parents[1] if one_of_a_run else path)
     if one_of_a_run:
         verify(path)
-    config: dict[str, Any] = dict(run.config)
-    objects = config.pop(GIVEN_IN_PYTHON, None)
+    objects = run.config.get(GIVEN_IN_PYTHON)
     if not isinstance(objects, dict | list):
         objects = ()
-    recipe = parse_recipe(config, str(run.folder.config))
+    recipe = parse_recipe(run.config, str(run.folder.config))
     return Found(str((path if one_of_a_run else _last_whole(run)) / "policy"), recipe, objects)
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from segcredit.algorithms.asks import continues, fits_credit, grows_trees, is_offline, rescored
-from segcredit.config import Optimize, PretrainCritic, Recipe, RecipeError, WarmStart
+from segcredit.algorithms.asks import continues, grows_trees, rescored
+from segcredit.config import Recipe, RecipeError, WarmStart
+from segcredit.config.checks import method_problems, prompt_problems
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, ModelError, Policy
@@ -468,13 +469,10 @@ def _listed(
 
 
 def _device_problems(name: str) -> list[str]:
-    """Why nothing can be computed there."""
+    """Return why this machine cannot compute on a device."""
     if name == "auto":
         return []
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        return [f"model.device: expected auto, cpu, cuda or cuda:0 …; got {name!r}"]
+    device = torch.device(name)
     if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return [
             f"model.device: several processes cannot share {name!r}; set it to {device.type}, and "
@@ -487,87 +485,35 @@ def _device_problems(name: str) -> list[str]:
     return []
 
 
-def _too_few_prompts(plan: Plan) -> list[str]:
-    """List settings that ask for more distinct prompts per step than the training set has."""
-    size, recipe = plan.train.size, plan.recipe
-    if size is None:
-        return []
-    asked = {
-        "rollout.prompts": recipe.rollout.prompts
-        if any(
-            isinstance(x, Optimize) or (isinstance(x, PretrainCritic) and x.prompts is None)
-            for x in recipe.stages
-        )
-        else 0
-    }
-    asked |= {
-        f"stages.{number}.prompts": stage.prompts
-        for number, stage in enumerate(recipe.stages)
-        if isinstance(stage, PretrainCritic) and stage.prompts is not None
-    }
-    more = "add rows" if recipe.data.world is None else f"set data.size={max(asked.values())}"
-    return [
-        f"{name}: expected at most {size}, the number of training prompts, since the prompts of a "
-        f"step are distinct; got {count}. Set {name}={size} or less, or {more}"
-        for name, count in asked.items()
-        if count > size
-    ]
-
-
 def _check(plan: Plan) -> None:
-    """What only the data and the method together can tell."""
+    """Check the recipe against this machine and the rows, and against a method given in Python."""
     recipe = plan.recipe
-    problems = []
-    problems += _device_problems(recipe.model.device)
+    problems = _device_problems(recipe.model.device)
     if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
         problems.append(problem)
-    credited = hasattr(plan.algorithm, "credit") and not is_offline(plan.algorithm)
-    credited = credited and not fits_credit(plan.algorithm)
-    if recipe.rollout.mismatch_cap is not None and not credited:
-        problems.append("rollout.mismatch_cap weighs credit, and this method has none: remove it")
     if (lacking := why_not(recipe.optimizer.kind)) is not None:
         problems.append(f"optimizer.kind: {lacking}")
     for name in recipe.save.trackers:
         if find_spec(name) is None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")
-    if recipe.model.critic is not None and "value" not in plan.algorithm.needs:
-        problems.append("model.critic is given, but the method has no critic: remove it")
-    for number, stage in enumerate(recipe.stages):
-        if isinstance(stage, PretrainCritic) and "value" not in plan.algorithm.needs:
-            problems.append(f"stages.{number}: the method has no critic to pretrain")
-        if not isinstance(stage, WarmStart):
-            continue
-        if plan.world is not None and stage.phase not in plan.world.phases:
-            phases = ", ".join(plan.world.phases)
-            problems.append(
-                f"stages.{number}.phase: {plan.world.name} has the phases {phases}; "
-                f"got {stage.phase!r}"
-            )
-        if isinstance(plan.train, Listed) and plan.world is None:
-            without = [x.id for x in plan.train.prompts if "response" not in x.columns]
-            some = f"{len(without)} of {plan.train.size} rows, such as {without[:1]}, have"
-            which = "the rows have" if len(without) == plan.train.size else some
-            if without:
-                problems.append(
-                    f"stages.{number}: a warm start imitates the rows' 'response'; {which} none"
-                )
-    if grows_trees(plan.algorithm) != (recipe.rollout.tree is not None):
-        problems.append(
-            "rollout.tree is for methods that compare branches (spo_tree): remove it"
-            if recipe.rollout.tree is not None
-            else "this method compares branches of a tree: set rollout.tree, as in "
-            "rollout.tree='{branching: [6, 6, 6], tokens: 100}'"
-        )
-    if recipe.rollout.prefixes is not None and not continues(plan.algorithm):
-        problems.append(
-            "rollout.prefixes limits the continuations of begun responses, and this method draws "
-            "none: remove it"
-        )
-    problems += _too_few_prompts(plan)
-    if "baseline" in plan.algorithm.needs:
-        if not isinstance(plan.train, Listed):
-            problems.append("this method tracks prompts, so they must come again: set data.size")
-        if recipe.rollout.samples != 1:
-            problems.append("this method takes one response per prompt: set rollout.samples to 1")
+    problems += method_problems(recipe, plan.algorithm, "this method")
+    problems += prompt_problems(recipe, plan.train.size)
+    problems += _demonstration_problems(plan)
     if problems:
         raise RecipeError("\n".join(["the recipe cannot run", *(f"  {x}" for x in problems)]))
+
+
+def _demonstration_problems(plan: Plan) -> list[str]:
+    """Check that each row has a response to imitate, if the recipe has a warm start."""
+    numbers = [n for n, x in enumerate(plan.recipe.stages) if isinstance(x, WarmStart)]
+    if plan.world is not None or not isinstance(plan.train, Listed) or not numbers:
+        return []
+    without = [x.id for x in plan.train.prompts if "response" not in x.columns]
+    if not without:
+        return []
+    some = f"{len(without)} of {plan.train.size} rows, such as {without[:1]}, have"
+    which = "the rows have" if len(without) == plan.train.size else some
+    return [
+        f"stages.{number}: a warm start imitates the rows' 'response'; {which} none"
+        for number in numbers
+    ]

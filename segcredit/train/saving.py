@@ -285,10 +285,10 @@ def _trained_policy(state: State, place: Path) -> str:
 
 def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
     """Settings that differ between the run's config.yaml and a recipe: old and new values."""
-    noted = (GIVEN_IN_PYTHON, VERSION)
-    then = {k: x for k, x in read_run(folder.path).config.items() if k not in noted}
+    config = read_run(folder.path).config
+    then = {k: x for k, x in config.items() if k not in (GIVEN_IN_PYTHON, VERSION)}
     with suppress(RecipeError):  # fill in defaults that an earlier version did not have
-        then = parse_recipe(then).as_dict()
+        then = parse_recipe(config).as_dict()
     return dict(sorted(_different(then, recipe.as_dict())))
 
 

@@ -82,7 +82,7 @@ class Trainer:
         else:
             objects["reward"] = reward
         self._objects = objects
-        self.plan = make_plan(parse_recipe(found, "Trainer"), **objects)
+        self.plan = make_plan(parse_recipe(found, "Trainer", objects.get("algorithm")), **objects)
 
     @classmethod
     def from_recipe(

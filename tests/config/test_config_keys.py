@@ -155,12 +155,12 @@ def test_arithmetic_that_does_not_add_up() -> None:
     assert lines == [
         "update.minibatches is 9, but a step has only 8 responses (rollout.prompts × "
         "rollout.samples)",
-        "grpo compares the responses to one prompt, so rollout.samples must be at least 2; got 1",
-        "stages pretrain a critic, but grpo has none: remove pretrain_critic",
         "model.tiny takes its vocabulary from a world: set data.world, or model.path",
+        "grpo compares the responses to one prompt, so rollout.samples must be at least 2; got 1",
+        "stages.2: grpo has no critic to pretrain: remove the stage",
     ]
     assert the_error_of(stages=[{"kind": "optimize", "steps": 1}]).startswith(
-        "a tiny model starts from random weights: begin with a warm_start"
+        "a tiny model has random weights: begin with a warm_start"
     )
     few = [{"kind": "pretrain_critic", "steps": 1, "prompts": 1}, {"kind": "optimize", "steps": 1}]
     assert the_error_of(stages=[{"kind": "warm_start", "steps": 1}, *few]) == (
@@ -172,7 +172,7 @@ def test_arithmetic_that_does_not_add_up() -> None:
     )
     held = {"kind": "warm_start", "steps": 4, "schedule": "constant", "hold": 0.5}
     assert the_error_of(stages=[held, {"kind": "optimize", "steps": 1}]).startswith(
-        "stages.0.hold is 0.5, but a constant rate does not fall: remove it"
+        "stages.0.hold is 0.5, but a constant learning rate does not decay: remove it"
     )
     parse_recipe(changed(update__minibatches=8))
 

@@ -93,7 +93,7 @@ def test_a_plan_has_its_parts() -> None:
         ({"reward": "reward.py"}, "reward: a reward function in a file is written "),
         (
             {"algorithm": "single_stream_spo", "stages__2": {"kind": "warm_start", "steps": 1}},
-            "this method tracks prompts, so they must come again: set data.size",
+            "single_stream_spo tracks a value per prompt, so prompts must repeat: set data.size",
         ),
     ],
 )
@@ -102,18 +102,17 @@ def test_what_does_not_fit(changes: Any, expected: str) -> None:
 
 
 def test_a_limit_on_what_is_not_drawn() -> None:
-    expected = "rollout.prefixes limits the continuations of begun responses, and this method draws"
+    expected = "rollout.prefixes limits the prefixes that are continued, but sapo samples no cont"
     assert expected in problems(rollout__prefixes=4)
 
 
 def test_what_a_tree_asks_for() -> None:
-    """Told now, and not after hours of imitation."""
+    """It is reported before training, and not after hours of imitation."""
     stages = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
-    expected = "this method compares branches of a tree: set rollout.tree, as in rollout.tree='{br"
+    expected = "spo_tree compares branches of a tree: set rollout.tree, as in rollout.tree='{branch"
     assert expected in problems(algorithm="spo_tree", stages=stages)
-    assert "rollout.tree is for methods that compare branches (spo_tree): remove it" in problems(
-        rollout__tree={"tokens": 2}
-    )
+    expected = "rollout.tree is for methods that compare branches (spo_tree), which sapo does not: "
+    assert expected in problems(rollout__tree={"tokens": 2})
 
 
 @pytest.mark.parametrize(
@@ -134,8 +133,8 @@ def test_trees_that_cannot_grow(tree: Any, samples: int, expected: str) -> None:
 def test_weights_for_credit_that_is_a_target() -> None:
     changes = {"rollout__mismatch_cap": 2.0, "rollout__old_logp": "recompute"}
     stages = [{"kind": "warm_start", "steps": 1}, *OPTIMIZE]
-    expected = "rollout.mismatch_cap weighs credit, and this method has none: remove it"
     for name in ("dvo", "restem"):
+        expected = f"rollout.mismatch_cap weights advantages, but {name} computes none: remove it"
         assert expected in problems(algorithm=name, stages=stages, **changes)
 
 
@@ -155,7 +154,7 @@ def test_what_tracking_prompts_asks_for() -> None:
     assert message.splitlines()[1:] == [
         "  rollout.prompts: expected at most 5, the number of training prompts, since the prompts "
         "of a step are distinct; got 8. Set rollout.prompts=5 or less, or set data.size=8",
-        "  this method takes one response per prompt: set rollout.samples to 1",
+        "  single_stream_spo takes one response per prompt: set rollout.samples=1; got 2",
     ]
 
 
@@ -556,8 +555,8 @@ def test_settings_of_adapters_that_mean_nothing(lora: Any, said: str) -> None:
 def test_adapters_and_divided_weights_are_refused_together() -> None:
     message = problems(model={**TINY, "lora": {}}, memory={"shard": True})
     assert message.splitlines()[1:] == [
-        "  memory.shard divides all weights, model.lora trains adapters on one copy: remove one of "
-        "the two"
+        "  memory.shard shards all weights, but model.lora trains adapters on a full copy of them: "
+        "remove one of the two"
     ]
 
 

@@ -137,7 +137,7 @@ def test_a_head_that_was_cut_off_is_told_before_a_model_loads(saved: Path, tmp_p
             "model.critic: expected a folder that a critic was saved to",
         ),
         ({"algorithm": "grpo", "rollout__samples": 2}, "grpo has no critic: remove it"),
-        ({"model__lora": {"rank": 2}}, "model.critic is a whole critic, and with model.lora"),
+        ({"model__lora": {"rank": 2}}, "model.critic is a complete critic, but with model.lora"),
     ],
 )
 def test_what_is_none_is_told_before_a_model_loads(

@@ -163,7 +163,7 @@ def test_value_targets_stay() -> None:
     ("settings", "message"),
     [
         ({"mismatch_cap": 2.0}, r"set rollout\.old_logp=recompute"),
-        ({"engine": "vllm", "old_logp": "sampler"}, "vLLM gives no entropies"),
+        ({"engine": "vllm", "old_logp": "sampler"}, "vLLM returns no entropies"),
         ({"mismatch_cap": 0.5, "old_logp": "recompute"}, "greater than or equal to 1"),
     ],
 )

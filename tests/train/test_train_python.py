@@ -15,9 +15,9 @@ from tiny_runs import RECIPE, assert_same_run, metrics
 from typer.testing import CliRunner
 
 from segcredit import Trainer
-from segcredit.algorithms import grpo, ppo
+from segcredit.algorithms import grpo, ppo, spo_tree
 from segcredit.cli import app
-from segcredit.config import RecipeError
+from segcredit.config import RecipeError, parse_recipe
 from segcredit.data import BadRows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Policy
@@ -146,7 +146,12 @@ def test_names_and_files_serve_as_well(tmp_path: Path, model: Path, rows: Rows) 
                 "algorithm": grpo(),
                 "stages": [{"kind": "pretrain_critic", "steps": 1}],
             },
-            "stages.0: the method has no critic to pretrain",
+            "stages.0: this method has no critic to pretrain: remove the stage",
+        ),
+        ({"algorithm": grpo()}, "this method compares the responses to one prompt, so rollout."),
+        (
+            {"algorithm": spo_tree()},
+            "this method compares branches of a tree: set rollout.tree, as in ",
         ),
         (
             {"stages": [{"kind": "warm_start", "steps": 1}]},
@@ -160,6 +165,16 @@ def test_mistakes_are_found_when_the_trainer_is_made(
     with pytest.raises(RecipeError) as error:
         Trainer(**{"model": model, "data": rows, **SETTINGS, **arguments})
     assert expected in str(error.value)
+
+
+def test_settings_are_checked_against_a_method_given_as_an_object(model: Path, rows: Rows) -> None:
+    """And not against the recipe's default method, which the run's record names in its place."""
+    tree = {"prompts": 2, "tree": {"branching": [2, 2], "tokens": 3}, "max_tokens": 8}
+    trainer = Trainer(model, rows, spo_tree(), **SETTINGS | {"rollout": tree})
+    with pytest.raises(RecipeError, match=r"rollout\.tree is for methods that compare branches"):
+        parse_recipe(trainer.recipe.as_dict())
+    record = trainer.recipe.as_dict() | {"given_in_python": {"algorithm": "spo_tree"}}
+    assert parse_recipe(record) == trainer.recipe
 
 
 @pytest.mark.usefixtures("as_users_run_it")

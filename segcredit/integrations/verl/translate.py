@@ -71,7 +71,6 @@ NO_COUNTERPART: Mapping[str, str] = {
     "rollout.rows": "it only changes speed and memory, and verl's engine does its own batching",
     "rollout.engine": "--rollout chooses verl's engine",
     "rollout.graphs": "it only changes the speed of rollout.engine=hf",
-    "rollout.prefixes": "no method that runs on verl continues responses",
     "memory.shard": "verl always shards weights, gradients and optimizer (FSDP2)",
     "evaluation.watch": "verl does not record held-out responses per token",
 }
@@ -239,8 +238,6 @@ def _size_problems(recipe: Recipe, machines: Machines) -> Iterator[str]:
             f"they may take {longest} tokens (data.max_prompt_tokens + rollout.max_tokens); got "
             f"{update.tokens_per_micro}. Set it to {longest} or more"
         )
-    if rollout.tree is not None:
-        yield "rollout.tree: verl samples whole responses. Remove it, or use segcredit train"
     if rollout.old_logp == "sampler":
         yield (
             "rollout.old_logp: on verl the trained model computes log π_old and entropies; got "

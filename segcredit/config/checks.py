@@ -1,0 +1,219 @@
+"""Check a recipe's settings against each other and against its method.
+
+Everything that is wrong with a recipe regardless of rows, weights and machine is found here, when
+the recipe is read, so that training, ``--check``, ``plan``, ``verl`` and studies give one answer.
+``segcredit/train/build.py`` checks the rest: rows, model files, GPUs and installed packages.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from segcredit.algorithms.asks import (
+    compares_responses,
+    continues,
+    fits_credit,
+    grows_trees,
+    is_offline,
+)
+from segcredit.data.worlds import make_world
+from segcredit.types import Algorithm
+
+if TYPE_CHECKING:
+    from segcredit.config.recipe import PretrainCritic, Recipe
+
+
+def recipe_problems(recipe: "Recipe") -> list[str]:
+    """Return what is wrong with a recipe whatever its method is."""
+    size = recipe.data.size if recipe.data.world is not None else None
+    return [
+        *_batch_problems(recipe),
+        *_stage_problems(recipe),
+        *_engine_problems(recipe),
+        *_memory_problems(recipe),
+        *_tiny_problems(recipe),
+        *prompt_problems(recipe, size),
+    ]
+
+
+def _batch_problems(recipe: "Recipe") -> Iterator[str]:
+    rows = recipe.rollout.prompts * recipe.rollout.samples
+    if recipe.rollout.tree is not None:
+        rows *= recipe.rollout.tree.branching[0]
+    if recipe.update.minibatches > rows:
+        yield (
+            f"update.minibatches is {recipe.update.minibatches}, but a step has only {rows} "
+            f"responses (rollout.prompts × rollout.samples)"
+        )
+
+
+def _stage_problems(recipe: "Recipe") -> Iterator[str]:
+    world = recipe.data.world and make_world(recipe.data.world, **recipe.data.settings)
+    for number, stage in enumerate(recipe.stages):
+        if stage.kind == "warm_start" and stage.hold and stage.schedule == "constant":
+            yield (
+                f"stages.{number}.hold is {stage.hold:g}, but a constant learning rate does not "
+                f"decay: remove it, or set stages.{number}.schedule to linear or cosine"
+            )
+        if stage.kind == "warm_start" and world and stage.phase not in world.phases:
+            yield (
+                f"stages.{number}.phase: {world.name} has the phases {', '.join(world.phases)}; "
+                f"got {stage.phase!r}"
+            )
+        if stage.kind == "pretrain_critic":
+            yield from _pretraining_problems(f"stages.{number}", stage, recipe)
+
+
+def _pretraining_problems(place: str, stage: "PretrainCritic", recipe: "Recipe") -> Iterator[str]:
+    """Check that a batch of the stage has enough responses for its gradient steps."""
+    if stage.prompts is None and stage.minibatches is None:
+        return  # as in any other step
+    prompts, asked = f"{place}.prompts", stage.prompts
+    if asked is None:
+        prompts, asked = "rollout.prompts", recipe.rollout.prompts
+    steps, count = f"{place}.minibatches", stage.minibatches
+    if count is None:
+        steps, count = "update.minibatches", recipe.update.minibatches
+    samples = recipe.rollout.samples
+    if asked * samples < count:
+        times = "" if samples == 1 else f" × rollout.samples {samples}"
+        yield f"{prompts} {asked}{times} is too few for {steps} {count}"
+
+
+def _engine_problems(recipe: "Recipe") -> Iterator[str]:
+    rollout = recipe.rollout
+    if rollout.engine == "vllm" and not recipe.recomputes:
+        yield (
+            "rollout.old_logp is sampler, but vLLM returns no entropies: remove it, or set "
+            "rollout.old_logp=recompute"
+        )
+    if rollout.graphs is True and rollout.engine == "vllm":
+        yield (
+            "rollout.graphs is a setting of the hf engine: remove it; vLLM uses CUDA graphs unless "
+            "rollout.vllm.eager is true"
+        )
+    if rollout.graphs is True and recipe.model.attention == "flash_attention_2":
+        yield (
+            "rollout.graphs needs attention with a mask: set model.attention=auto, or "
+            "rollout.graphs=false"
+        )
+    if rollout.mismatch_cap is not None and not recipe.recomputes:
+        yield (
+            "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
+            "rollout.old_logp=recompute, or remove it"
+        )
+
+
+def _memory_problems(recipe: "Recipe") -> Iterator[str]:
+    memory = recipe.memory
+    if memory.offload_optimizer == "stream" and recipe.model.dtype == "float32":
+        yield (
+            "memory.offload_optimizer=stream is for weights in bfloat16, whose fp32 master weights "
+            "are offloaded to CPU memory: set model.dtype=bfloat16, or offload_optimizer=true"
+        )
+    if memory.offload_optimizer == "stream" and memory.shard:
+        yield (
+            "memory.offload_optimizer=stream cannot be combined with memory.shard, which shards "
+            "the optimizer state over the processes: set offload_optimizer to true or false"
+        )
+    if memory.shard and recipe.optimizer.kind != "adamw":
+        yield (
+            f"memory.shard shards the moments of adamw; got optimizer.kind "
+            f"{recipe.optimizer.kind}: remove one of the two"
+        )
+    if memory.shard and recipe.model.lora is not None:
+        yield (
+            "memory.shard shards all weights, but model.lora trains adapters on a full copy of "
+            "them: remove one of the two"
+        )
+    if recipe.model.critic is not None and recipe.model.lora is not None:
+        yield (
+            "model.critic is a complete critic, but with model.lora the critic is an adapter: "
+            "remove one of the two"
+        )
+
+
+def _tiny_problems(recipe: "Recipe") -> Iterator[str]:
+    if not recipe.model.tiny:
+        return
+    if recipe.data.world is None:
+        yield "model.tiny takes its vocabulary from a world: set data.world, or model.path"
+    if not any(stage.kind == "warm_start" for stage in recipe.stages):
+        yield "a tiny model has random weights: begin with a warm_start stage"
+
+
+def prompt_problems(recipe: "Recipe", size: int | None) -> list[str]:
+    """Return settings that ask for more distinct prompts per step than there are.
+
+    Args:
+        size: Number of training prompts; None: unlimited.
+    """
+    if size is None:
+        return []
+    asked = {"rollout.prompts": 0}
+    for number, stage in enumerate(recipe.stages):
+        if stage.kind == "pretrain_critic" and stage.prompts is not None:
+            asked[f"stages.{number}.prompts"] = stage.prompts
+        elif stage.kind != "warm_start":
+            asked["rollout.prompts"] = recipe.rollout.prompts
+    more = "add rows" if recipe.data.world is None else f"set data.size={max(asked.values())}"
+    return [
+        f"{name}: expected at most {size}, the number of training prompts, since the prompts of a "
+        f"step are distinct; got {count}. Set {name}={size} or less, or {more}"
+        for name, count in asked.items()
+        if count > size
+    ]
+
+
+def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[str]:
+    """Return settings that do not fit a method, or that it needs and are missing.
+
+    Args:
+        name: How messages call the method.
+    """
+    problems = []
+    rollout = recipe.rollout
+    if compares_responses(algorithm) and rollout.samples < 2:
+        problems.append(
+            f"{name} compares the responses to one prompt, so rollout.samples must be at least 2; "
+            f"got {rollout.samples}"
+        )
+    if "value" not in algorithm.needs:
+        problems += [
+            f"stages.{number}: {name} has no critic to pretrain: remove the stage"
+            for number, stage in enumerate(recipe.stages)
+            if stage.kind == "pretrain_critic"
+        ]
+        if recipe.model.critic is not None:
+            problems.append(f"model.critic is given, but {name} has no critic: remove it")
+    has_credit = hasattr(algorithm, "credit") and not is_offline(algorithm)
+    if rollout.mismatch_cap is not None and (not has_credit or fits_credit(algorithm)):
+        problems.append(
+            f"rollout.mismatch_cap weights advantages, but {name} computes none: remove it"
+        )
+    if grows_trees(algorithm) and rollout.tree is None:
+        problems.append(
+            f"{name} compares branches of a tree: set rollout.tree, as in "
+            f"rollout.tree='{{branching: [6, 6, 6], tokens: 100}}'"
+        )
+    if rollout.tree is not None and not grows_trees(algorithm):
+        problems.append(
+            f"rollout.tree is for methods that compare branches (spo_tree), which {name} does not: "
+            f"remove it"
+        )
+    if rollout.prefixes is not None and not continues(algorithm):
+        problems.append(
+            f"rollout.prefixes limits the prefixes that are continued, but {name} samples no "
+            f"continuations: remove it"
+        )
+    if "baseline" in algorithm.needs:
+        if recipe.data.world is not None and recipe.data.size is None:
+            problems.append(
+                f"{name} tracks a value per prompt, so prompts must repeat: set data.size to the "
+                f"number of distinct prompts"
+            )
+        if rollout.samples != 1:
+            problems.append(
+                f"{name} takes one response per prompt: set rollout.samples=1; got "
+                f"{rollout.samples}"
+            )
+    return problems
