@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from each import each
 from golden_batch import LAM, PROB, PROB_EVERY, PROB_THRESHOLD, A, B, Response
 from tiny_runs import write_recipe
 from typer.testing import CliRunner, Result
@@ -239,7 +240,7 @@ def test_a_recorded_probability_may_be_rounded_to_more_than_one():
 # Errors: one line, exit code 2, what to type
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "said"),
     [
         ("nonsense", "expected one JSON object per line"),
@@ -300,7 +301,7 @@ def test_an_empty_file_is_said(content):
     assert "got nothing" in error_of(segment("-", stdin=content))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         (["--fraction", "30"], "fraction must be in (0, 1]; got 30.0. For top-30% pass 0.30."),

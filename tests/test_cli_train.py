@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 from forked_cli import run, start
 from PIL import Image
 from tiny_runs import RECIPE, TITLE, assert_same_run, metrics, write_recipe
@@ -90,7 +91,7 @@ def test_examples_of_the_help_are_true(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_model_is_loaded")
-@pytest.mark.parametrize(
+@each(
     ("arguments", "expected"),
     [
         (["dmo"], "no recipe 'dmo': neither a YAML file nor one of demo.* Did you mean 'demo'?"),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from each import each
 
 from segcredit import Trainer
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
@@ -183,7 +184,7 @@ def test_a_correction_names_arms_that_exist():
             assert {*arms} <= {*load_study(name).arms}, (name, arms)
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+@each("path", RESULTS)
 def test_rows_of_before_a_correction_are_marked_and_no_others(path: Path):
     old = pending(path)
     labels = [row["label"] for row in csv.DictReader(path.read_text().splitlines())]
@@ -303,7 +304,7 @@ def test_the_table_has_a_row_for_every_method():
     assert list(table_rows()) == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each("name", ALGORITHMS)
 def test_a_row_names_the_parts_of_its_method(name: str):
     algorithm, row = ALGORITHMS[name](), table_rows()[name]
     if not isinstance(algorithm, PolicyGradient):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from batches import golden_rollouts
+from each import each
 
 from segcredit import algorithms, partition
 from segcredit.core import advantages, group, losses, reduce, tracker
@@ -191,7 +192,7 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@each(("call", "said"), [c[1:] for c in CASES])
 def test_message(call: Callable[[], object], said: list[str]) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         call()

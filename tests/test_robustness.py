@@ -3,6 +3,7 @@
 import pytest
 import torch
 from batches import fake_monte_carlo, golden_rollouts, story
+from each import each
 
 from segcredit import algorithms, partition
 from segcredit.algorithms import ALGORITHMS
@@ -82,7 +83,7 @@ def test_half_precision_is_not_refused() -> None:
     advantages.segment_gae(H, H, segments, 1.0, 0.9)
 
 
-@pytest.mark.parametrize("num", range(1, 13))
+@each("num", range(1, 13))
 def test_split_gives_as_many_mini_batches_as_asked(num: int) -> None:
     rollouts, _ = story(num_groups=3, per_group=4).lay_out(0, holes=False)
     assert len(algorithms.sapo().prepare(rollouts).split(num)) == num
@@ -217,7 +218,7 @@ BAD_SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_SETTINGS)
+@each("name", BAD_SETTINGS)
 def test_bad_settings_fail_when_the_method_is_made(name: str) -> None:
     with pytest.raises(ValueError, match=r"must be|got"):
         BAD_SETTINGS[name]()

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from each import each
 from recorded_runs import metric_lines, write_run
 
 from segcredit.runlog import read_run
@@ -98,7 +99,7 @@ def test_fluctuation_is_what_smoothing_takes_away(tmp_path: Path) -> None:
     assert one["fluctuation"] < 0.6 < 0.9 < other["fluctuation"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (30, 2.0423), (31, 2.0395), (100, 1.9840)]
 )
 def test_students_t(freedom: int, expected: float) -> None:

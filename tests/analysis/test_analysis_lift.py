@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,7 +161,7 @@ def test_numbers_that_are_not_finite_are_left_out_and_counted() -> None:
     assert pool.left_out == 6
 
 
-@pytest.mark.parametrize(
+@each(
     ("num", "sizes"),
     [(1, [1]), (2, [2]), (3, [1, 1, 1]), (4, [1, 1, 2]), (10, [3, 3, 4]), (100, [30, 30, 40])],
 )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ def test_ranks_share_ties() -> None:
     assert ranks(np.array([3.0, 1.0, 3.0, 3.0, 2.0])).tolist() == [4.0, 1.0, 4.0, 4.0, 2.0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "expected"),
     [
         ([1, 2, 3, 4], [10, 20, 30, 25], 0.8),  # 1 − 6 · 2 / (4 · 15)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 from tiny_runs import changed
 
 from segcredit import __version__
@@ -28,7 +29,7 @@ def the_error_of(**changes: Any) -> str:
     return line
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "expected"),
     [
         ({"optimiser": {}}, "optimiser: unknown key. Did you mean 'optimizer'?"),
@@ -61,13 +62,13 @@ def test_a_recipe_of_a_newer_version_says_so(version: Any) -> None:
     assert line.startswith("  rollout.vines: unknown key.")
 
 
-@pytest.mark.parametrize("version", [__version__, "0.0.9", "nonsense", None, [1]])
+@each("version", [__version__, "0.0.9", "nonsense", None, [1]])
 def test_a_recipe_of_this_version_has_a_mistake(version: Any) -> None:
     assert error_of(changed(version=version, rollout__vines=3))[0].startswith("rollout.vines: unk")
     assert parse_recipe(changed(version=version)) == parse_recipe(changed())
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "expected"),
     [
         ({"optimizer__lr": "fast"}, "optimizer.lr: Input should be a valid number"),
@@ -105,7 +106,7 @@ def test_wrong_types_and_values(changes: Any, expected: str) -> None:
     assert the_error_of(**changes).startswith(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "expected"),
     [
         ({"algorithm": "sappo"}, "algorithm: unknown method 'sappo'. Did you mean 'sapo'?"),
@@ -211,7 +212,7 @@ def test_what_came_is_quoted_briefly_and_safely() -> None:
     assert len(the_error_of(rollout=list(range(10_000)))) < 300
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("model: [", "not YAML: "),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 from tiny_runs import changed
 
 from segcredit.config import Recipe, RecipeError, WarmStart, load_recipe
@@ -21,7 +22,7 @@ def overridden(recipe: Path, *overrides: str) -> Recipe:
     return load_recipe(str(recipe), overrides)
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "place", "value"),
     [
         ("seed=7", "seed", 7),
@@ -95,7 +96,7 @@ def test_a_section_that_the_file_lacks(tmp_path: Path) -> None:
     assert (found.evaluation.prompts, found.save.keep) == (3, 4)
 
 
-@pytest.mark.parametrize("text", ["1e-5", "1E5", "-2e+3", "1.e4", ".5e-1", "12e03"])
+@each("text", ["1e-5", "1E5", "-2e+3", "1.e4", ".5e-1", "12e03"])
 def test_numbers_of_a_file_need_no_dot(tmp_path: Path, text: str) -> None:
     """YAML 1.1 reads 1e-5 as text, which a method's settings would take for a name."""
     path = tmp_path / "my.yaml"
@@ -110,7 +111,7 @@ def test_numbers_of_a_file_need_no_dot(tmp_path: Path, text: str) -> None:
     assert found["kl"] == float(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "expected"),
     [
         ("seed", "an override is key.path=value, such as optimizer.lr=1e-5; got 'seed'."),

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from each import each
 
 from segcredit.config import load_recipe, merge_settings, recipe_settings, shipped_recipes
 from segcredit.config.files import FOLDER, _shipped, read_settings
@@ -69,7 +69,7 @@ def test_every_number_has_its_source() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "flagged"),
     [
         ("a: 1", True),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from each import each
 
 from segcredit.algorithms import ALGORITHMS, PolicyGradient, sapo
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
@@ -119,7 +120,7 @@ def test_there_is_a_recipe_for_every_run() -> None:
     assert set(ALL) == vision | text | units | adapted
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_every_recipe_is_valid_complete_and_of_its_name(name: str) -> None:
     recipe = load_recipe(name)
     assert parse_recipe(recipe.as_dict()) == recipe
@@ -133,8 +134,8 @@ def test_every_recipe_is_valid_complete_and_of_its_name(name: str) -> None:
     assert recipe.data.test
 
 
-@pytest.mark.parametrize("model", VISION)
-@pytest.mark.parametrize("method", TABLE_7)
+@each("model", VISION)
+@each("method", TABLE_7)
 def test_geo3k_is_table_7(method: str, model: str) -> None:
     recipe = load_recipe(f"geo3k/{model}-{method}")
     found = {row: LOOK_UP[row](recipe) for row in TABLE_7[method]}
@@ -206,8 +207,8 @@ def test_sapo_on_text_is_table_7_where_it_can_be(data: str, model: str) -> None:
     assert (recipe.optimizer.schedule, recipe.optimizer.warmup_steps) == ("constant", 0)
 
 
-@pytest.mark.parametrize("method", ["ppo", "grpo", "rloo"])
-@pytest.mark.parametrize(("data", "model"), TEXT)
+@each("method", ["ppo", "grpo", "rloo"])
+@each(("data", "model"), TEXT)
 def test_baselines_on_text_are_vineppos(data: str, model: str, method: str) -> None:
     recipe = load_recipe(f"{data}/{model}-{method}")
     rollout, update, optimizer = recipe.rollout, recipe.update, recipe.optimizer
@@ -243,8 +244,8 @@ def test_baselines_on_text_are_vineppos(data: str, model: str, method: str) -> N
         assert (algorithm.credit.lam, algorithm.credit.gamma) == (1.0, 1.0)  # lam1
 
 
-@pytest.mark.parametrize("method", FURTHER)
-@pytest.mark.parametrize(("data", "model"), TEXT)
+@each("method", FURTHER)
+@each(("data", "model"), TEXT)
 def test_the_rest_of_figure_4_is_its_authors(data: str, model: str, method: str) -> None:
     recipe = load_recipe(f"{data}/{model}-{method}")
     own: dict[str, Any] = {
@@ -277,7 +278,7 @@ def test_the_rest_of_figure_4_is_its_authors(data: str, model: str, method: str)
         assert rollout.tree.tokens == {"gsm8k": 30, "math": 100}[data]
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_data_rewards_and_sizes(name: str) -> None:
     recipe, data = load_recipe(name), name.partition("/")[0]
     reward, size = {"geo3k": ("geo3k", 601), "gsm8k": ("gsm8k", 1319), "math": ("math", 500)}[data]

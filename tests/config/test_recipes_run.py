@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from each import each
 
 from segcredit import Trainer
 from segcredit.config import load_recipe, shipped_recipes
@@ -33,7 +34,7 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS)))
+@each("command", sorted(set(COMMANDS)))
 def test_every_command_names_a_recipe_with_settings_that_exist(command: str) -> None:
     name, *overrides = [x for x in shlex.split(command) if not x.startswith("--")]
     load_recipe(name, overrides)

@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from each import each
 from PIL import Image
 
 from segcredit.data import RowError, as_source
@@ -132,7 +133,7 @@ class TestOpenImage:
             red, green, blue = image.getpixel((3, 3))
             assert max(abs(red - 250), abs(green - 10), abs(blue - 20)) < 8
 
-    @pytest.mark.parametrize(
+    @each(
         ("mode", "colour", "expected"),
         [
             ("1", 1, (255, 255, 255)),
@@ -208,13 +209,13 @@ class TestOpenImage:
 
 
 class TestToPng:
-    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+    @each("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
     def test_modes_of_png_are_kept(self, mode: str) -> None:
         image = Image.new(mode, (3, 2))
         with Image.open(BytesIO(to_png(image))) as back:
             assert (back.format, back.mode, back.size) == ("PNG", mode, (3, 2))
 
-    @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "F", "I", "RGBa", "PA"])
+    @each("mode", ["CMYK", "YCbCr", "HSV", "F", "I", "RGBa", "PA"])
     def test_others_become_rgb(self, mode: str) -> None:
         with Image.open(BytesIO(to_png(Image.new(mode, (3, 2))))) as back:
             assert (back.mode, back.size) == ("RGB", (3, 2))

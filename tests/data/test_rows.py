@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from each import each
 from PIL import Image
 
 from segcredit.data import BadRows, Keys, Loaded, prompts_from_rows
@@ -54,7 +55,7 @@ class TestFormats:
             },
         )
 
-    @pytest.mark.parametrize("nothing", [None, [], "", {"bytes": None, "path": None}, float("nan")])
+    @each("nothing", [None, [], "", {"bytes": None, "path": None}, float("nan")])
     def test_no_images_means_text_only(self, nothing: object) -> None:
         for key in ("images", "image"):
             prompt = one({"prompt": "2 + 2?", key: nothing, "solution": "4"})
@@ -148,7 +149,7 @@ class TestFormats:
 
 
 class TestAnswers:
-    @pytest.mark.parametrize(
+    @each(
         ("key", "value", "expected"),
         [
             ("answer", "16 - 3 = <<16-3=13>>13.\n#### 13", "13"),
@@ -204,7 +205,7 @@ class TestAnswers:
 
 
 class TestIds:
-    @pytest.mark.parametrize(
+    @each(
         ("row", "expected"),
         [
             ({"id": 0}, "0"),

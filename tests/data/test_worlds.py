@@ -10,6 +10,7 @@ import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
+from each import each
 
 from segcredit.data.worlds import WORLDS, Demonstration, World, make_world
 from segcredit.data.worlds.base import draw, split_of
@@ -74,9 +75,8 @@ def fingerprint() -> str:
 
 def test_another_process_makes_the_same() -> None:
     here = os.path.dirname(__file__)
-    code = (
-        f"import sys; sys.path.insert(0, {here!r}); import test_worlds as t; print(t.fingerprint())"
-    )
+    places = [here, os.path.dirname(here)]
+    code = f"import sys; sys.path[:0] = {places}; import test_worlds as t; print(t.fingerprint())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}  # sets in another order than here
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
@@ -239,7 +239,7 @@ def test_lists_serve_as_tuples() -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize(
+@each(
     ("name", "settings", "says"),
     [
         ("shapegrid", {}, "unknown world 'shapegrid'. Did you mean 'shape_grid'?"),

@@ -3,13 +3,14 @@
 from itertools import combinations
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segcredit.evaluate import bootstrap_interval, mean_interval, pass_at_k
 
 
-@pytest.mark.parametrize("samples", range(1, 8))
+@each("samples", range(1, 8))
 def test_pass_at_k_is_the_share_of_draws_with_a_right_one(samples: int) -> None:
     for right in range(samples + 1):
         marks = [True] * right + [False] * (samples - right)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from each import each
 from translations import CASES, GROUP, GRPO, NOTES, SAPO, SEGMENT, SETTINGS, Case, leaves
 
 from segcredit.algorithms import ALGORITHMS
@@ -58,7 +59,7 @@ def test_the_table_has_every_setting_of_the_recipe() -> None:
     assert NO_COUNTERPART.keys() == {key for key, x in SETTINGS.items() if x.unused}
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_setting_arrives_or_is_refused_or_is_told(name: str) -> None:
     case = CASES[name]
     if case.refused is not None:
@@ -126,7 +127,7 @@ def test_every_setting_of_every_accepted_recipe(recipe: str) -> None:
         assert {x: settings[x] for x in case.arrives} == case.arrives, key
 
 
-@pytest.mark.parametrize("changes", NOTES)
+@each("changes", NOTES)
 def test_what_verl_does_in_another_way_is_told(changes: tuple[str, ...]) -> None:
     before, after = ({*translate(load_recipe(SAPO, x), FOLDER).notes} for x in ((), changes))
     assert any(note.startswith(NOTES[changes]) for note in after - before)

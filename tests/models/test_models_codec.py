@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from tiny_policies import (
     ARCHITECTURES,
     TEXT,
@@ -215,9 +216,7 @@ def test_a_template_takes_the_place_of_the_chat_template() -> None:
     assert made.encode(asked)[0].tolist().count(start) == 2, "user and assistant: none added"
 
 
-@pytest.mark.parametrize(
-    "question", ["{question}", "{question.__class__}", "{0}", "%s $x {", "{{question}}"]
-)
+@each("question", ["{question}", "{question.__class__}", "{0}", "%s $x {", "{{question}}"])
 def test_questions_are_text_whatever_they_hold(question: str) -> None:
     codec = replace(policy("llama").codec, template="P: {x} {question} %s {}")
     assert codec.render(ask(question)) == "P: {x} " + question + " %s {}"

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from each import each
 
 from segcredit import partition
 from segcredit.algorithms import ALGORITHMS, make_algorithm, sapo
@@ -38,7 +39,7 @@ def test_the_report_shows_them_all() -> None:
     assert {type(x) for _, x in SHOWN} == set(PARTITIONS.values()) - {ValueJumps}
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "expected"),
     [
         ("newline", Newline()),
@@ -69,7 +70,7 @@ def test_settings_are_numbers_alone() -> None:
     assert settings_of("newline") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "message"),
     [
         ("newlin", f"unknown partition 'newlin'. Did you mean 'newline'? {NAMES}"),

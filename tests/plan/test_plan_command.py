@@ -9,6 +9,7 @@ import pytest
 import transformers
 import typer
 from accuracy import MODELS
+from each import each
 from typer.testing import CliRunner
 
 from segcredit.commands import plan as planning
@@ -184,7 +185,7 @@ def test_help_has_examples():
     assert "segcredit plan geo3k/qwen2.5-vl-3b-sapo --gpus 1xH200" in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "settings", "said"),
     [
         ("vineppo", [], "continuations of begun responses, most of what is drawn"),

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from each import each
 
 from segcredit.plan import GPUS, parse_gpus
 from segcredit.plan.gpus import present_gpus
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "count", "name"),
     [
         ("1xH200", 1, "H200"),
@@ -23,7 +24,7 @@ def test_names_are_read_as_people_write_them(text: str, count: int, name: str):
     assert parse_gpus(text) == (count, GPUS[name])
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "near"),
     [
         ("A100", "A100-80G or A100-40G"),
@@ -39,9 +40,7 @@ def test_an_unknown_name_gives_the_nearest(text: str, near: str):
         parse_gpus(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "0xH200", "99999xH200", "x", "8x", "\x1b[31m", "TPU" * 99]
-)
+@each("text", ["", " ", "0xH200", "99999xH200", "x", "8x", "\x1b[31m", "TPU" * 99])
 def test_nonsense_is_refused_in_one_printable_line(text: str):
     with pytest.raises(ValueError, match="--gpus") as error:
         parse_gpus(text)

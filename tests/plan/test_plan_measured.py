@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from accuracy import HERE, compared, predicted, value
+from each import each
 
 from segcredit.plan import Prediction
 
@@ -39,8 +40,8 @@ def test_what_phases_add_to_what_is_held_is_near(run: dict[str, Any]):
             assert said == pytest.approx(measured, rel=0.15), what
 
 
-@pytest.mark.parametrize("minibatches", [1, 2, 4])
-@pytest.mark.parametrize("run", MEASURED["runs"], ids=lambda run: run["name"])
+@each("minibatches", [1, 2, 4])
+@each("run", MEASURED["runs"])
 def test_what_was_not_recorded_does_not_decide(run: dict[str, Any], minibatches: int):
     changed = copy.deepcopy(run)
     changed["recipe"]["update"]["minibatches"] = minibatches

@@ -1,4 +1,5 @@
 import pytest
+from each import each
 from grading import boxed
 
 from segcredit.rewards import (
@@ -13,7 +14,7 @@ from segcredit.rewards import (
 from segcredit.types import RewardFn
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "made"),
     [
         ("math", MathReward()),
@@ -46,7 +47,7 @@ def test_objects_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize(
+@each(
     ("spec", "message"),
     [
         ("maths", "no reward 'maths'. Did you mean 'math'"),

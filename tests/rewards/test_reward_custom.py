@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from grading import children, needs_proc, response
 
 from segcredit.rewards import CustomReward, RewardError, make_reward
@@ -195,7 +196,7 @@ def test_a_callable_that_hangs_or_raises() -> None:
         graded(raises)
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "message"),
     [
         ([0.0, float("nan"), 0.0, 0.0], r"finite numbers; it returned nan on prompt 'p1'"),

@@ -1,13 +1,14 @@
 import time
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segcredit.rewards.extract import boxed, expected, format_ok, hash_answer
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "answer"),
     [
         (r"\boxed{12}", "12"),
@@ -47,7 +48,7 @@ def test_a_box_at_the_end_is_found_whatever_comes_before(inner: str, before: str
     boxed(inner)  # and nothing raises
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "answer"),
     [
         ("#### 18", "18"),
@@ -70,7 +71,7 @@ def test_the_last_hash_number(text: str, answer: str | None) -> None:
     assert hash_answer(text) == answer
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "ok"),
     [
         ("<think>so</think> \\boxed{1}", True),

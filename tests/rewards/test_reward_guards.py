@@ -1,11 +1,11 @@
-import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segcredit.rewards.verify import refusal
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "reason"),
     [
         ("44=45", "equation"),
@@ -43,7 +43,7 @@ def test_refused(answer: str, reason: str) -> None:
     assert reason in (refusal(answer, "45") or "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "gold"),
     [
         ("45", "45"),

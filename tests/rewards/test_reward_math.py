@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from each import each
 from grading import boxed, children, needs_proc, response
 
 from segcredit.rewards import ExactReward, MathReward, geo3k, gsm8k
@@ -67,7 +68,7 @@ def test_parts_add_up() -> None:
     assert (formatted.value, formatted.correct) == (0.1, False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("num_tokens", "penalty"),
     [(0, 0.0), (900, 0.0), (901, 0.001), (998, 0.098), (999, 0.399), (1000, 0.4), (2000, 0.5)],
 )
@@ -100,7 +101,7 @@ def test_plain_answers_start_no_process() -> None:
     assert children(os.getpid()) == before
 
 
-@pytest.mark.parametrize(
+@each(
     ("gold", "answer"),
     [
         ("\\frac{1}{2}", "0.5"),
@@ -129,7 +130,7 @@ def test_other_spellings_are_right(verifier: Verifier, gold: str, answer: str) -
     assert verdict.right, verdict.reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("gold", "answer"),
     [
         ("45", "44 @ 45"),
@@ -282,7 +283,7 @@ def test_a_prompt_without_an_answer_is_named(make: type) -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize(
+@each(
     ("settings", "message"),
     [
         ({"extract": "box"}, "extract must be one of boxed, hash, auto; got 'box'"),
@@ -308,7 +309,7 @@ def test_what_was_configured_is_what_runs() -> None:
         math().deadline = 3.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "gold", "correct"),
     [
         ("#### 18.00", "18", True),

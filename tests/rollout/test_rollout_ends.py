@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from tiny_policies import (
     ARCHITECTURES,
     TEXT,
@@ -124,7 +125,7 @@ def test_what_the_rollouts_say() -> None:
     assert not made.logp_old.requires_grad
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "says"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1; got 0"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from each import each
 from small import SMOKE, plan, study
 
 from segcredit.config import RecipeError
@@ -69,7 +70,7 @@ def test_lambda_is_matched_in_tokens() -> None:
         assert segments == pytest.approx(tokens**length, abs=1e-3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "said"),
     [
         ({"reference": "grpo"}, "reference is one of the arms sapo, ppo; got 'grpo'"),

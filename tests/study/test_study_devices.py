@@ -7,12 +7,13 @@ from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
+from each import each
 
 from segcredit_lab.study import workers as pool_module
 from segcredit_lab.study.workers import VISIBLE, Order, Pool, start_worker, visible_devices
 
 
-@pytest.mark.parametrize(
+@each(
     ("environment", "count", "expected"),
     [
         ({}, 0, ()),

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from small import SMOKE, plan, pretend, study
 
 from segcredit.algorithms import ALGORITHMS
@@ -174,7 +175,7 @@ def test_a_run_begins_from_the_start_in_its_store(tmp_path: Path) -> None:
     assert recipe.optimizer.lr == 1e-3
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each("name", ALGORITHMS)
 def test_a_method_is_called_the_same_in_every_process(name: str) -> None:
     """Its repr is part of the address: no object's place in memory may stand in it."""
     assert " at 0x" not in repr(ALGORITHMS[name]())

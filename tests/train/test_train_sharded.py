@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from forked_cli import run, run_several, several
 from safetensors.torch import load_file
 from tiny_policies import fresh_policy, picture, world
@@ -286,7 +287,7 @@ def test_several_processes_cannot_share_a_named_gpu(monkeypatch: pytest.MonkeyPa
         make_plan(made)
 
 
-@pytest.mark.parametrize("count", range(7))
+@each("count", range(7))
 def test_everybody_has_as_many_turns(count: int) -> None:
     ranks = [Parallel(rank, 3).turns(list(range(count)), spare=-1) for rank in range(3)]
     assert {len(x) for x in ranks} == {-(-count // 3)}

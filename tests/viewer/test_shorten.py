@@ -1,4 +1,4 @@
-import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from segcredit.report.terminal import Bars, shorten
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "width", "short"),
     [
         ("abcdefgh", 8, "abcdefgh"),

@@ -3,7 +3,7 @@
 import inspect
 import json
 
-import pytest
+from each import each
 
 from segcredit.algorithms import sapo
 from segcredit.partition import (
@@ -42,7 +42,7 @@ def test_settings_are_shown_without_functions():
     assert partition_settings(TopEntropy(0.1)) == {"fraction": 0.1}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@each("strategy", STRATEGIES)
 def test_segments_join_to_the_response(strategy):
     settings = Settings()
     for row in example():

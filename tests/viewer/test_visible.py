@@ -1,6 +1,6 @@
 import unicodedata
 
-import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +9,7 @@ from segcredit.printable import one_line, visible
 DIRECTION_MARKS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("\x1b[31m", "␛[31m"),
@@ -29,7 +29,7 @@ def test_what_cannot_be_seen_becomes_a_symbol(text, shown):
     assert visible(text) == shown
 
 
-@pytest.mark.parametrize("code", DIRECTION_MARKS)
+@each("code", DIRECTION_MARKS)
 def test_direction_marks_are_shown_by_number(code):
     assert visible(chr(code)) == f"‹U+{code:04X}›"
 

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from each import each
 
 from segcredit.data import RowError
 from segcredit.data.prepare.rows import boxed_solution, chosen_text, last_box, number
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "answer"),
     [
         ("no box", None),
@@ -26,13 +27,12 @@ from segcredit.data.prepare.rows import boxed_solution, chosen_text, last_box, n
         ("\\boxed{" * 50_000, None),
         (r"\boxed{" + "{" * 50_000 + "1" + "}" * 50_000 + "}", "{" * 50_000 + "1" + "}" * 50_000),
     ],
-    ids=range(14),
 )
 def test_the_last_box(text: str, answer: str | None) -> None:
     assert last_box(text) == answer
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "answer"),
     [
         ("18", "18"),
@@ -48,7 +48,7 @@ def test_numbers_of_gsm8k(found: str | None, answer: str | None) -> None:
     assert number({}, found) == answer
 
 
-@pytest.mark.parametrize("found", ["eighteen", "", "18 eggs", "1e5", "--3", "3-", "٣x", "1.2.3"])
+@each("found", ["eighteen", "", "18 eggs", "1e5", "--3", "3-", "٣x", "1.2.3"])
 def test_what_is_no_number_of_gsm8k(found: str) -> None:
     with pytest.raises(RowError, match="expected a solution that ends in '#### number'; got"):
         number({}, found)
@@ -63,7 +63,7 @@ def test_math_takes_the_answer_given_before_the_box() -> None:
         boxed_solution({"solution": "It is 1."}, "It is 1.")
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "answer"),
     [
         ({"choices": ["1", "2", "3"], "answer": "B"}, "2"),
