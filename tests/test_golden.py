@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import golden_batch as g
+import numpy as np
 import pytest
 import torch
 from batches import golden_rollouts, rollouts_of
@@ -17,7 +18,7 @@ from segcredit import algorithms
 from segcredit.algorithms import PolicyGradient
 from segcredit.algorithms.credit import GAE, LengthAdaptiveGAE
 from segcredit.algorithms.objective import Clipped, TokenMean, Unclipped
-from segcredit.core import advantages, diagnostics, group, losses, ratios, tracker
+from segcredit.core import advantages, group, losses, ratios, tracker
 from segcredit.core.advantages import value_difference, whiten
 from segcredit.core.reduce import token_mean
 from segcredit.partition import (
@@ -32,6 +33,9 @@ from segcredit.partition import (
     top_entropy,
 )
 from segcredit.types import Algorithm, Batch, Loss, Outputs
+from segcredit_lab.analysis.lift import Pool, lift
+from segcredit_lab.analysis.ratio_bias import log_bound, log_gap
+from segcredit_lab.analysis.statistics import tail_starts
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 LAM = g.LAM
@@ -327,17 +331,28 @@ def imitation_and_preference() -> dict[str, object]:
 def analyses() -> dict[str, object]:
     x = t([[0.2, 0.2, 0.2]])
     one = response(torch.ones(1, 3, dtype=torch.bool))
-    gap, bound = diagnostics.ratio_bias(x, one)
+    length, log_ratio = np.array([3]), np.array([0.2])
+    gap, bound = np.exp(log_gap(length, log_ratio)), np.exp(log_bound(length, log_ratio))
     zero = torch.zeros_like(x)
     raw = ratios.raw_ratio(x, zero, one)[0, 0].item()
     mean = ratios.geometric_mean_ratio(x, zero, one)[0, 0].item()
     out: dict[str, object] = {"bias": [raw, mean, gap.item(), bound.item()]}
-    entropy, jump = t(g.LIFT_ENTROPY), t(g.LIFT_JUMP)
+    entropy, jump = np.array(g.LIFT_ENTROPY), np.array(g.LIFT_JUMP)
+    pool = Pool(np.arange(len(entropy)), entropy, jump, len(entropy))
     for q in (0.5, 0.7, 0.9):
-        high, decisive = diagnostics.lift_events(entropy, jump, q, g.LIFT_D)
-        counts = [high.sum().item(), decisive.sum().item(), (high & decisive).sum().item()]
-        out[f"lift_q{q}"] = [*counts, diagnostics.lift(entropy, jump, q, g.LIFT_D).item()]
+        high, decisive = in_tail(entropy, q), in_tail(jump, g.LIFT_D)
+        counts = [int(high.sum()), int(decisive.sum()), int((high & decisive).sum())]
+        (value,) = lift(pool, np.array([q]), np.array([g.LIFT_D]))[0]
+        out[f"lift_q{q}"] = [*counts, float(value)]
     return out
+
+
+def in_tail(x: np.ndarray, q: float) -> np.ndarray:
+    """Whether each value is at least the q-quantile, by the laboratory's rule."""
+    ordered = np.sort(x)
+    first_equal = np.searchsorted(ordered, ordered)
+    start = tail_starts(first_equal, np.arange(1, len(x) + 1)[None], np.array([q]))[0, 0]
+    return x >= ordered[start]
 
 
 PRODUCED: dict[str, object] = {}

@@ -4,13 +4,14 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import oracles as o
 import pytest
 import torch
 from each import each
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import tenths
 
-from segcredit.core import diagnostics
 from segcredit_lab.analysis.lift import (
     Pool,
     lift,
@@ -210,12 +211,22 @@ def test_means_over_steps_leave_out_what_is_not_known() -> None:
     assert np.isnan(found[found[:, 0] == 1.0, 1]).all(), "drawn without the step that knows it"
 
 
-def test_it_is_the_cores() -> None:
-    """The bootstrap needs a form of its own; both are one definition."""
+@given(
+    st.lists(st.tuples(tenths, tenths), min_size=2, max_size=40),
+    st.sampled_from([0.0, 0.5, 0.55, 0.7, 0.9]),
+    st.sampled_from([0.5, 0.7, 0.9]),
+)
+def test_the_shared_oracle(tokens: list[tuple[float, float]], q: float, d: float) -> None:
+    entropy, jump = map(list, zip(*tokens, strict=True))
+    found = one_lift(pool_of(entropy, jump), q, d)
+    assert found == pytest.approx(o.lift(entropy, jump, q, d), abs=1e-9)
+
+
+def test_many_tokens_of_one_response() -> None:
     generator = torch.Generator().manual_seed(0)
-    entropy, jump = (torch.rand(101, generator=generator, dtype=torch.float64) for _ in range(2))
-    pool = Pool(np.zeros(101, dtype=np.int64), entropy.numpy(), jump.numpy(), 1)
+    entropy, jump = torch.rand(2, 500, generator=generator, dtype=torch.float64).tolist()
+    pool = pool_of(entropy, jump, [0] * 500)
+    assert one_lift(pool, 0.0, 0.9) == pytest.approx(1.0)
     for q in (0.5, 0.55, 0.7, 0.95):
         for d in (0.8, 0.9):
-            ours = lift(pool, np.array([q]), np.array([d]))[0, 0]
-            assert ours == pytest.approx(diagnostics.lift(entropy, jump, q, d).item())
+            assert one_lift(pool, q, d) == pytest.approx(o.lift(entropy, jump, q, d))

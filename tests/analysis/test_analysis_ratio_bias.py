@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 
 import numpy as np
+import oracles as o
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import row, some_rollouts, write_run
+from strategies import tenths
 
 from segcredit.algorithms import PolicyGradient, make_algorithm
 from segcredit.runlog import read_run
@@ -41,6 +43,17 @@ def test_the_gap_is_right_and_below_its_bound(length: int, mean: float) -> None:
         assert math.exp(gap) == pytest.approx(expected, rel=1e-6)
     if length == 1 or mean == 0.0:
         assert gap == -math.inf
+
+
+@given(st.lists(tenths, min_size=1, max_size=8))
+def test_gap_and_bound_against_the_oracle(x: list[float]) -> None:
+    length, mean = np.array([len(x)]), np.array([sum(x) / len(x)])
+    with np.errstate(divide="ignore"):
+        gap, bound = np.exp(log_gap(length, mean))[0], np.exp(log_bound(length, mean))[0]
+    _, _, want_gap, want_bound = o.ratio_bias(len(x), sum(x) / len(x))
+    assert gap == pytest.approx(want_gap, rel=1e-9, abs=1e-12)
+    assert bound == pytest.approx(want_bound, rel=1e-9, abs=1e-12)
+    assert gap <= bound * (1 + 1e-9) + 1e-12
 
 
 def test_products_beyond_all_numbers() -> None:

@@ -1,4 +1,4 @@
-"""Groups, trees, Monte-Carlo differences, the tracker and the analyses against their oracles."""
+"""Groups, trees, Monte-Carlo differences and the tracker against their oracles."""
 
 import math
 
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ragged import units
 from strategies import tenths
 
-from segcredit.core import diagnostics, group, tracker
+from segcredit.core import group, tracker
 from segcredit.core.advantages import value_difference
-from segcredit.partition import response
 
 groups = st.lists(st.lists(tenths, min_size=2, max_size=5), min_size=1, max_size=4)
 
@@ -138,30 +137,3 @@ def test_first_visit_forgets_least() -> None:
 def test_batch_normalise(xs: list[float]) -> None:
     got = tracker.batch_normalise(torch.tensor(xs, dtype=torch.float64)).tolist()
     assert got == pytest.approx(o.batch_normalise(xs), abs=1e-6)
-
-
-@given(
-    st.lists(st.tuples(tenths, tenths), min_size=2, max_size=40),
-    st.sampled_from([0.0, 0.5, 0.55, 0.7, 0.9]),
-    st.sampled_from([0.5, 0.7, 0.9]),
-)
-def test_lift(tokens: list[tuple[float, float]], q: float, d: float) -> None:
-    entropy, jump = torch.tensor(tokens, dtype=torch.float64).T
-    got = diagnostics.lift(entropy, jump, q, d).item()
-    assert got == pytest.approx(o.lift(entropy.tolist(), jump.tolist(), q, d), abs=1e-9)
-
-
-def test_lift_at_zero_is_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    H, jump = torch.rand(2, 500, generator=generator)
-    assert diagnostics.lift(H, jump, 0.0).item() == pytest.approx(1.0)
-
-
-@given(st.lists(tenths, min_size=1, max_size=8))
-def test_ratio_bias_and_its_bound(x: list[float]) -> None:
-    one = response(torch.ones(1, len(x), dtype=torch.bool))
-    gap, bound = diagnostics.ratio_bias(torch.tensor([x], dtype=torch.float64), one)
-    _, _, want_gap, want_bound = o.ratio_bias(len(x), sum(x) / len(x))
-    assert gap.item() == pytest.approx(want_gap, rel=1e-9, abs=1e-12)
-    assert bound.item() == pytest.approx(want_bound, rel=1e-9, abs=1e-12)
-    assert gap.item() <= bound.item() * (1 + 1e-9) + 1e-12
