@@ -14,7 +14,7 @@ from tiny_runs import write_recipe
 from typer.testing import CliRunner
 
 from segcredit.cli import app
-from segcredit.config import load_recipe, load_run_recipe, read_settings
+from segcredit.config import load_recipe, load_run_recipe, merge_settings, read_settings
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.runlog import read_run, resume_command
 from segcredit.runlog.storage import seal
@@ -86,6 +86,45 @@ def test_a_runs_reward_function_is_not_run(
         resume = f"segcredit train --resume '{with_reward}' --trust-run"
         assert (resume if command[0] == "train" else f"{command[0]} '{with_reward}") in said
         assert "--trust-run" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("data.world", {"data": {"world": "CODE", "settings": {}}}),
+        ("algorithm", {"algorithm": "CODE"}),
+        ("algorithm.name", {"algorithm": {"name": "CODE", "lam": 1.0}}),
+        ("algorithm.partition", {"algorithm": {"name": "sapo", "partition": "CODE"}}),
+        (
+            "algorithm.partition.name",
+            {"algorithm": {"name": "sapo", "partition": {"name": "CODE"}}},
+        ),
+        ("rollout.engine", {"rollout": {"engine": "CODE"}}),
+        ("model.tiny", {"model": {"tiny": "CODE"}}),
+    ],
+)
+def test_no_code_of_a_run_is_imported(
+    trained: Path, tmp_path: Path, key: str, change: dict[str, Any]
+) -> None:
+    """Reading a recipe imports the code it names, so a run's settings are checked before."""
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    code = f"{tmp_path}/hostile.py:score"
+    named = json.loads(json.dumps(change).replace("CODE", code))
+    run = theirs(trained, tmp_path, lambda config: config.update(merge_settings(config, named)))
+    for command in (["train", "--resume", run], ["evaluate", run, "--data", "x.jsonl"]):
+        exit_code, said = segcredit(*command)
+        assert exit_code == 2
+        assert f"{key}: {code}" in said.replace("\n", ""), said
+        assert "--trust-run" in said
+    segcredit("report", run)
+    segcredit("analyze", run)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_plain_settings_that_look_like_code_need_no_trust(trained: Path, tmp_path: Path) -> None:
+    data = {"suffix": "Answer:Yes", "template": "{question}", "world": "derived_variables"}
+    run = theirs(trained, tmp_path, lambda config: config["data"].update(data))
+    assert load_run_recipe(run, ["data.template=null"]).data.suffix == "Answer:Yes"
 
 
 def test_it_runs_when_it_is_asked_for(with_reward: Path, tmp_path: Path) -> None:

@@ -45,11 +45,12 @@ def load_run_recipe(
     """
     path = Path(folder).expanduser()
     require_run(RunFolder(path))
-    recipe = load_recipe(str(path / "config.yaml"), overrides)
-    if not trust_run:
+    config = str(path / "config.yaml")
+    settings = apply_overrides(recipe_settings(config), overrides)
+    if not trust_run:  # before parse_recipe, which imports the code that the settings name
         typed = [override.partition("=")[0] for override in overrides]
-        require_trust(recipe.as_dict(), path, resume_command(path), typed)
-    return recipe
+        require_trust(settings, path, resume_command(path), typed)
+    return parse_recipe(settings, config)
 
 
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -132,13 +132,9 @@ def evaluate_checkpoint(
         trust_run: Run the code that the run's config.yaml names; if False, refuse such a run.
         allow_outside: Allow rows to name images outside the folder of their file.
     """
-    found = _find(checkpoint)
+    given = {"reward": reward, "data.allow_outside": data is not None or allow_outside or None}
+    found = _find(checkpoint, trust_run, [name for name, x in given.items() if x is not None])
     recipe = found.recipe
-    if recipe is not None and not trust_run:
-        command = f"segcredit evaluate {shlex.quote(checkpoint)} {FLAG}"
-        given = {"reward": reward is not None, "data": data is not None or allow_outside}
-        typed = [name for name, x in given.items() if x]
-        require_trust(recipe.as_dict(), Path(checkpoint), command, typed)
     _require(checkpoint, "test data", "data FILE", data, recipe is None or found.lacks("test"))
     if template is None and recipe is not None:
         template = recipe.data.template
@@ -192,8 +188,11 @@ class Found:
         return part in self.objects
 
 
-def _find(checkpoint: str) -> Found:
-    """A run's last whole checkpoint, one checkpoint of it, or a model."""
+def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> Found:
+    """Find a run's last whole checkpoint, one checkpoint of it, or a model.
+
+    Unless ``trust_run``, a run that requests code is refused, except by settings in ``typed``.
+    """
     path = Path(checkpoint).absolute()
     if problem := nowhere(checkpoint, "a run folder, a Hugging Face folder"):
         raise ValueError(problem)
@@ -203,6 +202,9 @@ def _find(checkpoint: str) -> Found:
     run = read_run(path.parents[1] if one_of_a_run else path)
     if one_of_a_run:
         verify(path)
+    if not trust_run:  # before parse_recipe, which imports the code that the settings name
+        command = f"segcredit evaluate {shlex.quote(checkpoint)} {FLAG}"
+        require_trust(run.config, Path(checkpoint), command, typed)
     objects = run.config.get(GIVEN_IN_PYTHON)
     if not isinstance(objects, dict | list):
         objects = ()

@@ -22,6 +22,7 @@ from segcredit.partition import Partition, make_partition
 from segcredit.printable import change_texts
 from segcredit.runlog import Run
 from segcredit.runlog.rollouts import evenly, sample_rollouts
+from segcredit.runlog.untrusted import requests_of
 from segcredit.types import Rollouts
 
 LARGEST = 1e30
@@ -259,8 +260,10 @@ def method(config: Mapping[str, Any]) -> list[list[str]]:
     settings = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = settings.pop("name", None)
     try:
+        if requests_of({"algorithm": given}):
+            raise ValueError("a run's own code is not run")
         algorithm = make_algorithm(str(name), **settings)
-    except (ValueError, TypeError):  # of another version
+    except (ValueError, TypeError):  # from another version, or code of its own
         return [["algorithm", shortened(repr(given), LONGEST)]]
     parts = [
         (x.name, getattr(algorithm, x.name))

@@ -4,13 +4,14 @@ Run folders are shared between users, so ``config.yaml`` is untrusted data. It i
 limits, and code that it names runs only if the user allows it (SECURITY.md).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from segcredit.printable import printable
+from segcredit.registry import names_code
 
 BYTES = 1_000_000
 """Maximum size of a YAML file in bytes; a complete config.yaml has about 3,000."""
@@ -20,6 +21,11 @@ DEPTH = 50
 """Maximum nesting depth."""
 DIGITS = 100
 """Maximum number of characters in a number."""
+PLAIN = {
+    *("name", "version", "model.path", "model.critic"),
+    *("data.train", "data.test", "data.suffix", "data.template"),
+}
+"""Settings that are never names of code, whatever they look like."""
 FLAG = "--trust-run"
 """Command-line option that allows what a run folder requests."""
 
@@ -88,8 +94,12 @@ def read_yaml(path: Path, loader: type[PlainLoader] = PlainLoader) -> Any:
 
 
 def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of a config.yaml, with values, that request code or files of this machine."""
-    found = {}
+    """Settings of a config.yaml, with values, that request code or files of this machine.
+
+    Reading a recipe imports the code it names (``algorithm: mine.py:Method``), so this must be
+    checked on the settings as they are in the file, before they become a recipe.
+    """
+    found = {key: text for key, text in _texts(config) if key not in PLAIN and names_code(text)}
     reward, model, data = (config.get(part) for part in ("reward", "model", "data"))
     key, name = "reward", reward
     if isinstance(reward, dict):
@@ -101,6 +111,18 @@ def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(data, dict) and data.get("allow_outside"):
         found["data.allow_outside"] = "true"
     return found
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every string of nested settings with its key; list items have their list's key."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, path)
 
 
 def _effect(asked: Iterable[str]) -> str:
