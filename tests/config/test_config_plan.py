@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from PIL import Image
 from tiny_runs import REWARD, changed
 from transformers import (
@@ -80,7 +81,7 @@ def test_a_plan_has_its_parts() -> None:
     assert not {x.id for x in asked} & {x.id for x in held_out}
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "expected"),
     [
         ({"model__tiny": "qwen-2"}, "model: no tiny model 'qwen-2'. Did you mean 'qwen2'?"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 from tiny_runs import changed, write_recipe
 
 from segcredit import Trainer, __version__
@@ -56,7 +57,7 @@ def test_null_is_a_value_and_adds_nothing_by_itself(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "none.yaml")) == load_recipe(str(tmp_path / "recipe.yaml"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("under", "over", "expected"),
     [
         ({"name": "sapo", "kl": 0.5}, {"lam": 0.5}, {"name": "sapo", "kl": 0.5, "lam": 0.5}),
@@ -89,7 +90,7 @@ def test_another_reward_comes_without_the_old_ones_settings(tmp_path: Path) -> N
     assert load_recipe(str(path)).reward == {"name": "math", "deadline": 3.0, "accuracy": 0.5}
 
 
-@pytest.mark.parametrize(
+@each(
     ("under", "over", "expected"),
     [
         ({"name": "entropy", "fraction": 0.1}, "newline", "newline"),
@@ -190,7 +191,7 @@ def test_circles(tmp_path: Path) -> None:
     assert message.count(" → ") == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("base", "expected"),
     [
         ("recipee", "no base 'recipee': neither a YAML file relative to "),

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from each import each
 from PIL import Image
 
 from segcredit.data import BadRows, load_prompts, prompts_from_rows
@@ -77,8 +78,9 @@ BAD_ROWS: list[tuple[object, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("row", "said"), BAD_ROWS, ids=lambda x: None if isinstance(x, str) else ""
+@each(
+    ("row", "said"),
+    BAD_ROWS,
 )
 def test_each_kind_in_python_and_in_a_file(row: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadRows) as caught:
@@ -94,7 +96,7 @@ def test_each_kind_in_python_and_in_a_file(row: object, said: str, tmp_path: Pat
     assert f"{path}:3: {bad.problem}\n" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "said"),
     [
         (
@@ -196,8 +198,8 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
 class TestSeveralAnswers:
     """A reward that compares one answer can never call a response right for them."""
 
-    @pytest.mark.parametrize("key", ["answer", "solution", "ground_truth"])
-    @pytest.mark.parametrize(
+    @each("key", ["answer", "solution", "ground_truth"])
+    @each(
         ("value", "kind"),
         [
             (["1", "2"], "a list of 2"),

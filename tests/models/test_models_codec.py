@@ -171,7 +171,7 @@ def test_several_messages() -> None:
 IMAGE = picture(28, 28)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "images"),
     [
         ("list ?", 1),
@@ -185,7 +185,7 @@ IMAGE = picture(28, 28)
         ("<image>list <|image_pad|> ?", 2),
     ],
 )
-@pytest.mark.parametrize("template", ["own", QWEN_TEMPLATE])
+@each("template", ["own", QWEN_TEMPLATE])
 def test_marks_and_images_must_agree(text: str, images: int, template: str) -> None:
     codec = policy("qwen2_5_vl").codec
     if template != "own":

@@ -53,7 +53,7 @@ class Properties:
         self.name, self.total_memory = name, int(gib * 2**30)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "gib", "found"),
     [
         ("NVIDIA H200", 139.8, "H200"),

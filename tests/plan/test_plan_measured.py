@@ -21,7 +21,7 @@ def prediction(name: str) -> Prediction:
     return predicted(RUNS[name], RUNS[name].get("model", MEASURED["model"]))
 
 
-@pytest.mark.parametrize(("name", "what"), ALL, ids=[f"{name}: {what}" for name, what in ALL])
+@each(("name", "what"), ALL)
 def test_a_prediction_is_near(name: str, what: str):
     x = compared(RUNS[name], what, prediction(name))
     allowed = {"memory": 0.10, "peak": 0.10, "time": 0.25, "PFLOP": 0.02}[what.split()[0]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from segcredit.runlog.metrics import MetricsWriter
 
@@ -40,7 +41,7 @@ def test_lines_are_json_whatever_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize(
+@each(
     ("step", "stage", "metrics", "message"),
     [
         (-1, "train", {}, "step must be"),

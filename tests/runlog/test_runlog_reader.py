@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from each import each
 
 from segcredit.runlog import MetricsWriter, RunFolder, read_run, write_rollouts
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
@@ -100,9 +101,7 @@ def test_damage_in_the_middle_is_named(path: Path, damage: bytes) -> None:
         read_run(path).metrics  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "text", ["a: [", "- 1\n", "", "!!python/object/apply:os.system ['true']", "\x00", "[" * 5000]
-)
+@each("text", ["a: [", "- 1\n", "", "!!python/object/apply:os.system ['true']", "\x00", "[" * 5000])
 def test_a_bad_config_is_one_message(path: Path, text: str) -> None:
     (path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"config\.yaml must"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 from forked_cli import Call, run, start
 from forked_worker import NAME
 from tiny_runs import REWARD
@@ -194,7 +195,7 @@ def test_every_study_is_listed() -> None:
         assert name in found.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "said"),
     [
         (("tabel2",), "Did you mean 'table2'?"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -156,7 +157,7 @@ def test_what_dead_processes_left_is_cleared_and_what_live_ones_write_is_not(
     assert names(tmp_path) == [".tmp-mine", f".tmp-step-000003-{others}", "step-000004"]
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "-x", "a\x00b"])
+@each("name", ["", "../up", "a/b", ".hidden", "-x", "a\x00b"])
 def test_names_stay_in_the_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="name must be like step-000020"):
         save_checkpoint(tmp_path / "c", name, writes(""))
@@ -228,9 +229,7 @@ def test_every_flipped_bit_and_every_lost_byte_is_found(quick: Path) -> None:
         verify(whole)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"files": 1}', '{"files": {"a": 1}}', "[" * 9999]
-)
+@each("text", ["", "[]", "{}", '{"files": 1}', '{"files": {"a": 1}}', "[" * 9999])
 def test_strange_manifests_are_refused(tmp_path: Path, text: str) -> None:
     whole = save(tmp_path, 1)
     (whole / "manifest.json").write_text(text)
@@ -737,7 +736,7 @@ class Pair(tuple):
     pass
 
 
-@pytest.mark.parametrize(
+@each(
     ("bad", "message"),
     [
         (print, r"state\['a'\]\[1\] must be .* got a builtin_function_or_method"),
@@ -749,7 +748,6 @@ class Pair(tuple):
         (torch.empty(2, device="meta"), "dense tensor with data; got .* on meta"),
         ({frozenset(): 1}, r"a key of state\['a'\]\[1\]"),
     ],
-    ids=lambda x: type(x).__name__,
 )
 def test_what_cannot_be_stored_is_named(tmp_path: Path, bad: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -764,7 +762,7 @@ def test_a_state_that_holds_itself(tmp_path: Path) -> None:
         save_state(tmp_path, state)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         *("", "[", "1", "[]", "{}", '{"dict": 1}', '{"dict": [[1]]}', '{"dict": [[[], 1]]}'),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 from forked_cli import run
 from tiny_runs import RECIPE, assert_same_run, metrics
 from typer.testing import CliRunner
@@ -132,7 +133,7 @@ def test_names_and_files_serve_as_well(tmp_path: Path, model: Path, rows: Rows) 
     assert config["data"]["train"] == [str(data)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "expected"),
     [
         ({"rolout": {}}, "Trainer: one mistake\n  rolout: unknown key. Did you mean 'rollout'"),

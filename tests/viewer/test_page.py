@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+from each import each
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -77,8 +78,8 @@ def test_columns_need_their_numbers():
     assert re.search(r"tokens +H +V +Â +R̂", page(ROW, "token"))
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("row", [ROW, CHINESE])
+@each("width", [40, 80, 120])
+@each("row", [ROW, CHINESE])
 def test_no_line_is_wider_than_the_terminal(row, width):
     for line in page(row, "entropy", width).splitlines():
         assert cell_len(line) <= width, line

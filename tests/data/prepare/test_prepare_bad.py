@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from miniature import contents, geo3k_folder, gsm8k_row, jsonl, png, rows_of
 
 from segcredit.data import BadRows, load_prompts
@@ -123,7 +124,7 @@ ODD = {"Question": "a?", "Antwort": "1", "bild": "a.png"}
 
 
 class TestColumns:
-    @pytest.mark.parametrize(
+    @each(
         ("columns", "said"),
         [
             (Columns(), "with the question, 'prompt' or 'problem' or 'question', in "),
@@ -137,7 +138,7 @@ class TestColumns:
             (Columns("zzzzzz"), r"it has 'Question', 'Antwort', 'bild'\.$"),
         ],
     )
-    @pytest.mark.parametrize("ending", ["jsonl", "csv"])
+    @each("ending", ["jsonl", "csv"])
     def test_names_that_are_not_there(
         self, columns: Columns, said: str, ending: str, tmp_path: Path
     ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from each import each
 from miniature import contents, gsm8k_row, hub_geo3k, jsonl, png, rows_of, write_table
 
 from segcredit.data.prepare import Columns, prepare
@@ -173,7 +174,7 @@ class TestFiles:
         (row,) = rows_of(tmp_path / "out/train.parquet")
         assert row["images"] == [{"bytes": content, "path": None}]
 
-    @pytest.mark.parametrize(
+    @each(
         ("content", "said"),
         [
             (b'question,answer\n"never closed,1\n', "cannot be read: unexpected end of data"),
@@ -335,7 +336,7 @@ class TestHub:
         assert asked == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("what", "source", "said"),
     [
         (["geo3"], (), "got 'geo3'. Did you mean geo3k?"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from each import each
 from miniature import contents, geo3k_folder, gsm8k_row, hub_geo3k, jsonl, png, rows_of, write_table
 from PIL import Image
 
@@ -96,7 +97,7 @@ def test_math(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("place", "name"),
     [
         ("math500", "HuggingFaceH4/MATH-500"),
