@@ -10,7 +10,6 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import cache, reduce
 from importlib.resources import files
 from itertools import product
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from segcredit.printable import shown
+from segcredit.registry import nearest
 from segcredit.runlog.untrusted import PlainLoader, parse_yaml, read_yaml
 
 GIVEN_IN_PYTHON = "given_in_python"
@@ -111,8 +111,7 @@ def recipe_settings(name: str) -> dict[str, Any]:
     shipped = shipped_recipes()
     if name in shipped:
         return copy.deepcopy(_shipped()[name])
-    near = get_close_matches(name, shipped, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = nearest(name, shipped)
     if _is_file(Path(name) / "config.yaml"):
         hint = f" It is a run directory; to resume the run, type: --resume {name}"
     raise RecipeError(
@@ -160,8 +159,7 @@ def _base_settings(path: Path, name: str, above: tuple[Path, ...]) -> dict[str, 
     if name in _shipped():
         return copy.deepcopy(_shipped()[name])
     others = [x.stem for x in path.parent.glob("*.yaml") if x.name != path.name]
-    near = get_close_matches(name, [*others, *_shipped()], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = nearest(name, [*others, *_shipped()])
     raise RecipeError(
         f"{path}: no base {shown(name)}: neither a YAML file relative to {path.parent} nor a "
         f"recipe of the package.{hint}"

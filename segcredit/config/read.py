@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -20,6 +19,7 @@ from segcredit.config.files import (
 )
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
+from segcredit.registry import nearest
 from segcredit.runlog import RunFolder, resume_command
 from segcredit.runlog.folder import require_run
 from segcredit.runlog.untrusted import require_trust
@@ -146,8 +146,7 @@ def _explain(problem: Any) -> str:
     where = ".".join(location) or "recipe"
     if problem["type"] == "extra_forbidden":
         known = _known_keys(problem["loc"][:-1])
-        near = get_close_matches(str(problem["loc"][-1]), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+        hint = nearest(str(problem["loc"][-1]), known) or f" Known keys: {', '.join(known)}."
         return f"{where}: unknown key.{hint}"
     if problem["type"] == "missing":
         return f"{where}: missing"
@@ -155,8 +154,7 @@ def _explain(problem: Any) -> str:
         return f"{where}: a stage needs its kind: {', '.join(KINDS)}"
     if problem["type"] == "union_tag_invalid":
         kind = str(problem["ctx"]["tag"])
-        near = get_close_matches(kind, KINDS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = nearest(kind, KINDS)
         return f"{where}.kind: expected {', '.join(KINDS)}; got {shown(kind)}.{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":

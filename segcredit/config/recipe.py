@@ -1,6 +1,5 @@
-"""The settings of a run. Every field has its meaning beside it; unknown keys are refused."""
+"""The settings of a run. Each field is described below it; unknown keys are refused."""
 
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,24 +17,26 @@ from segcredit.algorithms import make_algorithm
 from segcredit.config.checks import method_problems, recipe_problems
 from segcredit.data.worlds import make_world
 from segcredit.models.template import check_template
+from segcredit.registry import nearest
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
 from segcredit.runlog.untrusted import names_file
 from segcredit.types import Algorithm
 
 
-def _no_yes(x: Any) -> Any:
+def _refuse_bool(x: Any) -> Any:
     if isinstance(x, bool):
         raise ValueError(f"expected a number; got {str(x).lower()}")
     return x
 
 
-Whole = Annotated[int, BeforeValidator(_no_yes)]
-Number = Annotated[float, BeforeValidator(_no_yes)]
+Whole = Annotated[int, BeforeValidator(_refuse_bool)]
+Number = Annotated[float, BeforeValidator(_refuse_bool)]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 class Settings(BaseModel):
-    """Frozen, and strict about names."""
+    """Base class of all settings: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -43,56 +44,60 @@ class Settings(BaseModel):
 
 
 class LoraSettings(Settings):
-    """Matrices of low rank beside frozen weights, trained in their place (LoRA)."""
+    """Low-rank adapters that are trained instead of the weights (LoRA)."""
 
     rank: Whole = Field(32, ge=1)
-    """Columns of B and rows of A; a weight W counts as W + alpha / rank · B A."""
+    """Rank r of an adapter: a weight W becomes W + alpha / r · B A, where B has r columns."""
     alpha: Number = Field(32.0, gt=0)
-    """How much the product counts, times rank."""
+    """Scale of the adapters; the product B A is multiplied by alpha / rank."""
     targets: str | list[str] = "language"
-    """language: all linear layers of the language model; all-linear: the vision tower's too, unless
-    model.freeze_vision; or names of layers, [q_proj, v_proj]. Never the head."""
+    """Layers that get an adapter. language: all linear layers of the language model. all-linear:
+    also those of the vision tower, unless model.freeze_vision. Or a list of layer names, such as
+    [q_proj, v_proj]. The output head never gets one."""
 
 
 class ModelSettings(Settings):
-    """Which model is trained: a folder or hub id, or a tiny one made in code."""
+    """The model to train: a checkpoint, or a tiny model with random weights."""
 
     path: str | None = None
-    """A Hugging Face folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
+    """Hugging Face folder or hub id, such as Qwen/Qwen2.5-VL-3B-Instruct."""
     tiny: str | None = None
-    """qwen2, llama, qwen2_5_vl or qwen3_vl with random weights; needs a world's tokenizer."""
+    """Architecture of a tiny model with random weights, instead of path: qwen2, llama, qwen2_5_vl
+    or qwen3_vl. Its vocabulary is that of data.world."""
     hidden: Whole = Field(96, ge=8)
-    """Width of a tiny model."""
+    """Hidden size of a tiny model."""
     layers: Whole = Field(2, ge=1)
-    """Depth of a tiny model."""
+    """Number of layers of a tiny model."""
     heads: Whole = Field(4, ge=1)
-    """Attention heads of a tiny model."""
+    """Number of attention heads of a tiny model."""
     kv_heads: Whole | None = Field(None, ge=1)
-    """Heads of keys and values of a tiny model; None: half as many, as many if odd."""
+    """Number of key-value heads of a tiny model. None: half of heads, or heads if that is odd."""
     vision_layers: Whole = Field(1, ge=1)
-    """Depth of a tiny model's vision tower."""
+    """Number of layers of a tiny model's vision tower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Data type of the weights. The optimizer keeps fp32 master weights for bfloat16."""
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """packed: no padding is computed, and pictures go through the vision tower together; auto: that
-    on a GPU in half precision, else sdpa without copies of keys that heads share."""
+    """Attention implementation. packed: sequences are packed without padding, and all images of a
+    batch pass the vision tower together. auto: packed on a GPU in bfloat16, otherwise sdpa with
+    grouped-query attention that does not copy shared keys."""
     compile: bool = False
-    """Layers by torch.compile in scoring and update: faster on a GPU after a minute or two."""
+    """Whether scoring and update use torch.compile: faster on a GPU after one or two minutes."""
     freeze_vision: bool = False
-    """Leave the vision tower as it is."""
+    """Whether the vision tower stays frozen."""
     critic: str | None = None
-    """Where the critic begins: a folder that a run saved one to, RUN/checkpoints/step-…/critic.
-    None: at the policy's own weights, with V = 0."""
+    """Folder of a saved critic to start from: RUN/checkpoints/step-…/critic. None: the critic
+    starts from the policy's weights, with V = 0."""
     lora: LoraSettings | None = None
-    """Train matrices of low rank instead of the weights: {} takes the settings' defaults."""
+    """LoRA adapters to train instead of all weights; {} uses the defaults. None: train all
+    weights."""
     device: str = "auto"
-    """auto: the GPU if there is one."""
+    """Device to train on: cpu, cuda or cuda:0. auto: the GPU if there is one."""
     trust_remote_code: bool = False
-    """Run Python code that a hub repository brings along."""
+    """Whether Python code in the model's repository may run."""
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Of a tiny model."""
+        """Sizes of a tiny model."""
         return self.model_dump(include={"hidden", "layers", "heads", "kv_heads", "vision_layers"})
 
     @field_validator("device")
@@ -108,34 +113,37 @@ class ModelSettings(Settings):
     def _one_source(self) -> "ModelSettings":
         if (self.path is None) == (self.tiny is None):
             raise ValueError(
-                "give exactly one of path (a folder or hub id) and tiny (a model made in code)"
+                "give exactly one of path (a folder or hub id) and tiny (a model with random "
+                "weights)"
             )
         return self
 
 
 class DataSettings(Settings):
-    """Which prompts: files of rows, or a generated world."""
+    """The prompts: files of rows, or a world that generates them."""
 
     train: list[str] = Field(default_factory=list)
-    """Files of prompts (jsonl, json, parquet) or hub ids."""
+    """Training prompts: files (jsonl, json, parquet) or hub ids."""
     test: list[str] = Field(default_factory=list)
-    """Held-out prompts, for evaluation."""
+    """Held-out prompts for evaluation: files or hub ids."""
     suffix: str | None = None
-    """Joined to the last user message by a space."""
+    """Text that is appended to the last user message, after a space."""
     template: str | None = None
-    """How a question of text is put to a model that knows no chat, {question} in its place."""
+    """Prompt for a base model without a chat template; {question} stands for the row's question."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
-    """Longer prompts are bad rows."""
+    """Maximum length of a prompt in tokens; rows with a longer one are bad rows. None: only the
+    model's context window limits it."""
     allow_outside: bool = False
-    """Allow rows to name images outside the folder of their data file."""
+    """Whether rows may name images outside the folder of their data file."""
     skip_bad_rows: bool = False
-    """Leave bad rows out instead of stopping before training."""
+    """Whether bad rows are skipped. Otherwise they are listed and training does not start."""
     world: str | None = None
-    """shape_grid, derived_variables, ledger or tile_tour."""
+    """World that generates prompts, instead of train: shape_grid, derived_variables, ledger,
+    tile_tour, or file.py:Name."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Of the world: its difficulty."""
+    """Settings of the world, such as its difficulty."""
     size: Whole | None = Field(None, ge=1)
-    """How many distinct training prompts of a world; None: never the same twice."""
+    """Number of distinct training prompts of a world. None: prompts never repeat."""
 
     @field_validator("template")
     @classmethod
@@ -147,65 +155,72 @@ class DataSettings(Settings):
         if bool(self.train) == (self.world is not None):
             raise ValueError("give exactly one of train (files of prompts) and world (generated)")
         if self.settings and self.world is None:
-            raise ValueError("settings belong to a world; got none")
+            raise ValueError("settings belong to a world: set world, or remove settings")
         if self.world is not None:
             try:
                 make_world(self.world, **self.settings)
             except TypeError as error:
-                raise ValueError(
-                    f"a setting of {self.world} is of the wrong kind: {error}"
-                ) from None
+                raise ValueError(f"a setting of {self.world} has the wrong type: {error}") from None
         return self
 
 
 class VllmSettings(Settings):
-    """Of rollout.engine=vllm."""
+    """Settings of rollout.engine=vllm."""
 
     memory: Number = Field(0.4, gt=0, lt=1)
-    """Share of the GPU's memory vLLM may fill while it samples; it gives it back to train."""
+    """Fraction of the GPU memory that vLLM uses while it samples; it releases it for training."""
     eager: bool = False
-    """Without CUDA graphs: starts sooner, samples at half the speed."""
+    """Whether vLLM runs without CUDA graphs: starts faster, samples at half the speed."""
 
 
 class TreeSettings(Settings):
-    """How responses branch (spo_tree)."""
+    """Shape of the response trees of spo_tree."""
 
     branching: list[Annotated[Whole, Field(ge=2)]] = Field([6, 6, 6], min_length=1)
-    """Branches from the prompt, from the end of each of these, and so on."""
+    """Number of branches per node, level by level: from the prompt, from the end of each of these
+    branches, and so on."""
     tokens: Whole = Field(100, ge=1)
-    """Length of a branch after which it branches again; the last ones end where responses do."""
+    """Length of a branch in tokens, after which it branches again. Branches of the last level end
+    with their responses."""
 
 
 class RolloutSettings(Settings):
-    """How responses are drawn in a step."""
+    """How responses are sampled in a step."""
 
     prompts: Whole = Field(128, ge=1)
     """Number of distinct prompts per step; at most the number of training prompts."""
     samples: Whole = Field(1, ge=1)
     """Responses per prompt; group methods (grpo, gspo, rloo) need at least 2."""
     max_tokens: Whole = Field(2048, ge=1)
-    """Length limit of a response."""
+    """Maximum length of a response in tokens."""
     temperature: Number = Field(1.0, gt=0)
+    """Sampling temperature of training responses."""
     prefixes: Whole | None = Field(None, ge=1)
-    """At most so many distinct beginnings of responses are continued in a step (vineppo, spo_chain,
-    dvo); first units go first, those beyond get no value, and so no credit. None: all."""
+    """Maximum number of distinct prefixes that are continued in a step (vineppo, spo_chain, dvo).
+    The first segments of all responses come first; segments beyond the limit get no value and no
+    credit. None: all prefixes."""
     tree: TreeSettings | None = None
-    """Of spo_tree: responses to a prompt are branches of one tree, {branching: [6, 6, 6]}."""
+    """Shape of the trees of spo_tree, in which the responses to a prompt are branches, such as
+    {branching: [6, 6, 6]}. None: responses are independent."""
     rows: Whole = Field(256, ge=1)
-    """Responses drawn at once."""
+    """Number of responses that the hf engine samples at once; affects only speed and memory."""
     engine: Literal["hf", "vllm"] = "hf"
-    """hf: transformers, everywhere. vllm: several times faster on a GPU, in the same process."""
+    """Sampling engine. hf: transformers, on any device. vllm: several times faster on a GPU, in
+    the same process."""
     graphs: Literal[True, False, "auto"] = "auto"
-    """hf's steps by CUDA graphs: for small models, whose kernels take longer to launch than to run.
-    auto: on a GPU, for models below 1 B parameters. Keys and values keep their memory then."""
+    """Whether the hf engine samples with CUDA graphs, which speeds up small models, whose kernels
+    take longer to launch than to run; the KV cache then keeps its memory. auto: on a GPU, for
+    models below 1 B parameters."""
     vllm: VllmSettings = VllmSettings()
+    """Settings of the vllm engine."""
     old_logp: Literal["auto", "sampler", "recompute"] = "auto"
-    """Where log π_old and H come from: as drawn, or from a forward pass of the trained model.
-    auto: as drawn by hf in float32; recomputed in half precision, where sampling and scoring round
-    differently, and for vllm, which gives no entropies."""
+    """Source of log π_old and entropy. sampler: as sampled. recompute: a forward pass of the
+    trained model. auto: sampler for hf in float32; recompute in bfloat16, where sampling and
+    scoring round differently, and for vllm, which returns no entropies."""
     mismatch_cap: Number | None = Field(None, ge=1)
-    """Weight each token's policy loss by π_old / π_sampler, truncated at this value, e.g. 2. This
-    corrects for numerical differences between sampler and trainer. None: only log the ratio."""
+    """Weight each token's policy loss by π_old / π_sampler, truncated at this value, such as 2.
+    This corrects for numerical differences between sampler and trainer. None: only log the
+    ratio."""
 
     @model_validator(mode="after")
     def _tree_fits(self) -> "RolloutSettings":
@@ -214,13 +229,13 @@ class RolloutSettings(Settings):
         inner = (len(self.tree.branching) - 1) * self.tree.tokens
         if inner >= self.max_tokens:
             raise ValueError(
-                f"tree: all branches but the last ones take {inner} tokens (tokens × levels), so "
-                f"nothing is left of max_tokens={self.max_tokens}: set fewer tokens or levels"
+                f"tree: all levels but the last take {inner} tokens (tree.tokens × levels), which "
+                f"leaves none of max_tokens={self.max_tokens}: set fewer tree.tokens or levels"
             )
         if self.samples != 1:
             raise ValueError(
-                f"tree.branching says how many responses a prompt gets: set samples to 1; "
-                f"got {self.samples}"
+                f"tree.branching sets the number of responses per prompt: set samples to 1; got "
+                f"{self.samples}"
             )
         return self
 
@@ -229,94 +244,111 @@ class UpdateSettings(Settings):
     """How a batch of rollouts becomes gradient steps."""
 
     minibatches: Whole = Field(4, ge=1)
-    """Gradient steps per epoch over a batch."""
+    """Number of mini-batches of a batch: gradient steps per epoch."""
     epochs: Whole = Field(1, ge=1)
-    """Passes over a batch."""
+    """Number of passes over a batch."""
     tokens_per_micro: Whole = Field(16_384, ge=1)
-    """Prompt and response tokens, padding included, in one forward pass: changes memory alone."""
+    """Maximum number of tokens per forward pass, prompts, responses and padding together; affects
+    only memory."""
 
 
 class MemorySettings(Settings):
-    """What to give up for room on the device; results stay the same."""
+    """Ways to save memory on the device; results stay the same."""
 
     recompute_activations: bool = False
-    """Keep one state per layer and compute the rest again in the backward pass: a third more
-    arithmetic, a fraction of the memory."""
+    """Whether to use gradient checkpointing: keep one activation per layer and recompute the rest
+    in the backward pass. Takes a third more computation and a fraction of the memory."""
     offload_optimizer: Literal[True, False, "stream"] = False
-    """Moments and float32 originals rest in main memory while they are not needed. stream: they
-    come back a part at a time within each gradient step, so that the passes have the room; takes
-    seconds per gradient step for a model of some billions."""
+    """Whether the optimizer's moments and fp32 master weights are offloaded to CPU memory while
+    they are not needed. stream: during a gradient step, too, they are on the GPU only in parts, so
+    that forward and backward passes have the memory; takes seconds per gradient step for a model
+    of a few billion parameters."""
     shard: bool = False
-    """Weights, gradients and optimizer state are divided among the processes (FSDP2) instead of
-    being whole on each; changes nothing for one process."""
+    """Whether weights, gradients and optimizer state are sharded over the processes (FSDP2)
+    instead of replicated; no effect for a single process."""
 
 
 class OptimizerSettings(Settings):
-    """AdamW, its schedule, and when a step is refused."""
+    """AdamW and its learning rate schedule."""
 
     kind: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: moments of eight bits each, a quarter of their memory, by bitsandbytes; results
-    differ a little."""
+    """Optimizer. adamw_8bit: moments in 8 bits by bitsandbytes, a quarter of their memory; results
+    differ slightly."""
     lr: Number = Field(1e-6, gt=0)
-    """Of the policy."""
+    """Learning rate of the policy."""
     critic_lr: Number = Field(2e-6, gt=0)
+    """Learning rate of the critic."""
     beta1: Number = Field(0.9, ge=0, lt=1)
+    """AdamW's β₁, decay of the first moment."""
     beta2: Number = Field(0.999, ge=0, lt=1)
+    """AdamW's β₂, decay of the second moment."""
     eps: Number = Field(1e-8, gt=0)
+    """AdamW's ε, added to the denominator."""
     weight_decay: Number = Field(0.0, ge=0)
-    """Of matrices; vectors (norms, biases) are never decayed."""
+    """Weight decay of matrices; vectors (norms, biases) are never decayed."""
     max_grad_norm: Number = Field(1.0, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Maximum norm of the gradient; a larger gradient is scaled down to it."""
+    schedule: Schedule = "constant"
+    """How the learning rates decay over the steps of the optimize stage."""
     warmup_steps: Whole = Field(0, ge=0)
-    """Rollout batches over which the rate rises from 0."""
+    """Number of rollout batches over which the learning rates rise from 0."""
     min_lr_ratio: Number = Field(0.0, ge=0, le=1)
-    """Where linear and cosine end, as a share of lr."""
+    """Final learning rate of linear and cosine, as a fraction of lr."""
 
 
 class WarmStart(Settings):
-    """Supervised training on demonstrations: of a world, or rows with a response."""
+    """Supervised training on demonstrations: those of a world, or rows with a response."""
 
     kind: Literal["warm_start"] = "warm_start"
+    """Kind of the stage."""
     steps: Whole = Field(ge=1)
+    """Number of gradient steps."""
     batch: Whole = Field(32, ge=1)
     """Demonstrations per step."""
     lr: Number = Field(2e-3, gt=0)
+    """Learning rate of this stage."""
     phase: str = "solve"
-    """Which of the world's kinds of demonstration."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Which of the world's kinds of demonstrations to imitate."""
+    schedule: Schedule = "linear"
+    """How the learning rate decays."""
     warmup_steps: Whole = Field(20, ge=0)
-    """Steps over which the rate rises from 0."""
+    """Number of steps over which the learning rate rises from 0."""
     min_lr_ratio: Number = Field(0.05, ge=0, le=1)
-    """Where linear and cosine end, as a share of lr."""
+    """Final learning rate of linear and cosine, as a fraction of lr."""
     hold: Number = Field(0.0, ge=0, lt=1)
-    """Share of the steps for which the rate stays at lr before it falls (linear, cosine): what is
-    learnt late, and all at once, is not learnt at a low rate."""
+    """Fraction of the steps after which linear and cosine begin to decay. A skill that is learned
+    late and suddenly is not learned at a low learning rate."""
     beta2: Number = Field(0.95, ge=0, lt=1)
-    """AdamW's, in this stage."""
+    """AdamW's β₂ in this stage."""
 
 
 class PretrainCritic(Settings):
-    """The critic alone, on the frozen policy's rollouts and their full returns (VC-PPO)."""
+    """Training of the critic alone, on the frozen policy's rollouts and full returns (VC-PPO)."""
 
     kind: Literal["pretrain_critic"] = "pretrain_critic"
+    """Kind of the stage."""
     steps: Whole = Field(ge=1)
-    """Rollout batches."""
+    """Number of rollout batches."""
     lr: Number | None = Field(None, gt=0)
-    """None: optimizer.critic_lr."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Falling to 0: V forgets the noise of single outcomes, which a constant rate keeps."""
+    """Learning rate of the critic in this stage. None: optimizer.critic_lr."""
+    schedule: Schedule = "constant"
+    """How the learning rate decays. Decay to 0 averages out the noise of single outcomes, which a
+    constant rate keeps in V."""
     epochs: Whole = Field(1, ge=1)
+    """Number of passes over a batch."""
     prompts: Whole | None = Field(None, ge=1)
-    """Of a batch, each asked rollout.samples times. None: rollout.prompts."""
+    """Number of prompts per batch, with rollout.samples responses each. None: rollout.prompts."""
     minibatches: Whole | None = Field(None, ge=1)
-    """Gradient steps of an epoch. None: update.minibatches."""
+    """Gradient steps per epoch. None: update.minibatches."""
 
 
 class Optimize(Settings):
-    """Reinforcement learning by the recipe's algorithm."""
+    """Reinforcement learning with the recipe's algorithm."""
 
     kind: Literal["optimize"] = "optimize"
+    """Kind of the stage."""
     steps: Whole = Field(ge=1)
+    """Number of steps: rollout batches, each followed by an update."""
 
 
 Stage = Annotated[WarmStart | PretrainCritic | Optimize, Field(discriminator="kind")]
@@ -324,113 +356,118 @@ KINDS = tuple(str(x.model_fields["kind"].default) for x in (WarmStart, PretrainC
 
 
 class EvaluationSettings(Settings):
-    """Held-out accuracy while training."""
+    """Held-out accuracy during training."""
 
     every: Whole = Field(10, ge=0)
-    """Optimisation steps between two evaluations; 0: only before and after."""
+    """Number of optimization steps between evaluations. 0: only before and after training."""
     prompts: Whole = Field(256, ge=1)
-    """Held-out prompts asked each time."""
+    """Number of held-out prompts per evaluation."""
     samples: Whole = Field(1, ge=1)
-    """Sampled responses per prompt, beside the greedy one."""
+    """Sampled responses per prompt, in addition to the greedy one."""
     greedy: bool = True
+    """Whether a greedy response is evaluated, too."""
     temperature: Number = Field(1.0, gt=0)
+    """Sampling temperature of evaluation responses."""
     top_p: Number = Field(1.0, gt=0, le=1)
+    """Top-p of evaluation responses: sample from the most probable tokens with this total
+    probability."""
     watch: Whole = Field(4, ge=0)
-    """Held-out prompts whose responses are kept token by token with their credit, each time the
-    same, to see what changed."""
+    """Number of held-out prompts whose responses are recorded with per-token credit at every
+    evaluation. They are always the same prompts, to show what changes."""
 
 
 class SaveSettings(Settings):
-    """What a run leaves behind."""
+    """What a run saves."""
 
     every: Whole = Field(20, ge=1)
-    """Steps between two checkpoints."""
+    """Number of steps between checkpoints."""
     keep: Whole = Field(2, ge=1)
-    """Checkpoints kept; the last one of the run always is."""
+    """Number of checkpoints to keep; the final one is always kept."""
     rollouts_every: Whole = Field(10, ge=0)
-    """Steps between two files of rollouts; 0: none."""
+    """Number of steps between files of recorded rollouts. 0: record none."""
     rollouts: Whole = Field(16, ge=1)
-    """Responses in each of them."""
+    """Number of responses per file of recorded rollouts."""
     trackers: list[str] = Field(default_factory=list)
-    """Beside TensorBoard: wandb, trackio, mlflow."""
+    """Experiment trackers in addition to TensorBoard: wandb, trackio, mlflow."""
 
     @field_validator("trackers")
     @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
+    def _known_trackers(cls, names: list[str]) -> list[str]:
         others = [name for name in TRACKERS if name != "tensorboard"]
         for name in names:
             if name not in others:
-                near = get_close_matches(name, others, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"expected names of {', '.join(others)}; got {name!r}.{hint}")
+                raise ValueError(
+                    f"expected names of {', '.join(others)}; got {name!r}.{nearest(name, others)}"
+                )
         return names
 
 
 class Recipe(Settings):
-    """One run, whole: running it again repeats it."""
+    """The complete settings of a run; running them again repeats it."""
 
     name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
-    """Of the run's folder."""
+    """Name of the run; used for its directory."""
     seed: Whole = Field(0, ge=0)
+    """Seed of all random numbers."""
     threads: Whole | None = Field(None, ge=1)
-    """CPU threads of torch; None: its own choice."""
+    """Number of CPU threads of PyTorch. None: its default."""
     model: ModelSettings
+    """The model to train."""
     data: DataSettings
+    """The prompts."""
     reward: str | dict[str, Any] = "math"
-    """math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
+    """Reward: math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
     algorithm: str | dict[str, Any] = "sapo"
-    """A method's name; with settings as {name: sapo, lam: 0.95, partition: newline}."""
+    """Name of the method; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
+    """Stages of the run, in order: warm_start, pretrain_critic, optimize."""
     rollout: RolloutSettings = RolloutSettings()
+    """How responses are sampled."""
     update: UpdateSettings = UpdateSettings()
+    """How a batch becomes gradient steps."""
     memory: MemorySettings = MemorySettings()
+    """Ways to save memory."""
     optimizer: OptimizerSettings = OptimizerSettings()
+    """Optimizer and learning rates."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    """Held-out accuracy during training."""
     save: SaveSettings = SaveSettings()
+    """Checkpoints, recorded rollouts and trackers."""
 
     @property
     def total_steps(self) -> int:
-        """Steps of all stages."""
+        """Number of steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
     @property
     def recomputes(self) -> bool:
-        """Whether π_old is computed again by the model that is trained."""
+        """Whether log π_old is recomputed by the trained model."""
         exact = self.rollout.engine == "hf" and self.model.dtype == "float32"
-        asked = self.rollout.old_logp
-        return asked == "recompute" or (asked == "auto" and not exact)
+        source = self.rollout.old_logp
+        return source == "recompute" or (source == "auto" and not exact)
 
     def make_algorithm(self) -> Algorithm:
-        """The method as an object."""
+        """Make the method from its name and settings."""
         return algorithm_of(self.algorithm)
 
     @field_validator("algorithm", "reward", mode="before")
     @classmethod
-    def _a_name(cls, spec: Any, info: ValidationInfo) -> Any:
+    def _has_name(cls, spec: Any, info: ValidationInfo) -> Any:
         if isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str)):
             return spec
         example = "{name: sapo, lam: 0.95}" if info.field_name == "algorithm" else "{name: math}"
         raise ValueError(f"expected a name, or settings with a name, as in {example}; got {spec!r}")
 
-    @field_validator("algorithm")
+    @field_validator("algorithm", "reward")
     @classmethod
-    def _known_algorithm(cls, spec: str | dict[str, Any]) -> str | dict[str, Any]:
+    def _can_be_made(cls, spec: Any, info: ValidationInfo) -> Any:
         try:
-            algorithm_of(spec)
+            if info.field_name == "algorithm":
+                algorithm_of(spec)
+            elif not names_file(spec if isinstance(spec, str) else spec["name"]):
+                make_reward(spec)  # a file may be written later; train/build.py looks for it
         except TypeError as error:
-            raise ValueError(f"a setting of {spec!r} is of the wrong kind: {error}") from None
-        return spec
-
-    @field_validator("reward")
-    @classmethod
-    def _known_reward(cls, spec: str | dict[str, Any]) -> str | dict[str, Any]:
-        name = spec if isinstance(spec, str) else spec["name"]
-        if names_file(name):
-            return spec  # a file may come later; it is looked for before a model loads
-        try:
-            make_reward(spec)
-        except TypeError as error:
-            raise ValueError(f"a setting of {spec!r} is of the wrong kind: {error}") from None
+            raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None
         return spec
 
     @model_validator(mode="after")
@@ -447,12 +484,12 @@ class Recipe(Settings):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Complete, for config.yaml."""
+        """Return the complete settings as plain data, for config.yaml."""
         return self.model_dump(mode="json")
 
 
 def algorithm_of(spec: str | dict[str, Any]) -> Algorithm:
-    """The method of a name, or of a name with settings; lists serve as tuples."""
+    """Make a method from a name, or from settings with a name; lists become tuples."""
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = str(settings.pop("name"))
     made = {key: tuple(x) if isinstance(x, list) else x for key, x in settings.items()}

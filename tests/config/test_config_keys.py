@@ -11,6 +11,7 @@ from tiny_runs import changed
 
 from segcredit import __version__
 from segcredit.config import Recipe, RecipeError, load_recipe, parse_recipe, shipped_recipes
+from segcredit.config.recipe import Settings
 
 
 def error_of(recipe: dict[str, Any]) -> list[str]:
@@ -39,11 +40,14 @@ def the_error_of(**changes: Any) -> str:
         ({"stages__1__betta2": 1}, "stages.1.betta2: unknown key. Did you mean 'beta2'?"),
         (
             {"stages__2__phase": "x"},
-            "stages.2.phase: unknown key. Known: epochs, kind, lr, minibatches, prompts, schedule, "
-            "steps.",
+            "stages.2.phase: unknown key. Known keys: epochs, kind, lr, minibatches, prompts, "
+            "schedule, steps.",
         ),
-        ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known: kind, steps."),
-        ({"zzz": 1}, "zzz: unknown key. Known: algorithm, data, evaluation, memory, model, name, "),
+        ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known keys: kind, steps."),
+        (
+            {"zzz": 1},
+            "zzz: unknown key. Known keys: algorithm, data, evaluation, memory, model, name, ",
+        ),
     ],
 )
 def test_unknown_keys_with_the_nearest_of_that_place(changes: Any, expected: str) -> None:
@@ -273,3 +277,18 @@ def test_a_recipe_written_out_is_the_same_recipe(tmp_path: Path) -> None:
     assert repr(again.make_algorithm()) == repr(recipe.make_algorithm())
     assert set(Recipe.model_fields) == set(yaml.safe_load(path.read_text())), "nothing is left out"
     assert recipe.total_steps == 15
+
+
+def test_every_setting_is_described_in_whole_phrases() -> None:
+    """The descriptions are the reference of the settings."""
+    kinds = [Settings, *Settings.__subclasses__()]
+    assert len(kinds) > 12
+    fields = {
+        f"{kind.__name__}.{name}": field.description or ""
+        for kind in kinds
+        if kind.__module__ == Settings.__module__
+        for name, field in kind.model_fields.items()
+    }
+    wrong = [key for key, x in fields.items() if len(x) < 10 or not x.endswith((".", "}"))]
+    assert wrong == []
+    assert [key for key, x in fields.items() if x.startswith(("Of ", "As ", "Who ", "What "))] == []

@@ -119,8 +119,12 @@ def test_what_a_tree_asks_for() -> None:
 @pytest.mark.parametrize(
     ("tree", "samples", "expected"),
     [
-        ({"tokens": 6}, 1, "all branches but the last ones take 12 tokens (tokens × levels), so "),
-        ({"tokens": 2}, 2, "tree.branching says how many responses a prompt gets: set samples to "),
+        ({"tokens": 6}, 1, "all levels but the last take 12 tokens (tree.tokens × levels), "),
+        (
+            {"tokens": 2},
+            2,
+            "tree.branching sets the number of responses per prompt: set samples to ",
+        ),
         ({"branching": []}, 1, "rollout.tree.branching: List should have at least 1 item"),
         ({"branching": [1]}, 1, "rollout.tree.branching.0: Input should be greater than or equal"),
     ],
@@ -545,7 +549,7 @@ def test_adapters_are_planned_for_text_and_pictures(model: Path) -> None:
         ({"rank": 0}, "model.lora.rank: Input should be greater than or equal to 1; got 0"),
         ({"alpha": 0}, "model.lora.alpha: Input should be greater than 0; got 0"),
         ({"rnak": 4}, "model.lora.rnak: unknown key. Did you mean 'rank'?"),
-        ({"dropout": 0.1}, "model.lora.dropout: unknown key. Known: alpha, rank, targets."),
+        ({"dropout": 0.1}, "model.lora.dropout: unknown key. Known keys: alpha, rank, targets."),
         (True, "model.lora: Input should be"),
     ],
 )
