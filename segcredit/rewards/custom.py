@@ -21,7 +21,7 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -349,15 +349,42 @@ def _file_and_name(spec: str) -> tuple[Path, str]:
 
 
 def _require_name(path: Path, name: str) -> None:
+    """Check that a file defines a function of that name; the file is parsed, not run."""
     try:
-        body = ast.parse(path.read_bytes(), str(path)).body
+        tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
         raise RewardError(f"{path} is not a Python file that can be read: {error}.") from None
-    functions = [s.name for s in body if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    bound = {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
-    imported = {a.asname or a.name for s in body if isinstance(s, ast.ImportFrom) for a in s.names}
-    if name in functions or name in bound | imported or "*" in imported:
+    found: dict[str, bool] = {}
+    for bound, callable_ in _module_names([tree]):
+        found[bound] = callable_ or found.get(bound, False)
+    if found.get(name) or "*" in found:
         return
+    functions = [s.name for s in tree.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
     close = difflib.get_close_matches(name, functions, 1)
     there = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(functions) or 'none'}."
+    if name in found:
+        raise ValueError(f"{path}: expected a function; got {name!r}, which is not one. {there}")
     raise ValueError(f"{path} has no function {name!r}. {there}")
+
+
+def _module_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, bool]]:
+    """Yield the names that a module binds, and whether each may be a function."""
+    for node in nodes:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, True
+                yield from (
+                    (x, True) for n in ast.walk(node) if isinstance(n, ast.Global) for x in n.names
+                )
+            case ast.ImportFrom():
+                yield from ((x.asname or x.name, True) for x in node.names)
+            case ast.Import():
+                yield from ((x.asname or x.name.partition(".")[0], False) for x in node.names)
+            case ast.Assign(
+                value=ast.Constant() | ast.List() | ast.Tuple() | ast.Dict() | ast.Set()
+            ):
+                yield from ((x.id, False) for x in node.targets if isinstance(x, ast.Name))
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, True
+            case _:
+                yield from _module_names(ast.iter_child_nodes(node))

@@ -285,6 +285,38 @@ def test_mistakes_in_the_file_are_found_before_the_run(tmp_path: Path, file: str
         reward(RESPONSES)
 
 
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ("score = 1", False),
+        ("score = [len]", False),
+        ("import score", False),
+        ("import score.parts", False),
+        ("def other(x):\n    score = x\n    return score", False),
+        ("print(score)", False),
+        ("score = make()", True),
+        ("score = lambda completions: [0.0]", True),
+        ("score = None\nif True:\n    def score(completions): ...", True),
+        ("try:\n    from fast import score\nexcept ImportError:\n    score = None", True),
+        ("from rewards import *", True),
+        ("from rewards import grade as score", True),
+        ("a, score = pair()", True),
+        ("class score: ...", True),
+        ("def start():\n    global score\n    score = len", True),
+    ],
+)
+def test_a_name_that_cannot_be_a_function_is_found_before_the_run(
+    tmp_path: Path, text: str, accepted: bool
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text + "\n")
+    if accepted:
+        make_reward(f"{path}:score").close()
+        return
+    with pytest.raises(ValueError, match=r"'score', which is not one\.|has no function 'score'\."):
+        make_reward(f"{path}:score")
+
+
 @pytest.mark.usefixtures("as_users_run_it")
 def test_settings_are_refused_early() -> None:
     for deadline in (0, "60", float("inf")):
