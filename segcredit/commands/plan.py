@@ -1,4 +1,4 @@
-"""``segcredit plan``: will it fit, how long will it take, and what to change if not."""
+"""``segcredit plan``: predict memory and time of a training step, and settings that fit."""
 
 from typing import Annotated
 
@@ -20,18 +20,16 @@ segcredit plan my.yaml  [dim]# for the GPUs of this machine[/dim]
 
 
 def plan(
-    recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a recipe that comes along.")
-    ],
+    recipe: Annotated[str, typer.Argument(help="YAML file, or name of a built-in recipe.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…"),
+        typer.Argument(help="Override settings with key.path=value.", metavar="[KEY=VALUE]…"),
     ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(
             "--gpus",
-            help="How many and which, as 8xA100-80G; this machine's if not given.",
+            help="Count and name, as 8xA100-80G; default: the GPUs of this machine.",
             metavar="COUNTxNAME",
         ),
     ] = None,
@@ -39,7 +37,7 @@ def plan(
         int | None,
         typer.Option(
             "--mean-length",
-            help="Of responses; half of rollout.max_tokens if not given.",
+            help="Mean tokens of a response; default: half of rollout.max_tokens.",
             min=1,
             metavar="TOKENS",
         ),
@@ -48,7 +46,7 @@ def plan(
         int | None,
         typer.Option(
             "--prompt-tokens",
-            help="Of a prompt on average, pictures included; from the data if not given.",
+            help="Mean tokens of a prompt, images included; default: from the data.",
             min=1,
             metavar="TOKENS",
         ),
@@ -57,7 +55,7 @@ def plan(
         int | None,
         typer.Option(
             "--longest-prompt",
-            help="Of a batch: while sampling all are padded to it.",
+            help="Tokens of the longest prompt of a batch, to which prompts are padded.",
             min=1,
             metavar="TOKENS",
         ),
@@ -66,14 +64,14 @@ def plan(
         int | None,
         typer.Option(
             "--picture-tokens",
-            help="Of a prompt's tokens, those that are pictures.",
+            help="Mean number of image tokens among a prompt's tokens.",
             min=0,
             metavar="TOKENS",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Numbers for a program.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict a step's memory and time without loading weights; say what to change."""
+    """Predict memory and time of a training step without loading weights."""
     from rich.console import Console
 
     from segcredit.commands.output import quiet_libraries
@@ -100,6 +98,6 @@ def plan(
 
         typer.echo(writer.dumps(found.as_dict(), indent=2, ensure_ascii=False))
         return
-    from segcredit.plan.show import show
+    from segcredit.plan.predict import show
 
     show(Console(), found, recipe, overrides or [])

@@ -1,4 +1,4 @@
-"""Memory and time of a training step, predicted from a model's configuration alone."""
+"""Predict memory and time of a training step from a model's configuration alone."""
 
 from segcredit.plan.gpus import GPUS, Gpu, parse_gpus
 from segcredit.plan.job import Job, Lengths, job_of

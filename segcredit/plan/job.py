@@ -1,4 +1,4 @@
-"""One training step to be predicted: a model, a recipe's settings, lengths, and GPUs."""
+"""One training step to predict: model, recipe settings, lengths and GPUs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,36 +23,36 @@ from segcredit.rollout.fixed import SMALL_MODEL
 from segcredit.types import Algorithm, Prompt
 
 RESPONSE_SHARE = 0.5
-"""Of max_tokens that a response has on average, unless told otherwise."""
+"""Assumed mean length of a response, as a share of max_tokens."""
 PROMPT = 256
-"""Tokens of a prompt of which nothing is known."""
+"""Assumed tokens of a prompt when the data is not available."""
 LONGEST = 3.0
-"""The longest prompt of a batch to the mean one, where only the mean is known; in 256 of GSM8K
-2.0, of Geometry3K 4.2, of MATH500 6.5."""
-PICTURE_SHARE = 0.85
-"""Of a prompt's tokens that are its picture's, where that is not known; as in Geometry3K."""
+"""Assumed ratio of the longest prompt of a batch to the mean. The data sets have 2.0 (GSM8K), 4.2
+(Geometry3K) and 6.5 (MATH500) over 256 prompts."""
+IMAGE_SHARE = 0.85
+"""Assumed share of image tokens in a prompt, as in Geometry3K."""
 TEMPLATE = 20
-"""Tokens that a chat template adds."""
+"""Tokens added by a chat template."""
 CHARACTERS = 4
-"""Per token of text."""
-LOOKED_AT = 256
-"""Prompts of the data."""
+"""Characters of text per token."""
+NUM_READ = 256
+"""Number of prompts read from the data."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens."""
+    """Lengths in tokens."""
 
     prompt: float
-    """On average, pictures included."""
+    """Mean prompt, images included."""
     longest: int
-    """Of a batch: where rows are padded, all are as long."""
-    pictures: float
-    """Of a prompt's tokens, on average, those that are pictures."""
+    """Longest prompt of a batch, to which prompts are padded while sampling."""
+    images: float
+    """Mean number of image tokens in a prompt."""
     response: float
-    """On average."""
+    """Mean response."""
     prompt_from: str = "given"
-    """Where the numbers come from, to be told."""
+    """Source of the prompt lengths, for the output."""
     response_from: str = "given"
 
 
@@ -61,10 +61,10 @@ def lengths_of(
     tower: Tower | None,
     prompt: float | None = None,
     longest: int | None = None,
-    pictures: float | None = None,
+    images: float | None = None,
     response: float | None = None,
 ) -> Lengths:
-    """What was given, and the rest from the data or assumed."""
+    """Combine the given lengths with estimates from the data or assumptions."""
     limit = recipe.rollout.max_tokens
     if response is not None and response > limit:
         raise ValueError(
@@ -76,50 +76,43 @@ def lengths_of(
     else:
         response = max(1.0, limit * RESPONSE_SHARE)
         response_from = (
-            f"assumed: {RESPONSE_SHARE:.0%} of rollout.max_tokens on average; --mean-length "
-            f"TOKENS if you know better"
+            f"assumed: {RESPONSE_SHARE:.0%} of rollout.max_tokens on average; set --mean-length "
+            f"TOKENS if you know it"
         )
-    found = None
+    estimate = None
+    bound = recipe.data.max_prompt_tokens
     if prompt is not None:
         prompt_from = f"--prompt-tokens {prompt:g}"
     else:
-        found, prompt_from = _from_data(recipe, tower)
-        prompt = found.prompt if found else _assumed(recipe)
-    guessed = []
+        estimate, prompt_from = _from_data(recipe, tower)
+        prompt = estimate[0] if estimate else float(PROMPT if bound is None else min(PROMPT, bound))
+    assumed = []
     if longest is None:
-        longest = found.longest if found else round(prompt * LONGEST)
-        guessed += [] if found else ["the longest"]
-        bound = recipe.data.max_prompt_tokens
+        longest = estimate[1] if estimate else round(prompt * LONGEST)
+        assumed += [] if estimate else ["the longest"]
         longest = longest if bound is None else min(longest, bound)
-    if pictures is None:
-        known = found.pictures if found else prompt * PICTURE_SHARE
-        pictures = 0.0 if tower is None else known
-        guessed += [] if found or tower is None else ["pictures"]
-    if tower is None and pictures:
+    if images is None:
+        known = estimate[2] if estimate else prompt * IMAGE_SHARE
+        images = 0.0 if tower is None else known
+        assumed += [] if estimate or tower is None else ["images"]
+    if tower is None and images:
         raise ValueError(
-            f"--picture-tokens: this model reads text alone; got {pictures:g}. Leave it out."
+            f"--picture-tokens: this model reads text only; got {images:g}. Leave the option out."
         )
-    if pictures > prompt:
+    if images > prompt:
         raise ValueError(
-            f"--picture-tokens: pictures are a part of the prompt's {prompt:g} tokens; got "
-            f"{pictures:g}. Give --prompt-tokens with the pictures included."
+            f"--picture-tokens: image tokens are part of the prompt's {prompt:g} tokens; got "
+            f"{images:g}. Give --prompt-tokens with the images included."
         )
-    if guessed and prompt_from.startswith("--"):
-        prompt_from += f"; assumed: {' and '.join(guessed)}"
+    if assumed and prompt_from.startswith("--"):
+        prompt_from += f"; assumed: {' and '.join(assumed)}"
     return Lengths(
-        prompt, max(longest, round(prompt)), pictures, response, prompt_from, response_from
+        prompt, max(longest, round(prompt)), images, response, prompt_from, response_from
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    prompt: float
-    longest: int
-    pictures: float
-
-
-def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[_Found | None, str]:
-    """An estimate from the prompts at hand, and how it came about."""
+def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[tuple[float, int, float] | None, str]:
+    """Estimate mean prompt, longest prompt and mean image tokens; describe the source."""
     data = recipe.data
     if data.world is not None:
         prompts: Sequence[Prompt] = make_world(data.world, **data.settings).prompts("train", 0, 64)
@@ -127,7 +120,7 @@ def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[_Found | None, str]
     elif all(Path(name).is_file() for name in data.train):
         prompts = load_prompts(
             list(data.train),
-            limit=LOOKED_AT,
+            limit=NUM_READ,
             skip_bad_rows=True,
             suffix=data.suffix,
             allow_outside=data.allow_outside,
@@ -136,48 +129,42 @@ def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[_Found | None, str]
     else:
         prompts, where = [], ""
     if not prompts:
-        return None, "assumed, since the data is not here; --prompt-tokens TOKENS if you know"
-    around = TEMPLATE if data.template is None else len(data.template) / CHARACTERS
-    both = [_estimate(prompt, tower, around) for prompt in prompts]
-    each = [text + picture for text, picture in both]
-    mean = sum(each) / len(each)
-    pictures = sum(picture for _, picture in both) / len(each)
-    area = "" if tower is None else f", a token per {tower.token_pixels} pixels of pictures"
+        return None, "assumed, since the data is not here; set --prompt-tokens TOKENS if you know"
+    template = TEMPLATE if data.template is None else len(data.template) / CHARACTERS
+    both = [_estimate(prompt, tower, template) for prompt in prompts]
+    each = [text + image for text, image in both]
+    images = sum(image for _, image in both) / len(each)
+    area = "" if tower is None else f", a token per {tower.token_pixels} pixels of images"
     how = f"estimated from {where}: a token per {CHARACTERS} characters of text{area}"
-    return _Found(mean, round(max(each)), pictures), how
+    return (sum(each) / len(each), round(max(each)), images), how
 
 
-def _estimate(prompt: Prompt, tower: Tower | None, around: float) -> tuple[float, float]:
-    """Tokens of a prompt's text with what stands around it, and of its pictures."""
+def _estimate(prompt: Prompt, tower: Tower | None, template: float) -> tuple[float, float]:
+    """Estimate the text tokens of a prompt, template included, and its image tokens."""
     text = sum(len(message["content"]) for message in prompt.messages) / CHARACTERS
     if tower is None:
-        return text + around, 0.0
-    return text + around, sum(_area(x) for x in prompt.images) / tower.token_pixels
+        return text + template, 0.0
+    return text + template, sum(_area(x) for x in prompt.images) / tower.token_pixels
 
 
-def _area(picture: bytes | Path) -> int:
-    """In pixels; only the file's head is read."""
+def _area(image: bytes | Path) -> int:
+    """Pixels of an image; reads the file header only."""
     from PIL import Image
 
-    source = BytesIO(picture) if isinstance(picture, bytes) else picture
-    with Image.open(source, formats=FORMATS) as image:
-        return image.width * image.height
-
-
-def _assumed(recipe: Recipe) -> float:
-    bound = recipe.data.max_prompt_tokens
-    return float(PROMPT if bound is None else min(PROMPT, bound))
+    source = BytesIO(image) if isinstance(image, bytes) else image
+    with Image.open(source, formats=FORMATS) as opened:
+        return opened.width * opened.height
 
 
 BLOCK = 256
-"""Numbers of a moment that share a scale, where moments take eight bits (bitsandbytes)."""
+"""Numbers of an 8-bit moment that share a scale (bitsandbytes)."""
 SMALLEST = 4096
-"""Moments of tensors of fewer numbers stay in float32 even so."""
+"""Tensors with fewer elements keep float32 moments."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything the prediction depends on."""
+    """Everything a prediction depends on."""
 
     shape: Shape
     lengths: Lengths
@@ -187,30 +174,28 @@ class Job:
     critic: bool = True
     reference: bool = True
     tracked: bool = False
-    """Whether each prompt's previous and current response are scored after the step
-    (single-stream SPO)."""
+    """Whether the previous and the current responses are scored after the step (single-stream
+    SPO)."""
     rescored: bool = False
-    """Whether log π_old comes from a forward pass of its own."""
+    """Whether log π_old comes from a separate forward pass."""
     half: bool = True
     """bfloat16; else float32."""
     packed: bool = True
-    eager: bool = False
-    """Attention that writes its matrix down."""
     copied_keys: bool = False
-    """Whether sampling copies keys and values for every query head, as it did when its times were
+    """Whether sampling copies keys and values for every query head, as it did when it was
     measured."""
     compile: bool = False
     freeze_vision: bool = False
     adapter: Adapter | None = None
-    """LoRA: the weights are frozen, and there is one copy of them."""
+    """LoRA: one frozen copy of the weights, and adapters."""
     recompute: bool = False
     offload: bool = False
     stream: bool = False
-    """Whether what rests comes back a part at a time, in every gradient step."""
+    """Whether offloaded state is streamed through the GPU in every gradient step."""
     vllm: float = 0.0
-    """Share of the GPU that vLLM fills while it samples; 0: transformers sample."""
+    """Share of GPU memory that vLLM uses while sampling; 0: transformers samples."""
     eight_bit: bool = False
-    """Whether moments take eight bits each."""
+    """8-bit optimizer moments."""
     shard: bool = False
 
     prompts: int = 128
@@ -221,48 +206,47 @@ class Job:
     epochs: int = 1
     tokens_per_micro: int = 16_384
     steps: int = 0
-    """Of the recipe's reinforcement learning; 0: not asked."""
+    """Optimization steps of the recipe; 0: unknown."""
     uncounted: tuple[str, ...] = ()
-    """What the method does beyond drawing responses and learning once from each."""
+    """Work of this job that the prediction leaves out."""
 
     @property
     def bytes(self) -> int:
-        """Of a weight or an activation."""
+        """Bytes of a weight or an activation."""
         return 2 if self.half else 4
 
     @property
     def shards(self) -> bool:
-        """Whether models and optimizers are divided; one GPU has all parts."""
         return self.shard and self.gpus > 1
 
     @property
     def shares(self) -> int:
-        """GPUs that one weight is divided among."""
+        """Number of GPUs that one weight is sharded over."""
         return self.gpus if self.shards else 1
 
     @property
     def responses(self) -> int:
-        """Of a step, all GPUs together."""
+        """Responses of a step, over all GPUs."""
         return self.prompts * self.samples
 
     @property
     def own_responses(self) -> int:
-        """That one GPU draws."""
+        """Responses that one GPU samples in a step."""
         return math.ceil(self.responses / self.gpus)
 
     @property
     def rows_at_once(self) -> int:
-        """Responses that one GPU draws at once."""
+        """Responses that one GPU samples at once."""
         return min(self.rows, self.own_responses)
 
     @property
     def prompts_at_once(self) -> int:
-        """Distinct prompts among them."""
+        """Distinct prompts among ``rows_at_once``."""
         return min(self.prompts, math.ceil(self.rows_at_once / self.samples))
 
     @property
     def per_minibatch(self) -> int:
-        """Responses of a mini-batch, all GPUs together."""
+        """Responses of a mini-batch, over all GPUs."""
         return math.ceil(self.responses / self.minibatches)
 
     @property
@@ -274,84 +258,84 @@ class Job:
         return self.lengths.prompt + self.lengths.response
 
     def micro_tokens(self, responses: int) -> float:
-        """Of the fullest micro-batch when so many responses grow to their limit."""
+        """Tokens of the largest micro-batch when all responses reach max_tokens."""
         longest = self.lengths.prompt if self.packed else self.lengths.longest
         full = min(self.tokens_per_micro, responses * (longest + self.max_tokens))
-        return max(full, self.longest_row)  # a row is never divided
+        return max(full, self.longest_row)  # a row is never split
 
     def micro_rows(self, responses: int) -> float:
-        """Responses in it: the more, the shorter they are."""
+        """Responses in the largest micro-batch at mean length."""
         return min(responses, max(1.0, self.micro_tokens(responses) / self.mean_row))
 
     def micro_count(self, responses: int, length: float) -> int:
-        """Micro-batches of so many responses of this length, prompts included."""
+        """Number of micro-batches for responses of this length, prompts included."""
         return min(responses, max(1, math.ceil(responses * length / self.tokens_per_micro)))
 
     @property
-    def adds_up(self) -> bool:
-        """Whether a GPU's mini-batch may take several micro-batches: then gradients wait."""
+    def accumulates(self) -> bool:
+        """Whether a GPU accumulates gradients over several micro-batches of a mini-batch."""
         full = self.lengths.prompt + self.max_tokens
         return math.ceil(self.micro_count(self.per_minibatch, full) / self.gpus) > 1
 
     @property
     def policy_trained(self) -> int:
-        """The policy's parameters that have gradients."""
+        """Trainable parameters of the policy."""
         return self.adapter.numbers if self.adapter else self.trainable(self.shape.parameters)
 
     @property
     def critic_trained(self) -> int:
-        """The critic's: its value head among them."""
+        """Trainable parameters of the critic, value head included."""
         if self.adapter:
             return self.adapter.numbers + self.shape.hidden + 1
         return self.trainable(self.shape.critic_parameters)
 
     @property
     def layers_trained(self) -> int:
-        """Those of one model's text layers."""
+        """Trainable parameters in one model's text layers."""
         return self.adapter.text if self.adapter else self.shape.layer_parameters
 
     @property
     def tower_trained(self) -> int:
-        """Those of its vision tower."""
+        """Trainable parameters in one model's vision tower."""
         if self.adapter:
             return self.adapter.numbers - self.adapter.text
         return 0 if self.freeze_vision or not self.shape.tower else self.shape.tower.parameters
 
     @property
-    def tower_rests(self) -> bool:
-        """Whether the vision tower's states need no gradients."""
+    def tower_frozen(self) -> bool:
+        """Whether the vision tower needs no gradients."""
         return not self.adapter.vision if self.adapter else self.freeze_vision
 
     def moment(self, count: int) -> int:
-        """Bytes of one of the two moments of a tensor of so many numbers."""
+        """Bytes of one of the two moments of a tensor with ``count`` elements."""
         if not self.eight_bit or count < SMALLEST:
             return 4 * count
         return count + 4 * math.ceil(count / BLOCK)
 
     def trained_sizes(self, critic: bool) -> list[int]:
-        """Numbers of each tensor that has gradients, of the policy or of its critic."""
+        """Number of elements of each trainable tensor of the policy or of its critic."""
         shape = self.shape
         if self.adapter:
             own = list(self.adapter.sizes)
         else:
             own = [count for count, vision in shape.sizes if not (vision and self.freeze_vision)]
             if critic and not shape.tied:
-                own.remove(shape.embedding)  # the head stays behind
+                own.remove(shape.embedding)  # the critic has no language-model head
         return [*own, shape.hidden, 1] if critic else own
 
     def trainable(self, parameters: int) -> int:
-        """Of so many weights those that have gradients, where all are trained."""
+        """Trainable ones among a model's parameters without LoRA."""
         tower = self.shape.tower
         return parameters - (tower.parameters if tower and self.freeze_vision else 0)
 
 
 def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) -> Job:
-    """What the recipe's settings mean for memory and time."""
+    """Collect what a recipe's settings mean for memory and time."""
     algorithm = recipe.make_algorithm()
     needs = algorithm.needs
     half = recipe.model.dtype == "bfloat16"
     attention = recipe.model.attention
-    wanted = attention == "packed" or (attention == "auto" and half)
+    packed = attention == "packed" or (attention == "auto" and half)
     return Job(
         shape=shape,
         lengths=lengths,
@@ -362,8 +346,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         tracked="baseline" in needs,
         rescored=recipe.recomputes and rescored(algorithm),
         half=half,
-        packed=wanted and shape.full_attention,
-        eager=attention == "eager",
+        packed=packed and shape.full_attention,
         compile=recipe.model.compile,
         freeze_vision=recipe.model.freeze_vision,
         adapter=adapter_of(recipe, shape),
@@ -387,12 +370,16 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
 
 def _uncounted(recipe: Recipe, algorithm: Algorithm, shape: Shape) -> Iterator[str]:
     if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
-        yield "CUDA graphs: sampling is faster, and its keys and values keep their memory"
+        yield "CUDA graphs: sampling is faster, and its KV cache stays allocated"
+    if recipe.model.attention == "eager":
+        yield "the attention matrices of model.attention=eager (not measured)"
+    if not shape.full_attention:
+        yield "savings of layers without full attention, counted as full attention (not measured)"
     if continues(algorithm):
         limit = recipe.rollout.prefixes
-        most = "" if limit is None else f", at most {limit:,} beginnings a step"
-        yield f"continuations of begun responses{most}, most of what is drawn"
+        most = "" if limit is None else f", at most {limit:,} prefixes per step"
+        yield f"continuations from prefixes{most}, most of what is sampled"
     if grows_trees(algorithm):
-        yield "branches: a step is counted as if each prompt had one response, not a tree of them"
+        yield "branches: a step is counted as if each prompt had one response instead of a tree"
     if is_offline(algorithm) and not continues(algorithm):
-        yield "selection: the update is counted as if every response were learned from once"
+        yield "selection: the update is counted as if every response were used once"

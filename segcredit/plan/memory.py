@@ -1,36 +1,48 @@
-"""Memory on each GPU, part by part, at the fullest moment of every phase of a step."""
+"""Memory on each GPU at the peak of every phase of a step, and CPU memory of each process.
+
+Activations are counted operation by operation as transformers computes its layers: a norm keeps
+its input in float32, the normalized input and its result; attention keeps queries, keys, values
+and its output; a gated feed-forward layer keeps four states of its width. With LoRA, a layer also
+keeps the states between A and B, and its frozen norms no longer keep their normalized input.
+"""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from segcredit.plan import activations as per
-from segcredit.plan import divided
-from segcredit.plan.calibration import COMMUNICATION, CONTEXT, FIXED, FRAGMENTED, PER_TOKEN
 from segcredit.plan.job import Job
 
+FIXED = 0.07 * 2**30
+"""Bytes allocated besides models: library workspaces, masks, buffers."""
+PER_TOKEN = 64
+"""Bytes per token of the batch (responses × max_tokens): tokens, log-probabilities, credit."""
+CONTEXT = 0.6 * 2**30
+"""Bytes of the CUDA context, which torch does not count (assumed)."""
+COMMUNICATION = 0.5 * 2**30
+"""Bytes of NCCL buffers with several GPUs (assumed)."""
+FRAGMENTED = 0.03
+"""Share of the peak lost to fragmentation (assumed)."""
+PROCESS = 3.0 * 2**30
+"""Bytes of CPU memory of a process with torch and transformers loaded (assumed)."""
+
 PARTS = (
-    "weights",
-    "originals",
-    "moments",
-    "gradients",
-    "activations",
-    "logits",
-    "cache",
-    "workspace",
+    *("weights", "originals", "moments", "gradients"),
+    *("activations", "logits", "cache", "workspace"),
 )
-PHASES = ("sample", "annotate", "update policy", "update critic")
-CACHE_ROOM = 64
-"""Columns by which the cache grows (rollout/cache.py)."""
+CACHE_STEP = 64
+"""Columns by which the KV cache grows (rollout/prefill.py)."""
+GATHERED = 2
+"""Layers whose sharded weights are gathered at once: the current one and the next."""
+SLAB = 2**32
+"""Bytes of pinned CPU memory allocated at once (train/offload.py)."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What lies on the device at one moment."""
+    """Memory in use at one moment."""
 
     when: str
     parts: dict[str, float]
-    """Bytes."""
+    """Bytes by part."""
 
     @property
     def total(self) -> float:
@@ -38,75 +50,73 @@ class Moment:
 
 
 def memory(job: Job) -> dict[str, Moment]:
-    """The fullest moment of each phase."""
+    """Predict the peak of each phase."""
     phases = {"sample": _sample(job), "annotate": _annotate(job), "update policy": _policy(job)}
     if job.critic:
-        phases["update critic"] = _critic(job)
+        phases["update critic"] = _backward(job, "critic", job.critic_trained, 0.0, 0.0)
     return {name: max(moments, key=lambda x: x.total) for name, moments in phases.items()}
 
 
 def between(job: Job, stepped: bool = True) -> float:
-    """Bytes held between the phases; before the first step there are no moments."""
+    """Bytes held between phases; before the first step there are no moments."""
     held = _held(job)
     return sum(x for name, x in held.items() if stepped or name != "moments")
 
 
 def needed(job: Job) -> float:
-    """Bytes that a GPU must have."""
-    peak = max(moment.total for moment in memory(job).values())
-    return peak * (1 + FRAGMENTED) + CONTEXT
+    """Bytes a GPU must have: the peak and the margin."""
+    return _with_margin(max(moment.total for moment in memory(job).values()))
 
 
-def room(job: Job) -> float:
-    """Bytes that it has."""
+def available(job: Job) -> float:
+    """Bytes of GPU memory."""
     return job.gpu.memory * 2**30
 
 
 def over(job: Job) -> list[str]:
     """Phases that do not fit."""
-    return [
-        name
-        for name, moment in memory(job).items()
-        if moment.total * (1 + FRAGMENTED) + CONTEXT > room(job)
-    ]
+    return [name for name, x in memory(job).items() if _with_margin(x.total) > available(job)]
 
 
 def fits(job: Job) -> bool:
-    """Whether every phase does."""
-    return needed(job) <= room(job)
+    """Whether every phase fits."""
+    return needed(job) <= available(job)
 
 
-def _held(job: Job, awake: str = "") -> dict[str, float]:
-    """Models and optimizers; ``awake``: whose optimizer is on the device if they rest elsewhere."""
+def _with_margin(peak: float) -> float:
+    return peak * (1 + FRAGMENTED) + CONTEXT
+
+
+def _held(job: Job, updating: str = "") -> dict[str, float]:
+    """Models and optimizers on the GPU.
+
+    With offloading, only the optimizer of the model ``updating`` is there, or none if streamed.
+    """
+    models = {"policy": job.policy_trained} | ({"critic": job.critic_trained} if job.critic else {})
+    updating = "" if job.stream and not job.shards else updating
+    here = [name for name in models if not job.offload or name == updating]
+    count = sum(models[name] for name in here)
+    batch = PER_TOKEN * job.responses * job.max_tokens
+    workspace = FIXED + batch + (COMMUNICATION if job.gpus > 1 else 0)
     if job.shards:
-        return divided.held(job, awake) | _workspace(job)
-    trained = {"policy": job.policy_trained}
-    if job.critic:
-        trained["critic"] = job.critic_trained
-    awake = "" if job.stream else awake
-    here = sum(x for name, x in trained.items() if not job.offload or name == awake)
+        return {
+            "weights": _sharded_weights(job),
+            "originals": 4 * sum(models.values()) / job.gpus,
+            "moments": 8 * count / job.gpus,
+            "workspace": workspace,
+        }
+    sizes = [x for name in here for x in job.trained_sizes(name == "critic")]
     return {
         "weights": _weights(job),
-        # float32 weights are their own originals
-        "originals": 4 * here if job.half else 0,
-        "moments": _moments(job, trained, awake) if job.eight_bit else 8 * here,
-    } | _workspace(job)
-
-
-def _workspace(job: Job) -> dict[str, float]:
-    batch = PER_TOKEN * job.responses * job.max_tokens
-    return {"workspace": FIXED + batch + (COMMUNICATION if job.gpus > 1 else 0)}
-
-
-def _moments(job: Job, trained: Iterable[str], awake: str) -> float:
-    """Tensor by tensor, as small ones have more than eight bits."""
-    here = [name for name in trained if not job.offload or name == awake]
-    sizes = [x for name in here for x in job.trained_sizes(critic=name == "critic")]
-    return 2.0 * sum(map(job.moment, sizes))
+        # float32 weights need no separate master weights
+        "originals": 4 * count if job.half else 0,
+        "moments": 2.0 * sum(map(job.moment, sizes)) if job.eight_bit else 8 * count,
+        "workspace": workspace,
+    }
 
 
 def _weights(job: Job) -> int:
-    """Of all models: with LoRA one, and adapters."""
+    """Weights of all models; with LoRA one model and its adapters."""
     shape, adapter = job.shape, job.adapter
     head = 4 * (shape.hidden + 1) if job.critic else 0
     if adapter:
@@ -116,75 +126,169 @@ def _weights(job: Job) -> int:
     return job.bytes * (whole + (shape.trunk_parameters if job.critic else 0)) + head
 
 
+def _sharded_weights(job: Job) -> float:
+    """The whole policy for sampling; a shard of frozen weights and of the reference model."""
+    shape = job.shape
+    frozen = shape.parameters - job.policy_trained
+    frozen += shape.critic_parameters - job.critic_trained if job.critic else 0
+    reference = shape.parameters if job.reference else 0
+    return job.bytes * (shape.parameters + (frozen + reference) / job.gpus)
+
+
+def _held_in_pass(job: Job, updating: str = "") -> dict[str, float]:
+    """Held memory during a pass: with shards, two gathered layers, the embedding and the head."""
+    held = _held(job, updating)
+    if not job.shards:
+        return held
+    gathered = job.bytes * (GATHERED * _layer_parameters(job) + _outside_layers(job))
+    return held | {"weights": held["weights"] + gathered}
+
+
+def _layer_parameters(job: Job) -> float:
+    return job.shape.layer_parameters / job.shape.layers
+
+
+def _outside_layers(job: Job) -> float:
+    """Parameters of the embedding, the head and the last norm."""
+    tower = job.shape.tower.parameters if job.shape.tower else 0
+    return job.shape.parameters - job.shape.layer_parameters - tower
+
+
 def _moment(held: dict[str, float], when: str, **more: float) -> Moment:
     return Moment(when, {name: held.get(name, 0) + more.get(name, 0) for name in PARTS})
 
 
+def _norm(width: int, size: int, frozen: bool = False) -> int:
+    return (4 + (1 if frozen else 2) * size) * width
+
+
+def _state(job: Job) -> int:
+    """Bytes per token passed from one text layer to the next."""
+    return job.bytes * job.shape.hidden
+
+
+def _layer_kept(job: Job) -> int:
+    """Bytes per token that a text layer keeps for its backward pass."""
+    size, shape = job.bytes, job.shape
+    query, key = shape.query_width, shape.key_width
+    # with padding, keys and values are expanded to one per query head
+    shared = key if job.packed else query
+    norms = 2 * _norm(shape.hidden, size, frozen=job.adapter is not None)
+    kept = norms + size * (2 * query + 2 * shared) + 4 * shape.heads
+    if job.adapter:
+        kept += size * job.adapter.inner // shape.layers
+    if shape.head_norms:
+        kept += (4 + size) * (query + key)
+    return kept + 4 * size * shape.intermediate
+
+
+def _layer_forward(job: Job) -> int:
+    """Temporary bytes per token of a text layer without gradients."""
+    size, shape = job.bytes, job.shape
+    attention = 4 * shape.query_width + 4 * shape.key_width
+    wide = 4 if job.adapter else 3  # LoRA's product, besides the output it is added to
+    return size * (max(wide * shape.intermediate, attention) + 5 * shape.hidden)
+
+
+def _text_kept(job: Job) -> int:
+    """Bytes per token that all text layers keep."""
+    per_layer = _state(job) if job.recompute else _layer_kept(job)
+    return job.shape.layers * per_layer + 2 * job.bytes * job.shape.head_width + 64
+
+
+def _text_backward(job: Job) -> int:
+    """Bytes per token that the backward pass of one text layer adds."""
+    recomputed = _layer_kept(job) if job.recompute else 0
+    return recomputed + job.bytes * (2 * job.shape.intermediate + job.shape.hidden)
+
+
 def _patches(job: Job, rows: float) -> float:
-    """Of the pictures of so many rows."""
-    return rows * job.lengths.pictures * job.shape.tower.merge if job.shape.tower else 0.0
+    """Image patches of this many rows."""
+    return rows * job.lengths.images * job.shape.tower.merge if job.shape.tower else 0.0
 
 
 def _pixels(job: Job, rows: float) -> float:
-    """Bytes of their pictures as the model is given them."""
+    """Bytes of their pixels in float32."""
     return _patches(job, rows) * 4 * (job.shape.tower.pixels if job.shape.tower else 0)
 
 
+def _tower_inputs(job: Job, patches: float, held: dict[str, float], when: str) -> list[Moment]:
+    """Peak of the vision tower without gradients; rotations are in float32."""
+    tower, size = job.shape.tower, job.bytes
+    if tower is None or not patches:
+        return []
+    block = max(3 * size * tower.intermediate, 24 * tower.hidden) + 5 * size * tower.hidden
+    pixels = (4 + size) * tower.pixels
+    return [_moment(held, when, activations=patches * (block + pixels))]
+
+
+def _block_kept(job: Job) -> int:
+    """Bytes per patch that one block of the vision tower keeps."""
+    tower, size = job.shape.tower, job.bytes
+    if tower is None:
+        return 0
+    norms = 2 * _norm(tower.hidden, size, frozen=job.adapter is not None)
+    return norms + size * 4 * (tower.hidden + tower.intermediate)
+
+
+def _tower_kept(job: Job) -> float:
+    """Bytes that the vision tower keeps for one micro-batch; none if it is frozen."""
+    tower, size = job.shape.tower, job.bytes
+    if tower is None or job.tower_frozen:
+        return 0.0
+    per_block = size * tower.hidden if job.recompute else _block_kept(job)
+    merger = _norm(tower.hidden, size) + 2 * size * tower.hidden
+    rotations = 8 * tower.head_width
+    per_patch = tower.depth * per_block + merger + rotations + size * tower.pixels
+    return _patches(job, job.micro_rows(job.per_minibatch)) * per_patch
+
+
 def _sample(job: Job) -> list[Moment]:
-    """Prompts are read padded to the longest; then the cache grows, at worst to the limit."""
-    shape, size, held = job.shape, job.bytes, _held(job)  # no weights are gathered meanwhile
+    """Prompts are read padded to the longest; the KV cache grows to the limit at worst."""
+    shape, size, held = job.shape, job.bytes, _held(job)  # sampling gathers no weights
     if job.vllm:
-        return [_moment(held, "vLLM at work", cache=job.vllm * room(job))]
+        return [_moment(held, "vLLM at work", cache=job.vllm * available(job))]
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
     column = shape.layers * 2 * size * shape.key_width
-    asked = few * longest
-    patches, pixels = _patches(job, few), _pixels(job, few)
+    prompts = few * longest
     mask = few * longest**2
-    begun = few * (longest + CACHE_ROOM) * column
     full = rows * (longest + job.max_tokens)
-    grown = (full + rows * CACHE_ROOM) * column
+    grown = (full + rows * CACHE_STEP) * column
     copied = 2 * size * shape.query_width if job.copied_keys else 0  # of one layer
-    drawn = rows * shape.vocabulary * (size + 4 + 4 + 16)  # probabilities are summed in float64
+    logits = rows * shape.vocabulary * (size + 4 + 4 + 16)  # probabilities are summed in float64
     moments = [
         _moment(
             held,
             "reading the prompts",
-            activations=asked * per.layer_forward(job) + pixels + mask,
-            cache=begun,
+            activations=prompts * _layer_forward(job) + _pixels(job, few) + mask,
+            cache=few * (longest + CACHE_STEP) * column,
         ),
         _moment(
             held,
-            "drawing the last token",
+            "sampling the last token",
             activations=full * copied,
             cache=grown + grown / shape.layers,
-            logits=drawn,
+            logits=logits,
         ),
     ]
-    if patches:
-        inside = patches * (per.block_forward(job) + per.patch_inputs(job))
-        moments.append(_moment(held, "reading the pictures", activations=inside))
-    return moments
+    return moments + _tower_inputs(job, _patches(job, few), held, "reading the images")
 
 
 def _annotate(job: Job) -> list[Moment]:
-    """Forward passes alone."""
-    held = divided.with_gathered(job, _held(job))
+    held = _held_in_pass(job)
     tokens, rows = job.micro_tokens(job.responses), job.micro_rows(job.responses)
-    patches, pixels = _patches(job, rows), _pixels(job, rows)
+    inside = tokens * _layer_forward(job) + _pixels(job, rows)
     moments = [
-        _moment(held, "in a layer", activations=tokens * per.layer_forward(job) + pixels),
+        _moment(held, "in a layer", activations=inside),
         _moment(
-            held, "in the head", activations=2 * tokens * per.state(job), logits=_chunk(job, tokens)
+            held, "in the head", activations=2 * tokens * _state(job), logits=_chunk(job, tokens)
         ),
     ]
-    if patches:
-        inside = patches * (per.block_forward(job) + per.patch_inputs(job))
-        moments.append(_moment(held, "in the vision tower", activations=inside))
-    return moments
+    return moments + _tower_inputs(job, _patches(job, rows), held, "in the vision tower")
 
 
 def _chunk(job: Job, tokens: float) -> float:
-    """Logits that stand at once: bytes."""
+    """Bytes of the logits computed at once."""
     from segcredit.core.logits import CHUNK
 
     rows = max(1, CHUNK // job.shape.vocabulary)
@@ -193,101 +297,126 @@ def _chunk(job: Job, tokens: float) -> float:
 
 
 def _policy(job: Job) -> list[Moment]:
-    """With the head, whose gradient waits for the embedding's where they are one."""
+    """The head first; if it is tied, its gradient waits for the embedding's."""
     shape = job.shape
     tokens = job.micro_tokens(job.per_minibatch)
     head_trained = 0 if job.adapter else shape.embedding
     rounded = job.bytes * head_trained
-    # divided, it waits in any case: with all that belongs to no layer
+    # with shards it always waits, together with all parameters outside the layers
     waiting = rounded if shape.tied or job.shards else 0.0
     done = 0.0 if waiting else 4.0 * head_trained
-    held = divided.with_gathered(job, _held(job, "policy"))
-    before = _before(job, job.policy_trained)
-    kept = tokens * per.text_kept(job) + _patches_kept(job)
+    last_norm = _norm(shape.hidden, job.bytes, frozen=job.adapter is not None) + _state(job)
     head = _moment(
-        held,
+        _held_in_pass(job, "policy"),
         "in the head",
-        activations=kept + tokens * per.last_norm(job),
-        gradients=before,
+        activations=tokens * _text_kept(job) + _tower_kept(job) + tokens * last_norm,
+        gradients=_accumulated(job, job.policy_trained),
         # summed over chunks in float32, and rounded at the end
         logits=max(_chunk(job, tokens), rounded if job.half else 0) + 4 * head_trained,
     )
-    return [head, *_backward(job, held, job.policy_trained, waiting, done)]
+    return [head, *_backward(job, "policy", job.policy_trained, waiting, done)]
 
 
-def _critic(job: Job) -> list[Moment]:
-    held = divided.with_gathered(job, _held(job, "critic"))
-    return _backward(job, held, job.critic_trained, 0.0, 0.0)
+def _accumulated(job: Job, trained: int) -> float:
+    """Bytes of float32 gradients that earlier micro-batches left."""
+    return 4.0 * trained / job.shares if job.accumulates else 0.0
 
 
-def _before(job: Job, trained: int) -> float:
-    """Gradients that an earlier micro-batch left: float32."""
-    return 4.0 * trained / job.shares if job.adds_up else 0.0
+def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -> list[Moment]:
+    """Backward pass from the last layer to the embedding: gradients grow, activations shrink.
 
-
-def _patches_kept(job: Job) -> float:
-    return _patches(job, job.micro_rows(job.per_minibatch)) * per.tower_kept(job)
-
-
-def _backward(
-    job: Job, held: dict[str, float], trained: int, waiting: float, done: float
-) -> list[Moment]:
-    """From the last layer to the embedding; gradients grow while activations go.
-
-    ``waiting``: the head's gradient until the embedding's joins it; ``done``: one of its own.
+    ``waiting`` is the head's gradient until the embedding's is added to it; ``done`` is the
+    gradient of an untied head.
     """
+    held = _held_in_pass(job, model)
     rounded = 0.0 if job.adapter else float(job.bytes * job.shape.embedding)
-    tokens = job.micro_tokens(job.per_minibatch)
-    every = 4.0 * trained / job.shares
-    before = _before(job, trained)
+    tokens, rows = job.micro_tokens(job.per_minibatch), job.micro_rows(job.per_minibatch)
+    before = _accumulated(job, trained)
     layers = 4.0 * job.layers_trained / job.shares
-    summed = divided.layer_gradients(job)
-    at_work = tokens * per.text_backward(job)
-    pictures = _patches_kept(job)
-    kept = tokens * per.text_kept(job) + pictures
-    # the embedding's gradient before it is added, or while it is copied to float32; a first
-    # float32 one is taken as it is
-    joining = rounded + waiting if job.adds_up else rounded if job.half or waiting else 0.0
-    joining += divided.last_gradients(job)
-    # without recomputation the last layer's own states are among the kept ones already
-    passing = per.layer_forward(job) if job.recompute else per.state(job)
+    # with shards, a layer's whole gradient and the float32 copy that is summed over the GPUs
+    summed = (job.bytes + 4) * _layer_parameters(job) if job.shards else 0.0
+    current = tokens * _text_backward(job)
+    images = _tower_kept(job)
+    kept = tokens * _text_kept(job) + images
+    # the embedding's gradient before it is added or while it is copied to float32; the first
+    # float32 gradient is stored without a copy
+    joining = rounded + waiting if job.accumulates else rounded if job.half or waiting else 0.0
+    joining += 4.0 * _outside_layers(job) if job.shards else 0.0
+    # without recomputation the last layer's states are already among those kept
+    passing = _layer_forward(job) if job.recompute else _state(job)
     moments = [
         _moment(
             held,
             "at the end of the forward pass",
-            activations=kept + tokens * passing + _pixels(job, job.micro_rows(job.per_minibatch)),
+            activations=kept + tokens * passing + _pixels(job, rows),
             gradients=before,
         ),
         _moment(
             held,
             "in the last layer",
-            activations=kept + at_work,
+            activations=kept + current,
             gradients=(before or done) + waiting + summed,
         ),
         _moment(
             held,
             "in the first layer",
-            activations=tokens * per.state(job) + at_work + pictures,
+            activations=tokens * _state(job) + current + images,
             gradients=(before or layers + done) + waiting + summed,
         ),
-        _moment(held, "in the embedding", gradients=every + joining),
+        _moment(held, "in the embedding", gradients=4.0 * trained / job.shares + joining),
     ]
-    if pictures:
-        patches = _patches(job, job.micro_rows(job.per_minibatch))
-        at_work = patches * per.tower_backward(job) + tokens * per.state(job)
-        tower = 4.0 * job.tower_trained / job.shares
+    tower = job.shape.tower
+    if images and tower:
+        recomputed = _block_kept(job) if job.recompute else 0
+        per_patch = recomputed + job.bytes * (2 * tower.intermediate + tower.hidden)
+        current = _patches(job, rows) * per_patch + tokens * _state(job)
+        trained_tower = 4.0 * job.tower_trained / job.shares
         moments += [
             _moment(
                 held,
                 "in the vision tower's last block",
-                activations=pictures + at_work,
+                activations=images + current,
                 gradients=(before or layers + done) + waiting,
             ),
             _moment(
                 held,
                 "in the vision tower's first block",
-                activations=at_work,
-                gradients=(before or layers + done + tower) + waiting,
+                activations=current,
+                gradients=(before or layers + done + trained_tower) + waiting,
             ),
         ]
     return moments
+
+
+def main_memory(job: Job) -> dict[str, float]:
+    """Bytes of CPU memory of one process, by part (counted, not measured)."""
+    shape = job.shape
+    parts = {"process": PROCESS, "weights while loading": float(job.bytes * shape.parameters)}
+    if shape.tower is not None and job.lengths.images:
+        parts["pictures of a step"] = _pixels(job, job.prompts)
+    if job.offload:
+        optimizers = [job.trained_sizes(critic=False)]
+        optimizers += [job.trained_sizes(critic=True)] if job.critic else []
+        parts["optimizers at rest"] = float(sum(_pinned(job, sizes) for sizes in optimizers))
+    return parts
+
+
+def main_memory_peak(job: Job) -> float:
+    """Peak CPU memory of one process: weights are loaded before optimizers are offloaded."""
+    parts = main_memory(job)
+    loading = parts.pop("weights while loading")
+    return parts["process"] + max(loading, sum(parts.values()) - parts["process"])
+
+
+def _pinned(job: Job, counts: list[int]) -> int:
+    """Bytes of pinned slabs for one optimizer: master weights first, then two moments each."""
+    originals = [4 * count for count in counts] if job.half and not job.shards else []
+    shards = [-(-count // job.shares) for count in counts]
+    taken = left = 0
+    for size in [*originals, *(job.moment(count) for count in shards for _ in range(2))]:
+        size = -(-size // 512) * 512
+        if size > left:
+            left = max(SLAB, size)
+            taken += left
+        left -= size
+    return taken

@@ -1,4 +1,4 @@
-"""The sizes of a model on which memory and time depend, and what one parameter of each costs."""
+"""Sizes of a model that determine memory and time, read from its configuration alone."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision tower, as Qwen-VL has it: blocks over patches, then patches merged into tokens."""
+    """Sizes of a Qwen-VL vision tower: blocks over patches, then patches merged into tokens."""
 
     parameters: int
     depth: int
@@ -22,34 +22,34 @@ class Tower:
     intermediate: int
     head_width: int
     pixels: int
-    """Numbers that describe one patch."""
+    """Numbers per patch."""
     merge: int
-    """Patches that become one token."""
+    """Patches merged into one token."""
     patch_side: int
     patch_weights: int
-    """Factors that each patch is multiplied by."""
+    """Matrix weights applied to each patch."""
     token_weights: int
-    """Factors that each merged token is multiplied by."""
+    """Matrix weights applied to each merged token."""
 
     @property
     def token_pixels(self) -> int:
-        """Pixels of the picture behind one token."""
+        """Image pixels per token."""
         return self.patch_side**2 * self.merge
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, by numbers alone."""
+    """Sizes of a model."""
 
     kind: str
-    """The name of its class."""
+    """Name of its class."""
     parameters: int
     trunk_parameters: int
-    """Without the language-model head, if that has weights of its own: what a critic copies."""
+    """Without an untied language-model head: the part a critic copies."""
     layer_parameters: int
-    """Of all text layers."""
+    """Parameters of all text layers."""
     layer_weights: int
-    """Factors that each token is multiplied by in all of them."""
+    """Matrix weights of all text layers, each applied to every token."""
     layers: int
     hidden: int
     intermediate: int
@@ -58,16 +58,16 @@ class Shape:
     head_width: int
     vocabulary: int
     tied: bool
-    """Whether the head is the embedding."""
+    """Whether the head shares the embedding's weights."""
     head_norms: bool
-    """Whether queries and keys are normed (Qwen3)."""
+    """Whether queries and keys are normalized (Qwen3)."""
     full_attention: bool
-    """Whether every layer attends to everything before."""
+    """Whether every layer attends to all earlier tokens."""
     tower: Tower | None
     sizes: tuple[tuple[int, bool], ...]
-    """Of each parameter: how many numbers, and whether it belongs to the vision tower."""
+    """Number of elements of each parameter, and whether it belongs to the vision tower."""
     linears: tuple[tuple[str, int, int], ...] = ()
-    """Of each linear layer but the head: its name, and how many numbers go in and come out."""
+    """Name, input and output width of each linear layer except the head."""
 
     @property
     def query_width(self) -> int:
@@ -79,12 +79,12 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Numbers of the embedding, and of the head."""
+        """Elements of the embedding, and of the head."""
         return self.vocabulary * self.hidden
 
     @property
     def critic_parameters(self) -> int:
-        """The trunk, and one value from its last state."""
+        """Parameters of the trunk and its value head."""
         return self.trunk_parameters + self.hidden + 1
 
 
@@ -92,23 +92,23 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Shape:
-    """Exact: the classes of transformers are made on torch's meta device."""
+    """Count a model's sizes exactly by building it on torch's meta device."""
+    from segcredit.models.lora import in_tower, linear_layers
+
     text = config.get_text_config()
     if any(getattr(text, name, None) for name in _EXPERTS):
         raise ValueError(
-            f"{config.model_type} is a mixture of experts; the plan knows dense models, and would "
-            f"be wrong by a multiple. Measure a short run instead: stages.0.steps=2."
+            f"{config.model_type} is a mixture of experts, which the plan does not support: it "
+            f"would be wrong by a multiple. Measure a short run instead: stages.0.steps=2."
         )
-    from segcredit.models.lora import linear_layers
-
-    model: Any = _built(config, trust_remote_code)
+    model: Any = _build(config, trust_remote_code)
     layers = _layers(model, vision=False)
     head = model.get_output_embeddings()
     heads = getattr(text, "num_attention_heads", None)
     if not layers or head is None or not heads:
         raise ValueError(
             f"{type(model).__name__} has no attention layers and head where the plan looks for "
-            f"them; it knows the causal language models of transformers, and Qwen-VL."
+            f"them; it supports the causal language models of transformers, and Qwen-VL."
         )
     kinds = getattr(text, "layer_types", None) or ()
     return Shape(
@@ -116,7 +116,7 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
         parameters=_count(model.parameters()),
         trunk_parameters=_count(model.base_model.parameters()),
         layer_parameters=sum(_count(x.parameters()) for x in layers),
-        layer_weights=sum(_count(x.parameters(), factors=True) for x in layers),
+        layer_weights=sum(_count(x.parameters(), matrices=True) for x in layers),
         layers=len(layers),
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -128,14 +128,14 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
         head_norms=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
         full_attention=all(kind == "full_attention" for kind in kinds),
         tower=_tower(config, model),
-        sizes=tuple((x.numel(), _in_tower(name)) for name, x in model.named_parameters()),
+        sizes=tuple((x.numel(), in_tower(name)) for name, x in model.named_parameters()),
         linears=tuple(
             (name, x.in_features, x.out_features) for name, x in linear_layers(model).items()
         ),
     )
 
 
-def _built(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
+def _build(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -151,74 +151,71 @@ def _built(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
         raise ValueError(f"model: {config.model_type} cannot be built: {why}") from None
 
 
-def _count(parameters: "Iterable[nn.Parameter]", factors: bool = False) -> int:
-    """How many numbers; ``factors``: only those of matrices, which multiply."""
-    return sum(x.numel() for x in parameters if x.ndim >= 2 or not factors)
-
-
-def _in_tower(name: str) -> bool:
-    return "visual" in name.split(".")
+def _count(parameters: "Iterable[nn.Parameter]", matrices: bool = False) -> int:
+    """Count elements; with ``matrices`` those of matrices only."""
+    return sum(x.numel() for x in parameters if x.ndim >= 2 or not matrices)
 
 
 def _layers(model: "nn.Module", vision: bool) -> "list[nn.Module]":
-    """The layers whose activations can be computed again."""
+    """Layers that support gradient checkpointing, of the vision tower or of the text model."""
     from transformers.modeling_layers import GradientCheckpointingLayer
+
+    from segcredit.models.lora import in_tower
 
     return [
         part
         for name, part in model.named_modules()
-        if isinstance(part, GradientCheckpointingLayer) and _in_tower(name) == vision
+        if isinstance(part, GradientCheckpointingLayer) and in_tower(name) == vision
     ]
 
 
 def _tower(config: Any, model: "nn.Module") -> Tower | None:
-    """The vision tower of a Qwen-VL."""
+    from segcredit.models.lora import in_tower
+
     vision = getattr(config, "vision_config", None)
     if vision is None:
         return None
-    named = [(name, x) for name, x in model.named_parameters() if _in_tower(name)]
+    named = [(name, x) for name, x in model.named_parameters() if in_tower(name)]
     blocks: list[Any] = _layers(model, vision=True)
     if not named or not blocks:
         raise ValueError(
-            f"{type(model).__name__} has a vision tower that the plan does not know; it knows "
-            f"those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."
+            f"{type(model).__name__} has a vision tower that the plan does not support; it "
+            f"supports those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."
         )
     hidden = blocks[0].norm1.weight.numel()
-    merge = vision.spatial_merge_size**2
-    first = [x for name, x in named if ".patch_embed." in name]
+    embedding = [x for name, x in named if ".patch_embed." in name]
     mergers = [x for name, x in named if "merger" in name]
-    wide = max(x.shape[0] for x in blocks[0].mlp.parameters() if x.ndim == 2)
     return Tower(
         parameters=_count(x for _, x in named),
         depth=len(blocks),
         hidden=hidden,
-        intermediate=wide,
+        intermediate=max(x.shape[0] for x in blocks[0].mlp.parameters() if x.ndim == 2),
         head_width=hidden // vision.num_heads,
         pixels=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        merge=merge,
+        merge=vision.spatial_merge_size**2,
         patch_side=vision.patch_size,
-        patch_weights=_count(first, factors=True)
-        + sum(_count(x.parameters(), factors=True) for x in blocks),
-        token_weights=_count(mergers, factors=True),
+        patch_weights=_count(embedding, matrices=True)
+        + sum(_count(x.parameters(), matrices=True) for x in blocks),
+        token_weights=_count(mergers, matrices=True),
     )
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One set of them; policy and critic each have one."""
+    """Sizes of one LoRA adapter; policy and critic have one each."""
 
     sizes: tuple[int, ...]
-    """Numbers of each matrix."""
+    """Elements of each matrix."""
     text: int
-    """Numbers of those beside text layers."""
+    """Elements of the matrices in text layers."""
     inner: int
-    """Per token: numbers between A and B, of all text layers."""
+    """Numbers per token between A and B, over all text layers."""
     outputs: int
-    """Per token: what those layers say, to which the product is added; of all text layers."""
+    """Output widths of the adapted text layers, summed."""
     vision: bool
-    """Whether the vision tower has some."""
+    """Whether the vision tower is adapted."""
     reference: bool = False
-    """Whether π_ref is a third set, as after a warm start; else it is the model without any."""
+    """Whether π_ref is a third adapter (after a warm start); else it is the model without one."""
 
     @property
     def numbers(self) -> int:
@@ -226,7 +223,7 @@ class Adapter:
 
 
 def adapter_of(recipe: Recipe, shape: Shape) -> Adapter | None:
-    """Of the recipe's settings on this model."""
+    """Sizes of the adapter that a recipe puts on this model."""
     settings = recipe.model.lora
     if settings is None:
         return None
@@ -238,7 +235,7 @@ def adapter_of(recipe: Recipe, shape: Shape) -> Adapter | None:
 def adapter_on(
     shape: Shape, settings: LoraSettings, vision: bool = True, reference: bool = False
 ) -> Adapter:
-    """Of these settings on this model."""
+    """Sizes of an adapter with these settings on this model."""
     from segcredit.models.lora import choose_layers, in_tower
 
     widths = {name: (wide, out) for name, wide, out in shape.linears}
@@ -255,7 +252,7 @@ def adapter_on(
 
 
 def config_of(recipe: Recipe) -> "PreTrainedConfig":
-    """The configuration of the recipe's model."""
+    """Load the configuration of the recipe's model."""
     settings = recipe.model
     if settings.path is None:
         from segcredit.data.worlds import make_world
@@ -272,6 +269,6 @@ def config_of(recipe: Recipe) -> "PreTrainedConfig":
         return load_config(settings.path, settings.trust_remote_code)[1]
     except ModelError as error:
         raise ValueError(
-            f"model.path: {error} A plan reads the model's config.json alone, which is a few kB: "
-            f"in a folder of its own it will do, model.path=FOLDER."
+            f"model.path: {error} A plan reads only the model's config.json, a few kB: put it in "
+            f"a folder of its own and set model.path=FOLDER."
         ) from None

@@ -1,4 +1,4 @@
-"""A recipe and GPUs in, a prediction out."""
+"""Predict a step's memory and time, advise settings that fit, and print the result."""
 
 import math
 import shlex
@@ -6,62 +6,66 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from segcredit.config import LoraSettings, Recipe
-from segcredit.plan.calibration import (
-    ANNOTATE_SHARE,
-    CACHE_SHARE,
-    COMPILED_ANNOTATE,
-    COMPILED_UPDATE,
+from segcredit.plan import timing
+from segcredit.plan.gpus import GPUS, Gpu, parse_gpus, present_gpus
+from segcredit.plan.job import Job, job_of, lengths_of
+from segcredit.plan.memory import (
     CONTEXT,
     FRAGMENTED,
-    LAUNCH,
-    LINK_SHARE,
-    UPDATE_SHARE,
-    VLLM_TOKEN,
+    PARTS,
+    Moment,
+    between,
+    fits,
+    main_memory,
+    main_memory_peak,
+    memory,
+    needed,
+    over,
 )
-from segcredit.plan.gpus import GPUS, Gpu, parse_gpus, present_gpus
-from segcredit.plan.host import main_memory, main_memory_peak
-from segcredit.plan.job import Job, job_of, lengths_of
-from segcredit.plan.memory import Moment, between, fits, memory, over
 from segcredit.plan.model import adapter_on, config_of, shape_of
-from segcredit.plan.timing import seconds, share_at
+from segcredit.plan.timing import seconds
 
 SMALLEST_MICRO = 256
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings, and what they would lead to."""
+    """Changed settings and their predicted cost."""
 
     changes: dict[str, bool | int]
-    """By the recipe's keys."""
+    """Values by recipe key."""
     job: Job
     peak: float
-    """Bytes."""
+    """Bytes on each GPU."""
     fits: bool
     seconds: float
-    """Of a step."""
+    """Time of a step."""
     main_memory: float
-    """Bytes, of each process."""
+    """Bytes of CPU memory of each process."""
 
     @property
     def settings(self) -> list[str]:
-        """As one types them."""
+        """The changes as command-line overrides."""
         return [f"{key}={str(value).lower()}" for key, value in self.changes.items()]
 
 
 def advise(job: Job) -> list[Trial]:
-    """Trials until one fits, cheapest first, the best one last; empty if the job fits as it is.
+    """Try changes until one fits, cheapest first; the best is last. Empty if the job fits.
 
-    Smaller micro-batches cost little as long as they are not tiny, recomputed activations a third
-    more arithmetic, sharding what GPUs then tell each other, offloading the way to main memory and
-    back, and fewer rows at once as many more rounds of sampling; so rows come last. Where small
-    micro-batches fit, what allows larger ones is tried too, and told if it is faster.
+    Smaller micro-batches cost little unless they are tiny, gradient checkpointing a third more
+    arithmetic, sharding communication between GPUs, offloading copies to CPU memory and back, and
+    fewer rows at once more rounds of sampling; so rows come last. If small micro-batches fit,
+    settings that allow larger ones are tried too and listed if they are faster.
     """
     if fits(job):
         return []
     tried: list[Trial] = []
-    for start in _switched(job):
+    for start in _with_switches(job):
         trial = _trial(job, _smaller_micro(start))
         found = tried[-1] if tried and tried[-1].fits else None
         faster = found is None or (trial.fits and trial.seconds < found.seconds)
@@ -71,7 +75,7 @@ def advise(job: Job) -> list[Trial]:
             break
     if tried and tried[-1].fits:
         return tried
-    for start in _switched(job):
+    for start in _with_switches(job):
         smaller = _smaller_micro(start)
         if over(smaller) == ["sample"]:
             trial = _trial(job, _fewer_rows(smaller))
@@ -82,7 +86,7 @@ def advise(job: Job) -> list[Trial]:
 
 
 def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
-    """The smallest GPU of the table that would do, and what must change there."""
+    """Find the smallest GPU of the table that fits, and the settings to change on it."""
     for gpu in sorted(GPUS.values(), key=lambda x: x.memory):
         if gpu.memory <= job.gpu.memory:
             continue
@@ -96,42 +100,42 @@ def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
 
 
 def other_experiments(job: Job) -> list[tuple[list[str], Trial]]:
-    """Settings that change what is trained, and what more they need to fit; only those that do."""
-    asked: list[tuple[list[str], Job]] = []
+    """Find settings that change the experiment and fit, with what else they need to fit."""
+    candidates: list[tuple[list[str], Job]] = []
     if job.adapter is None and job.shape.linears:
         adapter = adapter_on(job.shape, LoraSettings(), not job.freeze_vision)
         words = ["model.lora={}", *(["memory.shard=false"] if job.shard else [])]
-        asked.append((words, replace(job, adapter=adapter, shard=False)))
-    if job.shape.tower is not None and not job.tower_rests:
-        asked.append((["model.freeze_vision=true"], replace(job, freeze_vision=True)))
+        candidates.append((words, replace(job, adapter=adapter, shard=False)))
+    if job.shape.tower is not None and not job.tower_frozen:
+        candidates.append((["model.freeze_vision=true"], replace(job, freeze_vision=True)))
     if job.critic:
         samples = max(8, job.samples)
         prompts = max(1, job.responses // samples)
         words = ["algorithm=grpo", f"rollout.samples={samples}", f"rollout.prompts={prompts}"]
-        asked.append((words, replace(job, critic=False, samples=samples, prompts=prompts)))
-    found = [(words, (advise(other) or [_trial(other, other)])[-1]) for words, other in asked]
-    return [(words, trial) for words, trial in found if trial.fits]
+        candidates.append((words, replace(job, critic=False, samples=samples, prompts=prompts)))
+    trials = [(words, (advise(other) or [_trial(other, other)])[-1]) for words, other in candidates]
+    return [(words, trial) for words, trial in trials if trial.fits]
 
 
-def _switched(job: Job) -> Iterator[Job]:
-    """As it is, then with more and more given up."""
+def _with_switches(job: Job) -> Iterator[Job]:
+    """Yield the job as it is, then with more and more costly switches."""
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
-    divided = replace(job, shard=job.gpus > 1 and not job.adapter)
-    if divided.shards and not job.shards:
-        yield divided
+    sharded = replace(job, shard=job.gpus > 1 and not job.adapter)
+    if sharded.shards and not job.shards:
+        yield sharded
         if not job.recompute:
-            yield replace(divided, recompute=True)
+            yield replace(sharded, recompute=True)
     if not job.offload:
-        for begun in (job, divided) if divided.shards != job.shards else (job,):
+        for begun in (job, sharded) if sharded.shards != job.shards else (job,):
             yield replace(begun, offload=True)
             if not job.recompute:
                 yield replace(begun, offload=True, recompute=True)
 
 
 def _smaller_micro(job: Job) -> Job:
-    """Micro-batches halved until all but sampling fits; if that does not help, left alone."""
+    """Halve micro-batches until all phases but sampling fit; keep them if that does not help."""
     smaller = job
     while set(over(smaller)) - {"sample"}:
         half = smaller.tokens_per_micro // 2
@@ -142,7 +146,7 @@ def _smaller_micro(job: Job) -> Job:
 
 
 def _fewer_rows(job: Job) -> Job:
-    """Rows halved until sampling fits."""
+    """Halve the rows until sampling fits."""
     fewer = job
     while "sample" in over(fewer) and fewer.rows_at_once > 1:
         fewer = replace(fewer, rows=fewer.rows_at_once // 2)
@@ -171,82 +175,70 @@ def _trial(asked: Job, job: Job) -> Trial:
 
 
 def assumptions(job: Job) -> list[str]:
-    """Each in one line."""
+    """List the assumptions behind a prediction, one line each."""
     lengths = job.lengths
-    wide = job.shape.hidden
-    annotate = share_at(wide, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1))
-    update = share_at(wide, UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1))
-    peak = job.gpu.bfloat16 if job.half else job.gpu.float32
     kind = "bfloat16" if job.half else "float32"
-    here = "" if job.gpu.name == "H200" and job.half else ", carried over from bfloat16 on an H200"
-    pictures = f", {lengths.pictures:.0f} of them pictures" if lengths.pictures else ""
-    found = [
-        f"prompts: {lengths.prompt:.0f} tokens{pictures}, the longest {lengths.longest} "
+    here = "" if job.gpu.name == "H200" and job.half else "; not measured: bfloat16 on an H200 was"
+    images = f", {lengths.images:.0f} of them images" if lengths.images else ""
+    lines = [
+        f"prompts: {lengths.prompt:.0f} tokens{images}, the longest {lengths.longest} "
         f"({lengths.prompt_from})",
         f"responses: {lengths.response:.0f} tokens ({lengths.response_from}); memory counts all of "
         f"them at rollout.max_tokens={job.max_tokens}",
-        f"forward passes reach {annotate:.1%}, updates {update:.1%} of {peak:,g} TFLOP/s in "
-        f"{kind}{here}",
-        f"sampling by vLLM: {VLLM_TOKEN * 1e6:g} µs of the host for every token"
+        f"forward passes reach {timing.annotate_share(job):.1%}, updates "
+        f"{timing.update_share(job):.1%} of {timing.peak_flops(job):,g} TFLOP/s in {kind}{here}",
+        f"sampling by vLLM: {timing.VLLM_TOKEN * 1e6:g} µs of CPU time per token"
         if job.vllm
-        else f"sampling: {LAUNCH * 1e3:g} ms per layer and token on the host, the cache read at "
-        f"{CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s; not measured since keys are no longer "
-        f"copied",
-        f"a GPU must have the peak, {FRAGMENTED:.0%} for fragments, and {CONTEXT / 2**30:.1f} GiB "
-        f"for CUDA itself",
-        "not counted: grading the responses, evaluations, checkpoints, decoding of pictures",
+        else f"sampling: {timing.LAUNCH * 1e3:g} ms of CPU time per layer and token, the KV cache "
+        f"read at {timing.CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s; not measured since keys "
+        f"are no longer copied",
+        f"a GPU must have the peak, {FRAGMENTED:.0%} for fragmentation, and "
+        f"{CONTEXT / 2**30:.1f} GiB for the CUDA context",
+        "not counted: grading the responses, evaluations, checkpoints, decoding of images",
     ]
-    found += [f"not counted either: {what}" for what in job.uncounted]
+    lines += [f"not counted either: {what}" for what in job.uncounted]
     if job.adapter:
-        found.append(
+        lines.append(
             f"LoRA: one frozen model, and {job.adapter.numbers / 1e6:,.1f} M parameters in each "
-            f"adapter; the host's work for them while sampling is not counted"
+            f"adapter; their CPU time while sampling is not counted"
         )
     if job.compile:
-        found.append("model.compile: its gain in speed is counted, its smaller memory is not")
-    if job.shards:
-        found.append(
-            f"memory.shard: weights are gathered and gradients summed at {LINK_SHARE:.0%} of "
-            f"{job.gpu.link:,g} GB/s while the GPU computes; counted, and never measured"
-        )
-    if not job.shape.full_attention:
-        found.append(
-            "this model has layers other than full attention; they are counted as if they were"
-        )
-    return found
+        lines.append("model.compile: the speed-up is counted, the memory it saves is not")
+    if job.gpus > 1:
+        lines.append("several GPUs: not measured; communication between them is not counted")
+    return lines
 
 
 def warnings(job: Job) -> list[str]:
-    """What works, but not as one might think."""
-    found = []
+    """Settings that work, but cost more than expected."""
+    lines = []
     if job.gpus > 1:
         if not job.shards:
-            way_out = "" if job.adapter else "; memory.shard=true divides them"
-            found.append(
+            remedy = "" if job.adapter else "; memory.shard=true shards them"
+            lines.append(
                 f"each of the {job.gpus} GPUs holds whole models and optimizers, so more GPUs save "
-                f"time, not memory{way_out}"
+                f"time, not memory{remedy}"
             )
         micros = job.micro_count(job.per_minibatch, job.mean_row)
         if micros % job.gpus:
-            turns = math.ceil(micros / job.gpus)
-            found.append(
-                f"a mini-batch makes {micros} micro-batches for {job.gpus} GPUs, so "
-                f"{turns * job.gpus - micros} of {turns * job.gpus} turns are idle: set "
-                f"update.tokens_per_micro so that they share out evenly"
+            slots = math.ceil(micros / job.gpus) * job.gpus
+            lines.append(
+                f"a mini-batch has {micros} micro-batches for {job.gpus} GPUs, so {slots - micros} "
+                f"of {slots} slots are idle: set update.tokens_per_micro so that they divide evenly"
             )
     if not job.half:
-        found.append(
+        lines.append(
             f"float32: {job.gpu.name} multiplies bfloat16 "
             f"{job.gpu.bfloat16 / job.gpu.float32:.0f} times as fast; model.dtype=bfloat16 keeps "
-            f"float32 originals in the optimizer"
+            f"fp32 master weights in the optimizer"
         )
     if job.longest_row > job.tokens_per_micro:
-        found.append(
+        lines.append(
             f"one prompt and response may have {job.longest_row:,} tokens, more than "
             f"update.tokens_per_micro={job.tokens_per_micro:,}: such a row is a micro-batch of its "
-            f"own, and sets the peak"
+            f"own and determines the peak"
         )
-    return found
+    return lines
 
 
 GIB = 2.0**30
@@ -254,27 +246,27 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one training step."""
+    """Predicted memory and time of one training step."""
 
     job: Job
     memory: dict[str, Moment]
-    """On each GPU, the fullest moment of each phase."""
+    """Peak of each phase on each GPU."""
     between: float
     """Bytes held on each GPU between the phases."""
     main_memory: dict[str, float]
-    """Of each process, bytes by part."""
+    """Bytes of CPU memory of each process, by part."""
     main_memory_peak: float
     seconds: dict[str, float]
-    """Of each phase."""
+    """Time of each phase."""
     fits: bool
     over: list[str]
     """Phases that do not fit."""
     trials: list[Trial] = field(default_factory=list)
-    """Changes of settings until one fits; empty if none is needed."""
+    """Changed settings until one fits; empty if none is needed."""
     larger: tuple[Gpu, Trial | None] | None = None
-    """Where no change suffices: the smallest GPU that would do."""
+    """If no change suffices: the smallest GPU that fits."""
     others: list[tuple[list[str], Trial]] = field(default_factory=list)
-    """And settings that would, but change what is trained; with what more they need."""
+    """Settings that fit but change the experiment, with what else they need."""
 
     @property
     def peak(self) -> float:
@@ -283,11 +275,11 @@ class Prediction:
 
     @property
     def step(self) -> float:
-        """Seconds."""
+        """Seconds of a step."""
         return sum(self.seconds.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON: GiB and seconds."""
+        """Return plain numbers for JSON, in GiB and seconds."""
         job, gpu = self.job, self.job.gpu
         return {
             "model": {
@@ -343,9 +335,9 @@ def _as_dict(trial: Trial) -> dict[str, Any]:
 
 
 def predict(job: Job) -> Prediction:
-    """Memory, time, and advice if it does not fit."""
+    """Predict memory and time, and advise if it does not fit."""
     trials = advise(job)
-    fitting = fits(job) or bool(trials and trials[-1].fits)
+    enough = fits(job) or bool(trials and trials[-1].fits)
     return Prediction(
         job=job,
         memory=memory(job),
@@ -356,8 +348,8 @@ def predict(job: Job) -> Prediction:
         fits=fits(job),
         over=over(job),
         trials=trials,
-        larger=None if fitting else large_enough(job),
-        others=[] if fitting else other_experiments(job),
+        larger=None if enough else large_enough(job),
+        others=[] if enough else other_experiments(job),
     )
 
 
@@ -370,7 +362,10 @@ def plan(
     longest_prompt: int | None = None,
     picture_tokens: float | None = None,
 ) -> Prediction:
-    """Of a recipe's step on these GPUs (``8xA100-80G``; None: this machine's). No weights load."""
+    """Predict a recipe's step on these GPUs (``8xA100-80G``; None: this machine's).
+
+    No weights are loaded.
+    """
     count, gpu = present_gpus() if gpus is None else parse_gpus(gpus)
     shape = shape_of(config_of(recipe), recipe.model.trust_remote_code)
     lengths = lengths_of(
@@ -380,8 +375,134 @@ def plan(
 
 
 def command(recipe: str, settings: Sequence[str], gpus: int = 1) -> str:
-    """What to type to train."""
+    """Return the training command."""
     words = ["segcredit", "train", recipe, *settings]
     if gpus > 1:
         words = ["torchrun", "--nproc-per-node", str(gpus), "--no-python", *words]
     return shlex.join(words)
+
+
+_NAMES = {"originals": "master weights", "moments": "Adam moments", "cache": "KV cache"}
+
+
+def show(console: Console, found: Prediction, recipe: str, overrides: Sequence[str] = ()) -> None:
+    """Print tables, verdict, advice and assumptions."""
+    console.print(_headline(found), markup=False, highlight=False, soft_wrap=True)
+    console.print(_memory(found))
+    console.print(_time(found))
+    for line, style in _verdict(found, recipe, overrides):
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    for warning in warnings(found.job):
+        console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print("Assumed", style="dim", highlight=False)
+    for line in assumptions(found.job):
+        console.print(f"· {line}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _headline(found: Prediction) -> str:
+    job = found.job
+    models = ["policy", *(["critic"] if job.critic else []), *(["reference"] * job.reference)]
+    lora = f", LoRA of {_count(job.adapter.numbers)} each" if job.adapter else ""
+    return (
+        f"{job.shape.kind}, {_count(job.shape.parameters)} parameters; {', '.join(models)}{lora}; "
+        f"{job.responses} responses a step on {job.gpus} × {job.gpu.name}"
+    )
+
+
+def _count(x: int) -> str:
+    return f"{x / 1e9:,.2f} B" if x >= 1e8 else f"{x / 1e6:,.2f} M"
+
+
+def _memory(found: Prediction) -> Table:
+    table = Table(title="GiB on each GPU at the peak of each phase", title_justify="left")
+    table.add_column("")
+    for name in found.memory:
+        table.add_column(name, justify="right")
+    for part in PARTS:
+        amounts = [moment.parts[part] for moment in found.memory.values()]
+        if any(round(x / GIB, 2) for x in amounts):
+            table.add_row(_NAMES.get(part, part), *(_amount(x) for x in amounts))
+    table.add_section()
+    totals = [
+        Text(_amount(x.total), style="red" if name in found.over else "")
+        for name, x in found.memory.items()
+    ]
+    table.add_row("total", *totals)
+    table.add_row(
+        "", *(Text(x.when.removeprefix("in "), style="dim") for x in found.memory.values())
+    )
+    return table
+
+
+def _amount(x: float) -> str:
+    rounded = f"{x / GIB:.2f}"
+    return "" if rounded == "0.00" else rounded
+
+
+def _time(found: Prediction) -> Table:
+    table = Table(title="Time of a step", title_justify="left")
+    table.add_column("phase")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for name, x in found.seconds.items():
+        table.add_row(name, f"{x:,.1f}", f"{x / found.step:.0%}")
+    table.add_section()
+    table.add_row("total", f"{found.step:,.1f}", "")
+    return table
+
+
+def _verdict(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    job = found.job
+    yield _totals(found), ""
+    margin = needed(job) - found.peak
+    sizes = f"{found.peak / GIB:.1f} GiB and {margin / GIB:.1f} GiB margin, of {job.gpu.memory:g}"
+    if found.fits:
+        yield f"fits: {sizes}", "green"
+        yield f"type   {command(recipe, overrides, job.gpus)}", ""
+        return
+    yield f"does not fit: {sizes}; too much in {', '.join(found.over)}", "red"
+    for trial in found.trials:
+        yield _trial_line(trial), "green" if trial.fits else ""
+    if found.trials and found.trials[-1].fits:
+        settings = [*overrides, *found.trials[-1].settings]
+        yield f"type   {command(recipe, settings, job.gpus)}", ""
+        return
+    yield from _alternatives(found)
+
+
+def _trial_line(trial: Trial) -> str:
+    verdict = "fits" if trial.fits else "not enough"
+    line = f"  {' '.join(trial.settings)}: {trial.peak / GIB:.1f} GiB, {verdict}"
+    if "memory.offload_optimizer" in trial.changes:
+        line += f"; {trial.main_memory / GIB:.0f} GiB of CPU memory"
+    return f"{line}; a step {trial.seconds:,.0f} s"
+
+
+def _alternatives(found: Prediction) -> Iterator[tuple[str, str]]:
+    """Alternatives when no setting that keeps the results suffices."""
+    if found.larger is None:
+        yield "no GPU of the table fits it: choose a smaller model", ""
+    else:
+        gpu, trial = found.larger
+        change = f" with {' '.join(trial.settings)}" if trial else ""
+        yield f"the smallest GPU of the table that fits: {gpu.name}{change}", ""
+    for words, trial in found.others:
+        settings = " ".join([*words, *trial.settings])
+        yield f"or another experiment: {settings}: {trial.peak / GIB:.1f} GiB, fits", ""
+
+
+def _totals(found: Prediction) -> str:
+    job = found.job
+    each = f"{found.main_memory_peak / GIB:.0f} GiB of CPU memory"
+    line = f"needs {each}" + (f" per process, {job.gpus} processes" if job.gpus > 1 else "")
+    if job.steps:
+        line += f"; {job.steps} steps take {_duration(job.steps * found.step)}"
+    return line
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,42 +1,110 @@
-"""Seconds of each phase of a step, from operations executed and bytes read."""
+"""Seconds of each phase of a step, from floating-point operations and bytes moved.
+
+Operations include recomputed ones. Communication between GPUs is not counted: it was never
+measured.
+"""
 
 import math
 
-from segcredit.plan import operations
-from segcredit.plan.calibration import (
-    ADAPTER_PASSES,
-    ANNOTATE_SHARE,
-    CACHE_SHARE,
-    COMPILED_ANNOTATE,
-    COMPILED_UPDATE,
-    LAUNCH,
-    LINK_SHARE,
-    MATRIX_SHARE,
-    STREAM_SHARE,
-    UPDATE_SHARE,
-    VLLM_TOKEN,
-    WIDTH,
-)
 from segcredit.plan.job import Job
 
+ANNOTATE_SHARE = 0.345
+"""Share of the GPU's peak that forward passes reach."""
+UPDATE_SHARE = 0.385
+"""Share of the GPU's peak that forward and backward passes reach, recomputation included."""
+WIDTH = 2048
+"""Hidden size of the model with which both were measured."""
+MATRIX_SHARE = 0.7
+"""Share of the peak that matrix products alone reach (assumed); wider layers approach it."""
+COMPILED_ANNOTATE = 1.28
+COMPILED_UPDATE = 1.35
+"""Speed-up by model.compile."""
+LAUNCH = 0.95e-3
+"""Seconds for the CPU to launch one layer's kernels for one forward pass."""
+ADAPTER_PASSES = 8
+"""Times that LoRA reads or writes a layer's output per forward or backward pass; measured on the
+linear layers of a 7B model alone."""
+CACHE_SHARE = 0.26
+"""Share of the memory bandwidth at which sampling reads its KV cache."""
+VLLM_TOKEN = 1.2e-5
+"""CPU seconds per token that vLLM samples."""
+LINK_SHARE = 0.7
+"""Share of nominal speed that copies between CPU and GPU reach (assumed)."""
+STREAM_SHARE = 0.8
+"""Share of the memory bandwidth that element-wise passes reach (assumed)."""
+
 STEP_BYTES = 46
-"""Per parameter: the norm, its limit, AdamW, and rounding into the weights."""
+"""Bytes moved per parameter by an optimizer step: norm, clipping, AdamW, rounding."""
 ADD_BYTES = 12
-"""Per parameter and micro-batch: a gradient is made, and added up in float32."""
+"""Bytes moved per parameter and micro-batch to compute a gradient and add it in float32."""
 
 
 def seconds(job: Job) -> dict[str, float]:
-    """Of each phase; grading the responses is left out, since it depends on them."""
-    found = {"sample": _sample(job), "annotate": _annotate(job)}
-    found["update policy"] = _update(job, operations.update_policy(job), job.policy_trained)
+    """Predict the time of each phase; grading depends on the responses and is left out."""
+    phases = {"sample": _sample(job), "annotate": _annotate(job)}
+    phases["update policy"] = _update(job, update_policy(job), job.policy_trained)
     if job.critic:
-        critic = operations.update_critic(job)
-        found["update critic"] = _update(job, critic, job.critic_trained)
-    return found
+        phases["update critic"] = _update(job, update_critic(job), job.critic_trained)
+    return phases
+
+
+def text_forward(job: Job, length: float) -> float:
+    """Operations of the text layers on one row."""
+    return _products(job, length) + _attention(job, length) + _lora_products(job, length)
+
+
+def _products(job: Job, length: float) -> float:
+    return 2 * job.shape.layer_weights * length
+
+
+def _attention(job: Job, length: float) -> float:
+    """Causal attention computes half of its matrix."""
+    return 2 * job.shape.layers * job.shape.query_width * length * length
+
+
+def _lora_products(job: Job, length: float) -> float:
+    return 2 * job.adapter.text * length if job.adapter else 0.0
+
+
+def _tower_forward(job: Job) -> float:
+    """Operations of the vision tower on one prompt's images, without its attention."""
+    tower = job.shape.tower
+    if tower is None:
+        return 0.0
+    return 2 * (tower.patch_weights * tower.merge + tower.token_weights) * job.lengths.images
+
+
+def _head_forward(job: Job) -> float:
+    return 2 * job.shape.embedding * job.lengths.response
+
+
+def trunk_forward(job: Job) -> float:
+    """Operations on one prompt and response up to the head; the last token is not an input."""
+    return text_forward(job, job.mean_row - 1) + _tower_forward(job)
+
+
+def update_critic(job: Job) -> float:
+    """Operations of all epochs: forward, backward (twice as much), and recomputation.
+
+    Frozen weights have no gradient, which saves half of the backward pass.
+    """
+    passes = 4 if job.recompute else 3
+    frozen = 1 if job.adapter else 0
+    length = job.mean_row - 1
+    text = (passes - frozen) * _products(job, length)
+    text += passes * (_attention(job, length) + _lora_products(job, length))
+    tower = _tower_forward(job) * (1 if job.tower_frozen else passes - frozen)
+    return job.epochs * job.responses * (text + tower)
+
+
+def update_policy(job: Job) -> float:
+    """Operations of the critic's update and of the head, whose logits are always computed twice."""
+    passes = 3 if job.adapter else 4
+    return update_critic(job) + job.epochs * job.responses * passes * _head_forward(job)
 
 
 def share_at(hidden: int, share: float) -> float:
-    """Of the GPU's peak that layers reach, from the share where they are WIDTH wide.
+    """Convert a share of the GPU's peak at hidden size WIDTH to another hidden size.
 
     Matrix products grow with the square of the width, everything else with the width.
     """
@@ -44,136 +112,126 @@ def share_at(hidden: int, share: float) -> float:
     return 1 / (1 / MATRIX_SHARE + rest)
 
 
-def _speed(job: Job, share: float) -> float:
-    """Operations per second."""
-    peak = job.gpu.bfloat16 if job.half else job.gpu.float32
-    return share_at(job.shape.hidden, share) * peak * 1e12
+def annotate_share(job: Job) -> float:
+    """Share of the GPU's peak that this job's forward passes reach."""
+    return share_at(job.shape.hidden, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1.0))
+
+
+def update_share(job: Job) -> float:
+    """Share of the GPU's peak that this job's updates reach."""
+    return share_at(job.shape.hidden, UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1.0))
+
+
+def peak_flops(job: Job) -> float:
+    """Peak TFLOP/s of the GPU in the job's dtype."""
+    return job.gpu.bfloat16 if job.half else job.gpu.float32
+
+
+def _sampling_speed(job: Job) -> float:
+    """Operations per second while sampling, which is not compiled."""
+    return share_at(job.shape.hidden, ANNOTATE_SHARE) * peak_flops(job) * 1e12
+
+
+def _stream(job: Job) -> float:
+    """Bytes per second of element-wise passes."""
+    return STREAM_SHARE * job.gpu.bandwidth * 1e9
 
 
 def _launches(job: Job, passes: float) -> float:
-    """Seconds that the host needs to start so many forward passes."""
+    """Seconds for the CPU to launch this many forward passes."""
     tower = job.shape.tower.depth if job.shape.tower else 0
     return passes * (job.shape.layers + tower) * LAUNCH
 
 
 def _sample(job: Job) -> float:
-    """A GPU's share of the responses, some rows at once."""
     rounds = math.ceil(job.own_responses / job.rows_at_once)
-    decode = _decode_by_vllm(job) if job.vllm else _decode(job)
+    decode = _decode_with_vllm(job) if job.vllm else _decode(job)
     return rounds * (_prefill(job) + decode)
 
 
 def _prefill(job: Job) -> float:
-    """Each distinct prompt once, padded to the longest, but by vLLM."""
-    shape, lengths = job.shape, job.lengths
-    length = lengths.prompt if job.vllm else lengths.longest
-    each = operations.text_forward(job, length) + operations.tower_forward(job)
-    total = job.prompts_at_once * each + job.rows_at_once * 2 * shape.embedding
-    return max(total / _speed(job, ANNOTATE_SHARE), _launches(job, 1))
+    """Read each distinct prompt once, padded to the longest except by vLLM."""
+    length = job.lengths.prompt if job.vllm else job.lengths.longest
+    each = text_forward(job, length) + _tower_forward(job)
+    total = job.prompts_at_once * each + job.rows_at_once * 2 * job.shape.embedding
+    return max(total / _sampling_speed(job), _launches(job, 1))
 
 
 def _decode(job: Job) -> float:
-    """One token of every row after another, until the longest response ends at the limit.
+    """Sample token by token until the longest response ends at the limit.
 
-    The share of rows that still write falls as (1 − u)^k from the first token, u = 0, to the
-    limit, u = 1, with k such that the mean length comes out.
+    The share of unfinished rows falls as (1 − u)^k from the first token, u = 0, to the limit,
+    u = 1, with k chosen to match the mean length.
     """
     shape, size, limit = job.shape, job.bytes, job.max_tokens
     share = job.lengths.response / limit
-    # Σ over steps of rows that write, and of their cache's columns
+    # sums over steps: of unfinished rows, and of their KV cache's columns
     written = job.rows_at_once * job.lengths.response
     columns = written * job.lengths.longest + job.rows_at_once * limit**2 * share**2 / (1 + share)
     column = shape.layers * 2 * size * shape.key_width
     copies = shape.heads // shape.key_heads if job.copied_keys else 0
-    traffic = column * (1 + 2 * copies)  # read; each copy is written and read again
-    bandwidth = job.gpu.bandwidth * 1e9
+    traffic = column * (1 + 2 * copies)  # each copy is written and read again
     weights = limit * size * (shape.parameters - (shape.tower.parameters if shape.tower else 0))
-    reading = weights / (STREAM_SHARE * bandwidth) + columns * traffic / (CACHE_SHARE * bandwidth)
+    cache = columns * traffic / (CACHE_SHARE * job.gpu.bandwidth * 1e9)
     work = written * 2 * (shape.layer_weights + shape.embedding)
-    return limit * shape.layers * LAUNCH + reading + work / _speed(job, ANNOTATE_SHARE)
+    reading = weights / _stream(job) + cache
+    return limit * shape.layers * LAUNCH + reading + work / _sampling_speed(job)
 
 
-def _decode_by_vllm(job: Job) -> float:
-    """Rows that have ended make room for others, and only what is written is read.
+def _decode_with_vllm(job: Job) -> float:
+    """New rows replace finished ones, and only tokens that exist are read.
 
-    Weights are read while products are made. Its graphs need no launches, but one thread of the
-    host, in the trainer's process, deals with every token before the next can be drawn.
+    Weights are read while products are computed. CUDA graphs need no launches, but one CPU thread,
+    in the trainer's process, handles every token before the next is sampled.
     """
     shape, size = job.shape, job.bytes
     written = job.rows_at_once * job.lengths.response
     columns = written * (job.lengths.prompt + job.lengths.response / 2)
     cache = columns * shape.layers * 2 * size * shape.key_width
     own = shape.parameters - (shape.tower.parameters if shape.tower else 0)
-    bandwidth = STREAM_SHARE * job.gpu.bandwidth * 1e9
-    work = written * 2 * (shape.layer_weights + shape.embedding) / _speed(job, ANNOTATE_SHARE)
-    reading = job.lengths.response * size * own / bandwidth
-    return max(work, reading) + cache / bandwidth + written * VLLM_TOKEN
+    work = written * 2 * (shape.layer_weights + shape.embedding) / _sampling_speed(job)
+    reading = job.lengths.response * size * own / _stream(job)
+    return max(work, reading) + cache / _stream(job) + written * VLLM_TOKEN
 
 
 def _annotate(job: Job) -> float:
-    """Time of the scoring passes. A tracker scores the previous and the current responses."""
+    """Scoring passes. A value tracker scores the previous and the current responses."""
     tracked = 2 * job.tracked
     passes = job.rescored + job.reference + tracked
-    total = passes * operations.annotate_policy(job)
-    total += operations.annotate_critic(job) if job.critic else 0.0
-    speed = _speed(job, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1.0))
+    total = passes * job.responses * (trunk_forward(job) + _head_forward(job))
+    total += job.responses * trunk_forward(job) if job.critic else 0.0
     micros = job.micro_count(job.responses, job.mean_row)
     turns = math.ceil(micros / job.gpus)
-    total = total * turns / micros
-    # π_ref goes without an adapter, unless it is one
+    # π_ref runs without an adapter, unless it is one
     adapted = job.rescored + job.critic + tracked
     adapted += job.reference and job.adapter is not None and job.adapter.reference
-    adding = _beside(job, job.responses * job.mean_row)
-    adding *= adapted * turns / micros
-    models = passes + job.critic
-    launches = _launches(job, turns * models)
-    return max(total / speed + adding, launches, _gathering(job, turns * models))
+    adding = _lora_traffic(job, job.responses * job.mean_row) * adapted
+    busy = (total / (annotate_share(job) * peak_flops(job) * 1e12) + adding) * turns / micros
+    return max(busy, _launches(job, turns * (passes + job.critic)))
 
 
-def _beside(job: Job, tokens: float) -> float:
-    """Seconds in which LoRA's products are scaled and added, in one pass over so many tokens."""
+def _lora_traffic(job: Job, tokens: float) -> float:
+    """Seconds to scale and add LoRA's products in one pass over this many tokens."""
     if not job.adapter:
         return 0.0
-    traffic = ADAPTER_PASSES * job.bytes * job.adapter.outputs * tokens
-    return traffic / (STREAM_SHARE * job.gpu.bandwidth * 1e9)
+    return ADAPTER_PASSES * job.bytes * job.adapter.outputs * tokens / _stream(job)
 
 
 def _update(job: Job, total: float, trained: int) -> float:
-    """One model's gradient steps; GPUs share out the micro-batches of each mini-batch."""
+    """One model's gradient steps; each mini-batch's micro-batches are divided among the GPUs."""
     micros = job.micro_count(job.per_minibatch, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     steps = job.epochs * job.minibatches
-    speed = _speed(job, UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1.0))
     passes = 4 if job.recompute else 3
-    adding = (passes - 1) * _beside(job, job.epochs * job.responses * job.mean_row)
-    busy = (total / speed + adding) * turns / micros
+    adding = (passes - 1) * _lora_traffic(job, job.epochs * job.responses * job.mean_row)
+    busy = (total / (update_share(job) * peak_flops(job) * 1e12) + adding) * turns / micros
     computing = max(busy, _launches(job, steps * turns * passes))
-    stream = STREAM_SHARE * job.gpu.bandwidth * 1e9
-    stepping = steps * trained * (STEP_BYTES / job.shares + turns * ADD_BYTES) / stream
-    if job.shards:  # forward, backward, and a float32 sum, while the GPU computes
-        talking = _gathering(job, steps * turns * (2 + 4 / job.bytes))
-        return max(computing, talking) + stepping + _moving(job, trained)
-    return computing + stepping + _adding(job, trained) * steps + _moving(job, trained)
+    stepping = steps * trained * (STEP_BYTES / job.shares + turns * ADD_BYTES) / _stream(job)
+    return computing + stepping + _offloading(job, trained)
 
 
-def _gathering(job: Job, times: float) -> float:
-    """Divided weights of one model, from all GPUs to all, so many times."""
-    if not job.shards:
-        return 0.0
-    others = (job.gpus - 1) / job.gpus * job.bytes * job.shape.parameters
-    return times * others / (LINK_SHARE * job.gpu.link * 1e9)
-
-
-def _adding(job: Job, trained: int) -> float:
-    """A sum of float32 gradients over the GPUs, around a ring."""
-    if job.gpus == 1:
-        return 0.0
-    there_and_back = 2 * (job.gpus - 1) / job.gpus * 4 * trained
-    return there_and_back / (LINK_SHARE * job.gpu.link * 1e9)
-
-
-def _moving(job: Job, trained: int) -> float:
-    """Moments and originals from main memory and back: once a step, or in every gradient step."""
+def _offloading(job: Job, trained: int) -> float:
+    """Copy moments and master weights to the GPU and back, per step or per gradient step."""
     if not job.offload:
         return 0.0
     times = job.minibatches * job.epochs if job.stream else 1

@@ -9,13 +9,14 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from segcredit.config import parse_recipe
-from segcredit.plan import GPUS, Gpu, Prediction, calibration, plan, predict
+from segcredit.plan import GPUS, Gpu, Prediction, plan, predict
 from segcredit.plan.memory import between
-from segcredit.plan.operations import update_critic, update_policy
+from segcredit.plan.timing import update_critic, update_policy
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "plan.md"
@@ -95,22 +96,24 @@ def accuracy() -> str:
 
 
 def constants() -> str:
-    """What calibration.py holds, with its own words."""
-    text = Path(calibration.__file__).read_text(encoding="utf-8")
-    rows = re.findall(r'^((?:[A-Z_]+ = [^\n]*\n)+)"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
+    """Table of the constants in memory.py and timing.py with their docstrings."""
     lines = ["| constant | value | what it is |", "|---|---|---|"]
-    for names, meaning in rows:
-        for name in re.findall(r"^([A-Z_]+) =", names, re.MULTILINE):
-            amount = getattr(calibration, name)
-            shown = f"{amount / 2**30:g} GiB" if amount > 2**20 else f"{amount:g}"
-            lines.append(f"| `{name}` | {shown} | {' '.join(meaning.split())} |")
+    for place in ("timing", "memory"):
+        module = import_module(f"segcredit.plan.{place}")
+        text = Path(str(module.__file__)).read_text(encoding="utf-8")
+        rows = re.findall(r'^((?:[A-Z_]+ = [^\n]*\n)+)"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
+        for names, meaning in rows:
+            for name in re.findall(r"^([A-Z_]+) =", names, re.MULTILINE):
+                amount = getattr(module, name)
+                shown = f"{amount / 2**30:g} GiB" if amount > 2**20 else f"{amount:g}"
+                lines.append(f"| `{name}` | {shown} | {' '.join(meaning.split())} |")
     return "\n".join(lines)
 
 
 def gpus() -> str:
     """The table of GPUs."""
     names = ["GPU", "GiB", "bfloat16 TFLOP/s", "float32 TFLOP/s", "memory GB/s"]
-    names += ["GPU to GPU GB/s", "main memory GB/s"]
+    names += ["CPU memory GB/s"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for gpu in GPUS.values():
         lines.append(f"| {' | '.join(_cell(getattr(gpu, f.name)) for f in fields(Gpu))} |")

@@ -15,7 +15,7 @@ def jobs(draw: st.DrawFn, gpus: int | None = None) -> Job:
     lengths = Lengths(
         prompt=prompt,
         longest=draw(st.integers(prompt, 4 * prompt)),
-        pictures=draw(st.floats(0, prompt)) if seeing else 0.0,
+        images=draw(st.floats(0, prompt)) if seeing else 0.0,
         response=draw(st.floats(1, most)),
     )
     prompts, samples = draw(st.integers(1, 512)), draw(st.integers(1, 8))

@@ -89,7 +89,7 @@ def test_gradients_of_an_earlier_micro_batch_wait(monkeypatch: pytest.MonkeyPatc
     one = job_for(policy, rollouts, half=False, recompute=True)
     tokens = one.prompts * (one.lengths.prompt + one.max_tokens)
     several = replace(one, prompts=2 * one.prompts, tokens_per_micro=int(tokens))
-    assert (one.adds_up, several.adds_up) == (False, True)
+    assert (one.accumulates, several.accumulates) == (False, True)
     for job, times in ((one, 1), (several, 2)):
         said = above(memory(job)["update policy"])
         assert score_peak(policy, rollouts, times) == pytest.approx(said, rel=0.1)

@@ -96,7 +96,7 @@ def test_json_holds_every_number():
     assert found["fits"] is False
     assert found["advice"][-1]["fits"] is True
     assert "memory.shard=true" in found["advice"][-1]["settings"]
-    assert any("memory.shard=true divides them" in x for x in found["warnings"])
+    assert any("memory.shard=true shards them" in x for x in found["warnings"])
     assert any("--mean-length 600" in x for x in found["assumptions"])
 
 
@@ -188,12 +188,12 @@ def test_help_has_examples():
 @each(
     ("method", "settings", "said"),
     [
-        ("vineppo", [], "continuations of begun responses, most of what is drawn"),
-        ("dvo", ["rollout.prefixes=900"], "begun responses, at most 900 beginnings a step, most"),
-        ("spo_chain", [], "continuations of begun responses, most of what is drawn"),
-        ("spo_tree", ["rollout.tree={}"], "as if each prompt had one response, not a tree of them"),
-        ("restem", ["rollout.samples=8"], "as if every response were learned from once"),
-        ("dpo_positive", ["rollout.samples=8"], "as if every response were learned from once"),
+        ("vineppo", [], "continuations from prefixes, most of what is sampled"),
+        ("dvo", ["rollout.prefixes=900"], "from prefixes, at most 900 prefixes per step, most"),
+        ("spo_chain", [], "continuations from prefixes, most of what is sampled"),
+        ("spo_tree", ["rollout.tree={}"], "as if each prompt had one response instead of a tree"),
+        ("restem", ["rollout.samples=8"], "as if every response were used once"),
+        ("dpo_positive", ["rollout.samples=8"], "as if every response were used once"),
         ("grpo", ["rollout.samples=8"], None),
     ],
 )

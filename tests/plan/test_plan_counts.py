@@ -19,9 +19,10 @@ from transformers import (
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic
 from segcredit.models.tiny import TINY
-from segcredit.plan import host, memory, shape_of
-from segcredit.plan.memory import CACHE_ROOM, between
-from segcredit.plan.operations import text_forward, trunk_forward
+from segcredit.plan import memory, shape_of
+from segcredit.plan.memory import CACHE_STEP, between, main_memory
+from segcredit.plan.memory import SLAB as PLANNED_SLAB
+from segcredit.plan.timing import text_forward, trunk_forward
 from segcredit.rollout.prefill import ROOM
 from segcredit.train.offload import SLAB
 from segcredit.train.optim import Optimizer
@@ -92,8 +93,8 @@ def test_offloading_holds_one_optimizer_on_the_device_and_both_in_main_memory():
     for phase, count in zip(("update policy", "update critic"), trained, strict=True):
         here = memory(away)[phase].parts
         assert (here["originals"], here["moments"]) == (4 * count, 8 * count)
-    assert "optimizers at rest" not in host.main_memory(job)
-    assert host.main_memory(away)["optimizers at rest"] == 2 * SLAB  # one each, hardly filled
+    assert "optimizers at rest" not in main_memory(job)
+    assert main_memory(away)["optimizers at rest"] == 2 * SLAB  # one each, hardly filled
 
 
 def test_page_locked_memory_is_counted_in_slabs():
@@ -103,8 +104,8 @@ def test_page_locked_memory_is_counted_in_slabs():
     counts = ((SLAB // 8, False), (SLAB // 8, False), (SLAB // 8 + 1, True))
     job = replace(job, shape=replace(shape, sizes=counts))
     # nine tensors of half a slab, three of them a little more: five pairs do not fit
-    assert host.main_memory(job)["optimizers at rest"] == 6 * SLAB
-    assert host.main_memory(replace(job, half=False))["optimizers at rest"] == 4 * SLAB
+    assert main_memory(job)["optimizers at rest"] == 6 * SLAB
+    assert main_memory(replace(job, half=False))["optimizers at rest"] == 4 * SLAB
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_5_vl"])
@@ -126,8 +127,8 @@ def test_operations_are_those_that_torch_counts(name: str):
 
 
 def test_numbers_that_other_modules_hold():
-    assert host.SLAB == SLAB
-    assert CACHE_ROOM == ROOM
+    assert PLANNED_SLAB == SLAB
+    assert CACHE_STEP == ROOM
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_numbers_that_other_modules_hold():
             LlavaConfig(
                 text_config=LlamaConfig(num_hidden_layers=1, hidden_size=32, vocab_size=100)
             ),
-            "vision tower that the plan does not know",
+            "vision tower that the plan does not support",
         ),
     ],
     ids=["mamba", "t5", "llava"],

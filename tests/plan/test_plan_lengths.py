@@ -10,7 +10,7 @@ from small_models import large_shape
 
 from segcredit.config import Recipe, parse_recipe
 from segcredit.plan import Tower
-from segcredit.plan.job import LONGEST, PICTURE_SHARE, PROMPT, TEMPLATE, lengths_of
+from segcredit.plan.job import IMAGE_SHARE, LONGEST, PROMPT, TEMPLATE, lengths_of
 
 TOWER = large_shape().tower
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -47,7 +47,7 @@ def test_text_and_pictures_of_the_data_are_measured(tmp_path: Path):
     path = rows(tmp_path, "x" * 93, "x" * 193, size=(280, 140))  # "<image>" is seven characters
     found = lengths_of(recipe(path), TOWER)
     text = (25 + 50) / 2 + TEMPLATE
-    assert found.pictures == 50
+    assert found.images == 50
     assert found.prompt == pytest.approx(text + 50)
     assert found.longest == 50 + TEMPLATE + 50
     assert "first 2 prompts of the data" in found.prompt_from
@@ -55,7 +55,7 @@ def test_text_and_pictures_of_the_data_are_measured(tmp_path: Path):
 
 def test_a_text_model_has_no_pictures(tmp_path: Path):
     found = lengths_of(recipe(rows(tmp_path, "x" * 400)), None)
-    assert (found.prompt, found.pictures) == (100 + TEMPLATE, 0)
+    assert (found.prompt, found.images) == (100 + TEMPLATE, 0)
 
 
 def test_the_suffix_counts(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_bad_rows_are_passed_over(tmp_path: Path):
 def test_absent_data_is_said_and_assumed():
     found = lengths_of(recipe(), TOWER)
     assert (found.prompt, found.longest) == (PROMPT, PROMPT * LONGEST)
-    assert found.pictures == pytest.approx(PROMPT * PICTURE_SHARE)
+    assert found.images == pytest.approx(PROMPT * IMAGE_SHARE)
     assert "assumed, since the data is not here" in found.prompt_from
     assert "assumed: 50% of rollout.max_tokens" in found.response_from
     assert found.response == 500
@@ -89,14 +89,14 @@ def test_the_longest_prompt_is_bounded_as_the_data_is():
 def test_what_is_given_is_taken(tmp_path: Path):
     path = rows(tmp_path, "x" * 4000)
     found = lengths_of(recipe(path), TOWER, 240, 700, 200, 321)
-    assert (found.prompt, found.longest, found.pictures, found.response) == (240, 700, 200, 321)
+    assert (found.prompt, found.longest, found.images, found.response) == (240, 700, 200, 321)
     assert found.prompt_from == "--prompt-tokens 240"
     assert found.response_from == "--mean-length 321"
 
 
 def test_what_is_given_by_halves_is_said():
     found = lengths_of(recipe(), TOWER, prompt=240)
-    assert found.prompt_from == "--prompt-tokens 240; assumed: the longest and pictures"
+    assert found.prompt_from == "--prompt-tokens 240; assumed: the longest and images"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_real_prompts(path: str, tower: Tower | None, mean: float, ratio: float)
     assert found.prompt == pytest.approx(mean, abs=1)
     assert found.longest / found.prompt == pytest.approx(ratio, abs=0.05)
     if tower is not None:
-        assert found.pictures / found.prompt == pytest.approx(PICTURE_SHARE, abs=0.005)
+        assert found.images / found.prompt == pytest.approx(IMAGE_SHARE, abs=0.005)
 
 
 def test_a_world_is_asked_for_prompts():
@@ -128,15 +128,15 @@ def test_a_world_is_asked_for_prompts():
     )
     found = lengths_of(made, TOWER)
     assert "64 prompts of shape_grid" in found.prompt_from
-    assert found.pictures == 9  # three by three cells of 28 pixels
+    assert found.images == 9  # three by three cells of 28 pixels
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"response": 1001.0}, "--mean-length: .*rollout.max_tokens=1000.*1001"),
-        ({"prompt": 100.0, "pictures": 101.0}, "--picture-tokens: .*100 tokens.*101"),
-        ({"tower": None, "pictures": 5.0}, "--picture-tokens: this model reads text alone"),
+        ({"prompt": 100.0, "images": 101.0}, "--picture-tokens: .*100 tokens.*101"),
+        ({"tower": None, "images": 5.0}, "--picture-tokens: this model reads text only"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], said: str):

@@ -21,12 +21,11 @@ from segcredit.plan import (
     Shape,
     advise,
     fits,
-    host,
     memory,
-    operations,
     seconds,
+    timing,
 )
-from segcredit.plan.memory import between
+from segcredit.plan.memory import between, main_memory
 from segcredit.plan.model import Adapter, adapter_of, adapter_on
 from segcredit.plan.predict import other_experiments, warnings
 from segcredit.train.offload import SLAB
@@ -113,7 +112,7 @@ def test_offloaded_adapters_rest_in_main_memory():
     *_, job = adapted("qwen2", True)
     away = replace(job, offload=True)
     assert between(job) - between(away) == 12 * (job.policy_trained + job.critic_trained)
-    assert host.main_memory(away)["optimizers at rest"] == 2 * SLAB
+    assert main_memory(away)["optimizers at rest"] == 2 * SLAB
 
 
 def seven_billion() -> Shape:
@@ -145,7 +144,7 @@ def seven_billion() -> Shape:
 def paper_job() -> Job:
     return Job(
         shape=seven_billion(),
-        lengths=Lengths(prompt=300, longest=1024, pictures=250, response=1000),
+        lengths=Lengths(prompt=300, longest=1024, images=250, response=1000),
         gpu=GPUS["H200"],
         prompts=512,
         rescored=True,
@@ -202,12 +201,12 @@ def test_adapters_take_less_than_weights(job: Job):
     assert main_at_rest(replace(with_lora, offload=True)) <= main_at_rest(
         replace(job, offload=True)
     )
-    assert operations.update_policy(with_lora) < operations.update_policy(job)
+    assert timing.update_policy(with_lora) < timing.update_policy(job)
     assert seconds(with_lora)["sample"] >= seconds(job)["sample"]
 
 
 def main_at_rest(job: Job) -> float:
-    return host.main_memory(job).get("optimizers at rest", 0.0)
+    return main_memory(job).get("optimizers at rest", 0.0)
 
 
 def test_a_recipes_adapter(tmp_path: Path):

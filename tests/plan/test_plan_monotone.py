@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from segcredit.plan import Job, memory, seconds
-from segcredit.plan.host import main_memory_peak
-from segcredit.plan.memory import between, needed
+from segcredit.plan.memory import between, main_memory_peak, needed
 
 Change = Callable[[Job, int], Job]
 NEARLY = 1 + 1e-9
@@ -52,7 +51,7 @@ WEIGHTS = ("parameters", "trunk_parameters", "layer_parameters", "layer_weights"
 BOTH: dict[str, Change] = {
     "prompts": field("prompts"),
     "max_tokens": field("max_tokens"),
-    "prompt and its picture": length("prompt", "longest", "pictures"),
+    "prompt and its picture": length("prompt", "longest", "images"),
     "longest prompt": length("longest"),
     "layers": shape("layers", *WEIGHTS),
     "width": shape("hidden", "intermediate", "head_width", *WEIGHTS),
@@ -97,7 +96,7 @@ def test_more_rows_at_once_take_more_memory(job: Job, times: int):
 def test_longer_micro_batches_take_more_memory_while_there_are_several(job: Job, times: int):
     """A mini-batch that is a single one has no gradients waiting, and may take less."""
     more = replace(job, tokens_per_micro=job.tokens_per_micro * times)
-    assume(more.adds_up)
+    assume(more.accumulates)
     for phase, moment in memory(job).items():
         assert moment.total <= memory(more)[phase].total * NEARLY
 
