@@ -350,7 +350,7 @@ def _is_there(path: str | None) -> bool:
 
 
 def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int) -> list[str]:
-    """List changes of finished stages, and of the kind of the current stage."""
+    """List changes of finished stages, and of the current stage's kind or steps done."""
     problems = []
     for number, then in enumerate(old[: stage + bool(stage_step)]):
         now = new[number] if number < len(new) else None
@@ -363,6 +363,11 @@ def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int)
         if number < stage and differ and not longer:
             names = ", ".join(f"stages.{number}.{key}" for key in sorted(differ))
             problems.append(f"{names}: that stage is finished")
+        if number == stage and now["steps"] < stage_step:
+            problems.append(
+                f"stages.{number}.steps: expected at least {stage_step}, the steps of the stage "
+                f"that are done; got {now['steps']}"
+            )
     return problems
 
 

@@ -172,6 +172,7 @@ def test_nothing_is_saved_while_gradients_are_not_finite(tmp_path: Path) -> None
         (7, "stages.0.lr=1e-5", "stages.0.lr: that stage is finished"),
         (7, "stages.1.steps=9", "stages.1.steps: that stage is finished"),
         (7, "stages.3.kind=pretrain_critic", "stages.3 is no longer optimize, but it has begun"),
+        (8, "stages.3.steps=1", "stages.3.steps: expected at least 2, the steps of the stage that"),
         (7, "data.settings.modulus=11", "make another vocabulary than that of"),
         (9, "optimizer.lr=1e-5", "optimizer.lr: all 9 steps are done. To train on, also set stage"),
     ],
