@@ -56,14 +56,14 @@ def root(
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """What every command shares."""
+    """Show help or the version, or run a command."""
 
 
 def main() -> None:
-    """The entry point. Every error, a mistyped option's too, is one line and exit code 2."""
+    """Run the command line; every usage error is one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # where ↵ or 角 cannot be written
+            stream.reconfigure(errors="backslashreplace")  # terminals that cannot show ↵ or 角
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except Exception as error:

@@ -124,7 +124,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "which recipe? Try: segcredit train demo"),
+        ([], "name a recipe, for example: segcredit train demo"),
         (["demo", "--resume", "x"], "give a recipe or --resume RUN, not both"),
         (["--resume", "x", "--folder", "y"], "--resume names the run's folder already"),
         (["demo", "--chek"], "No such option: --chek"),
@@ -169,7 +169,7 @@ def test_check_prints_the_plan_and_loads_nothing(
     assert yaml.safe_load(text) == load_recipe(str(recipe), ["seed=3"]).as_dict()
     assert "needs: entropy, logp_ref, value\n" in rest
     assert "a step: 8 responses, 2 mini-batches of 4, 1 epoch(s)\n" in rest
-    assert rest.endswith("everything fits: no model was loaded\n")
+    assert rest.endswith("recipe and data are valid; no model was loaded\n")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["recipe.yaml", "reward.py"]
 
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit train demo  [dim]# one of the recipes that come along[/dim]
+segcredit train demo  [dim]# a built-in recipe[/dim]
 
 segcredit train my.yaml optimizer.lr=1e-6 algorithm=ppo seed=1
 
-segcredit train my.yaml --check  [dim]# validate everything, load no model[/dim]
+segcredit train my.yaml --check  [dim]# validate recipe and data without loading a model[/dim]
 
 segcredit train --resume runs/my-20261115-101500
 """
@@ -37,12 +37,12 @@ segcredit demo  [dim]# a tiny Qwen2.5-VL learns by SAPO, a few minutes[/dim]
 
 segcredit demo algorithm=ppo seed=1
 
-segcredit demo stages.3.steps=20  [dim]# less of it[/dim]
+segcredit demo stages.3.steps=20  [dim]# fewer SAPO steps[/dim]
 """
 
-GOES_ON = "Training goes on; the run's folder has all metrics."
+GOES_ON = "Training continues; the run folder has all metrics."
 PATIENCE = 2.0
-"""Seconds of grace for a clean stop; a Ctrl-C after that ends the process."""
+"""Seconds for a clean stop; a Ctrl-C after that ends the process immediately."""
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…")
@@ -64,26 +64,26 @@ def demo(overrides: Overrides = None, folder: Folder = None) -> None:
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file, or the name of a recipe that comes along.")
+        str | None, typer.Argument(help="A YAML file, or the name of a built-in recipe.")
     ] = None,
     overrides: Overrides = None,
     folder: Folder = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+        Path | None, typer.Option("--resume", help="Resume the run in this folder.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Validate recipe and data, print the plan, stop.")
+        bool, typer.Option("--check", help="Validate recipe and data, print them, and exit.")
     ] = False,
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave bad rows of the data out.")
+        bool, typer.Option("--skip-bad-rows", help="Skip data rows that cannot be used.")
     ] = False,
     trust_run: TrustRun = False,
 ) -> None:
-    """Train a model by a recipe."""
+    """Train a model as a recipe says, or resume a run."""
     if resume is not None and recipe is not None and "=" not in recipe:
         raise typer.BadParameter("give a recipe or --resume RUN, not both")
     if resume is None and recipe is None:
-        raise typer.BadParameter("which recipe? Try: segcredit train demo")
+        raise typer.BadParameter("name a recipe, for example: segcredit train demo")
     if resume is not None and folder is not None:
         raise typer.BadParameter("--resume names the run's folder already: leave --folder out")
     if trust_run and resume is None:
@@ -104,7 +104,7 @@ def _run(
     with _one_interrupt():
         try:
             _train(recipe, overrides, folder, resume, check, skip_bad_rows, trust_run)
-        except KeyboardInterrupt:  # before training began, or while its results were shown
+        except KeyboardInterrupt:  # before training started, or while its results were shown
             print("Stopped.", file=lasting(sys.stdout), flush=True)
             raise typer.Exit(130) from None
 
@@ -184,7 +184,8 @@ def _train(
         if terminal.run is None:
             raise
         console.print(
-            f"Stopped at once, without saving; the last checkpoint is whole. To go on from there: "
+            f"Stopped at once, without saving; the last checkpoint is complete. "
+            f"To resume from there: "
             f"{resume_command(terminal.run)}",
             markup=False,
             highlight=False,
@@ -193,7 +194,7 @@ def _train(
     except (ValueError, CheckpointError, NotFinite, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
-    if result.folder is None:  # another process writes, and tells
+    if result.folder is None:  # rank 0 writes and prints
         return
     if (table := result_table(result)) is not None:
         console.print(table)
@@ -206,7 +207,7 @@ def _train(
 
 
 def _draw(folder: Path) -> Path | None:
-    """The run's curves; a picture that cannot be drawn does not spoil a finished run."""
+    """Draw the run's curves; a failure is reported and does not fail the finished run."""
     from segcredit.report.curves import draw_curves
     from segcredit.runlog import RunFolder, read_run
 
@@ -218,7 +219,7 @@ def _draw(folder: Path) -> Path | None:
 
 
 def _report(folder: Path) -> Path | None:
-    """The run's page; one that cannot be written does not spoil a finished run either."""
+    """Write the run's report page; a failure is reported and does not fail the finished run."""
     from segcredit.commands.report import write_quick_report
 
     try:
@@ -229,7 +230,7 @@ def _report(folder: Path) -> Path | None:
 
 
 def _print_plan(console: "Console", trainer: "Trainer") -> None:
-    """What would run."""
+    """Print the complete recipe and what a step would do."""
     import yaml
 
     recipe, plan = trainer.recipe, trainer.plan
@@ -241,7 +242,7 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
         f"needs: {', '.join(sorted(plan.algorithm.needs)) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
         f"a step: {_drawn(trainer)}, {recipe.update.epochs} epoch(s)",
-        "everything fits: no model was loaded",
+        "recipe and data are valid; no model was loaded",
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False)

@@ -37,7 +37,7 @@ from segcredit.rewards import CustomReward, RewardError, compares_answers, make_
 from segcredit.rollout.engines import make_engine
 from segcredit.rollout.vllm import vllm_problem
 from segcredit.train.distributed import Parallel, shard_policy
-from segcredit.train.optim import why_not
+from segcredit.train.optim import missing_requirement
 from segcredit.train.ready import make_ready
 from segcredit.train.seeds import derive
 from segcredit.train.source import Generated, Listed, PromptSource
@@ -491,7 +491,7 @@ def _check(plan: Plan) -> None:
     problems = _device_problems(recipe.model.device)
     if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
         problems.append(problem)
-    if (lacking := why_not(recipe.optimizer.kind)) is not None:
+    if (lacking := missing_requirement(recipe.optimizer.kind)) is not None:
         problems.append(f"optimizer.kind: {lacking}")
     for name in recipe.save.trackers:
         if find_spec(name) is None:

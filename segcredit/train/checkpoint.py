@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, whenever the process is killed or the disk is full."""
+"""Write and find checkpoint folders atomically, whatever kills the process or fills the disk."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ __all__ = [
 
 _NAME = re.compile(r"\w[\w.-]*")
 _UNFINISHED = re.compile(r"\.(tmp|old|was)-(.+)-(\d+)")
-"""tmp: being written; old: being deleted; was: to be replaced by a new one of its name."""
+"""Prefixes: tmp: being written; old: being deleted; was: being replaced by one of the same name."""
 _UNSAVED = ".no-checkpoint-yet"
 """Marker file in the folder of checkpoints until the first one is saved. If there is neither this
 file nor a checkpoint, checkpoints were moved or deleted, and the run must not start over."""
@@ -46,15 +46,15 @@ _DISK_ERRORS = {
     *(errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE),
     *(errno.EACCES, errno.EPERM),
 }
-_CROWDED = 1 << 20  # bytes: with less left, the disk is what failed, whatever the library says
+_CROWDED = 1 << 20  # with fewer bytes free, any error while writing is reported as a full disk
 _MIB = 2**20
 
 _busy: set[Path] = set()
-"""Folders this very process is at work on: a dead process may have had its number."""
+"""Folders in use by this process. Needed because a dead process may have had the same PID."""
 
 
 class Found(NamedTuple):
-    """The newest whole checkpoint, and why newer ones were refused."""
+    """The newest complete checkpoint, and one message for each newer one that is damaged."""
 
     path: Path | None
     refused: list[str]
@@ -67,10 +67,14 @@ def save_checkpoint(
     keep: int = 2,
     protect: Collection[str] = (),
 ) -> Path:
-    """Let ``write`` fill a folder and make it root/name, whole; then delete old ones.
+    """Write a checkpoint folder root/name atomically, then delete old checkpoints.
 
-    Kept are the newest ``keep`` of the folders named after a step, the one just written, those
-    named in ``protect``, and whatever is not named after a step (such as "best").
+    Args:
+        root: Folder of checkpoints.
+        name: Name of the new checkpoint, such as step-000020.
+        write: Function that fills the folder it is given.
+        keep: Number of newest checkpoints to keep among those named after a step.
+        protect: Names that are never deleted; nor are names that are not steps (such as "best").
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a checkpoint's name must be like step-000020; got {name!r}.")
@@ -96,7 +100,7 @@ def save_checkpoint(
         reason = _disk_error(error, free)
         if reason is None:
             raise
-        # free + written: whoever failed to write may still hold the deleted file open
+        # free + written: the failed writer may still hold the deleted file open
         raise CheckpointError(_cannot_write(root, name, reason, written, free + written)) from error
     finally:
         _busy.discard(temporary)
@@ -129,7 +133,7 @@ def find_latest(root: Path) -> Found:
 
 
 def latest_whole(root: Path) -> Path | None:
-    """The newest step that is whole, or None; each newer one that is not costs a warning."""
+    """Find the newest complete checkpoint or None, with a warning for each newer damaged one."""
     found = find_latest(root)
     for message in found.refused:
         warnings.warn(message, stacklevel=2)
@@ -137,9 +141,9 @@ def latest_whole(root: Path) -> Path | None:
 
 
 def clean_up(root: Path) -> None:
-    """Clear away what killed processes left; nothing that looks whole is touched.
+    """Delete leftovers of killed processes; complete checkpoints are not touched.
 
-    A checkpoint that was about to be replaced by one of its own name gets its name back.
+    A checkpoint that was being replaced by one of the same name gets its name back.
     """
     for path in sorted(root.glob(".*-*-*")):
         match = _UNFINISHED.fullmatch(path.name)
@@ -150,12 +154,12 @@ def clean_up(root: Path) -> None:
                 path.rename(root / match[2])
             else:
                 shutil.rmtree(path)
-        except OSError:  # someone else's, or a disk that may only be read: it does no harm
+        except OSError:  # another user's folder or a read-only disk; leftovers do no harm
             continue
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename; a folder of that name steps aside first and comes back if we are killed between."""
+    """Rename to the final name; an existing folder is moved aside and restored on failure."""
     if not exists(final):
         temporary.rename(final)
         sync_folder(final.parent)
@@ -177,7 +181,7 @@ def _put_in_place(temporary: Path, final: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Under another name, so that half a folder never looks like a whole one."""
+    """Delete a checkpoint under another name, so that a partial folder never looks complete."""
     aside = folder.with_name(f".old-{folder.name}-{os.getpid()}")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -190,7 +194,7 @@ def _delete(folder: Path) -> None:
 
 def _alive(pid: int) -> bool:
     if pid == os.getpid():
-        return False  # what this process is at work on is in _busy
+        return False  # this process's folders are in _busy
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -213,7 +217,7 @@ def _find_latest(root: Path, hashes: bool) -> Found:
 
 
 def _disk_error(error: BaseException, free: int) -> str | None:
-    """What the disk said, or None if the disk is not to blame."""
+    """Describe a disk error, or return None if the disk did not cause the failure."""
     number = _errno(error)
     if number == errno.ENOSPC:
         return _FULL
@@ -243,27 +247,27 @@ def _cannot_write(root: Path, name: str, reason: str, written: int, free: int) -
         ends = "Earlier checkpoints were not touched."
     else:
         ends = (
-            "There is no whole checkpoint yet."
+            "There is no complete checkpoint yet."
             if last is None
-            else f"Nothing finished is lost: the last whole checkpoint is {last}."
+            else f"Nothing finished is lost: the last complete checkpoint is {last}."
         )
     if reason == _FULL:
-        needed = max(needed, free)  # or it would not have been too little
+        needed = max(needed, free)  # it did not fit into what was free
     return (
         f"{reason} at {root}: checkpoint {name} needs at least {needed / _MIB:.1f} MiB, "
-        f"{free / _MIB:.1f} MiB are free. {ends} Free disk space or fix the disk, then type: "
+        f"{free / _MIB:.1f} MiB are free. {ends} Free disk space or fix the disk, then run: "
         f"{resume_command(root.parent)}"
     )
 
 
 def _size(folder: Path) -> int:
-    """What was written before it failed."""
+    """Sum the bytes written so far."""
     files = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
     return sum(file.lstat().st_size for file in files)
 
 
 def _free(root: Path) -> int:
-    """Bytes left on the disk, of which the root may not exist yet."""
+    """Return the free bytes on the disk of a folder that may not exist yet."""
     try:
         return shutil.disk_usage(root).free
     except OSError:

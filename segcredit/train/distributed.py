@@ -1,8 +1,8 @@
-"""Several processes on one batch. Credit is computed for the whole batch by everyone.
+"""Data-parallel training with torch.distributed, sharded models, and collective file writes.
 
-The rollouts are gathered once, so segments, advantages and denominators come from all of them on
-every rank; then each rank does its share of every mini-batch and gradients are added. No
-denominator depends on the number of processes.
+Rollouts are gathered once, so that every rank computes segments, advantages and denominators from
+the whole batch. Then each rank processes its share of every mini-batch, and gradients are summed.
+No denominator depends on the number of ranks.
 """
 
 import os
@@ -28,22 +28,22 @@ _PADDED = {"tokens", "mask", "logp_old", "entropy"}
 
 @dataclass(frozen=True)
 class Parallel:
-    """This process among its peers."""
+    """This process's rank and the number of ranks, with the collective operations of a run."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def start(cls) -> "Parallel":
-        """As torchrun says; alone without it."""
+        """Join the process group that torchrun describes; without torchrun there is one rank."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
-        if torch.cuda.is_available():  # each its own, and never the first one's by default
+        if torch.cuda.is_available():  # otherwise every rank would use the first GPU
             local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
             torch.cuda.set_device(local % torch.cuda.device_count())
         if not dist.is_initialized():
-            # what lies in main memory (texts, metrics) goes by gloo
+            # texts and metrics are in CPU memory, which NCCL does not transfer
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         return cls(dist.get_rank(), size)
 
@@ -53,21 +53,22 @@ class Parallel:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes."""
+        """Whether this is rank 0, which writes files."""
         return self.rank == 0
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
-        """This rank's part of a list, in order."""
+        """Return this rank's contiguous part of a list."""
         return items[self._slice(len(items))]
 
     def before(self, items: Sequence[Item]) -> int:
-        """How many items the ranks before this one have."""
+        """Count the items of lower ranks."""
         return self._slice(len(items)).start
 
     def turns(self, items: Sequence[Item], spare: Item | None = None) -> list[tuple[Item, bool]]:
-        """This rank's items, each with True; with a spare one, everybody has equally many turns.
+        """Pair this rank's items with True; with ``spare``, pad every rank to equally many items.
 
-        Those who have fewer take the spare, with False: it must be worked on, and must not count.
+        Ranks with fewer items get the spare item with False: they must process it, because forward
+        passes are collective operations, and its result must not count.
         """
         own = [(item, True) for item in self.own(items)]
         most = -(-len(items) // self.size)
@@ -77,7 +78,7 @@ class Parallel:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather(self, items: Sequence[Item]) -> list[Item]:
-        """Everyone's items, in rank order."""
+        """Gather the items of all ranks, in rank order."""
         if self.size == 1:
             return list(items)
         found: list[Any] = [None] * self.size
@@ -85,7 +86,7 @@ class Parallel:
         return [item for part in found for item in part]
 
     def share(self, item: Item) -> Item:
-        """The first rank's item, for all."""
+        """Broadcast the item of rank 0."""
         if self.size == 1:
             return item
         found: list[Any] = [item if self.first else None]
@@ -93,7 +94,7 @@ class Parallel:
         return found[0]
 
     def gather_rollouts(self, rollouts: Rollouts | None, prompts: Sequence[Encoded]) -> Rollouts:
-        """Everyone's rollouts as one batch, on this rank's device."""
+        """Gather the rollouts of all ranks as one batch on this rank's device."""
         if self.size == 1:
             assert rollouts is not None
             return rollouts
@@ -112,7 +113,7 @@ class Parallel:
         return Rollouts(**joined, prompts=list(prompts))  # type: ignore[arg-type]
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Sum over the ranks; a rank without rows adds zeros."""
+        """Sum gradients over all ranks; a rank without rows adds zeros."""
         if self.size == 1:
             return
         for x in parameters:
@@ -121,7 +122,7 @@ class Parallel:
             dist.all_reduce(x.grad)
 
     def add(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Metrics that add up, over the ranks."""
+        """Sum metrics over all ranks."""
         if self.size == 1:
             return values
         names = sorted({name for part in self.gather([sorted(values)]) for name in part})
@@ -141,23 +142,24 @@ def _columns(rollouts: Rollouts) -> dict[str, Tensor]:
     return {name: x.cpu() for name, x in found.items() if x is not None}  # vLLM knows no entropies
 
 
-class Together:
-    """Within it, what must be done by all goes on even after a write has failed.
+class CollectiveWrite:
+    """Context in which all ranks write files, and a failure on one rank is raised on all.
 
-    On leaving, everybody waits for everybody, and a failure anywhere is raised everywhere.
+    Collective operations inside it continue after a failed write, so that no rank waits forever.
+    Leaving the context waits for all ranks.
     """
 
     def __init__(self, parallel: Parallel, place: Path | None) -> None:
         self.parallel = parallel
         self.place = Path(parallel.share(str(place)))
-        """Where to write: the first process's."""
+        """Folder to write to, chosen by rank 0."""
         self._failed: Exception | None = None
 
-    def __enter__(self) -> "Together":
+    def __enter__(self) -> "CollectiveWrite":
         return self
 
     def write(self, work: Callable[[], object]) -> None:
-        """Do it, unless something failed before."""
+        """Run a write, unless an earlier one failed."""
         if self._failed is not None:
             return
         try:
@@ -171,7 +173,7 @@ class Together:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:  # no write's: the others cannot be asked any more
+        if error is not None:  # not from a write: the ranks are out of step, so do not gather
             return
         failed = self._failed
         number = failed.errno if isinstance(failed, OSError) else None
@@ -182,33 +184,33 @@ class Together:
         if others:
             rank, number, text = others[0]
             message = f"process {rank} could not write its part: {text}"
-            if number is not None and self.parallel.first:  # the disk's word, with what to type
+            if number is not None and self.parallel.first:  # rank 0 reports disk errors in full
                 raise OSError(number, f"{os.strerror(number)} ({message})")
             raise CheckpointError(message)
 
 
 def shard_policy(policy: Policy, parallel: Parallel) -> None:
-    """Divide a policy that is whole on every process."""
-    # found by passes of one's own, and remembered
+    """Shard a policy that is whole on every rank."""
+    # both are computed by a forward pass and cached; afterwards passes are collective
     assert policy.plain_head is not None
     assert policy.end_tokens is not None
     shard(policy.model, init_device_mesh(policy.device.type, (parallel.size,)))
 
 
 def shard_critic(critic: Critic, parallel: Parallel) -> None:
-    """The same; its head computes in float32 whatever the trunk is in."""
+    """Shard a critic; its head computes in fp32 whatever the dtype of the trunk."""
     device = critic.head.weight.device
     shard(critic, init_device_mesh(device.type, (parallel.size,)), apart=[critic.head])
 
 
 def whole_policy(policy: Policy, device: torch.device, keep: bool = True) -> Policy | None:
-    """A copy of a divided policy as it is now; everyone must ask, also who does not keep it."""
+    """Copy a sharded policy as a whole one (collective); None on ranks that do not keep it."""
     model = undivided(policy.model, device, keep)
     return None if model is None else Policy(model, policy.codec)
 
 
 def whole_critic(critic: Critic, device: torch.device, keep: bool = True) -> Critic | None:
-    """The same of a critic."""
+    """Copy a sharded critic as a whole one (collective); None on ranks that do not keep it."""
     found = undivided(critic, device, keep)
     assert found is None or isinstance(found, Critic)
     return found

@@ -1,4 +1,4 @@
-"""The run: stages, steps, evaluations, checkpoints; stopped anywhere, it goes on from there."""
+"""Run the stages of a recipe: steps, evaluations, checkpoints, and stopping on signals."""
 
 import signal
 import warnings
@@ -55,7 +55,7 @@ class Loop:
             self._health.replay(read_lines(self.metrics.path))
 
     def run(self) -> None:
-        """All stages, from where the state stands."""
+        """Run all remaining stages."""
         self._begun_at = self.state.step
         try:
             self._run()
@@ -135,7 +135,7 @@ class Loop:
             self._write(self.folder.rollouts, stepped, settings.rollouts)
 
     def _write(self, place: Path, stepped: Stepped, count: int) -> None:
-        """The first responses of a batch, token by token, and their pictures."""
+        """Write the first responses of a batch token by token, with their images."""
         assert self.folder is not None
         rows = rollout_rows(stepped, self.state.policy.codec, count, self.folder.images)
         with saying_how_to_go_on(place):
@@ -186,37 +186,37 @@ class Loop:
         saved = [step for step, _ in by_step(folder.checkpoints)]
         if broken not in saved:
             return (
-                f" To go on from the last checkpoint, type: {resume_command(folder.path)} {change}"
+                f" To resume from the last checkpoint, run: {resume_command(folder.path)} {change}"
             )
         place = folder.checkpoints / step_name(broken)
         if broken == saved[0]:
             return (
                 f" {place} was saved with these weights, and there is no earlier one. To start "
-                f"again in a new folder, type: segcredit train {folder.config} {change}"
+                f"again in a new folder, run: segcredit train {folder.config} {change}"
             )
         return (
-            f" {place} was saved with these weights: move it out of the run's folder, so that the "
-            f"one before it is used. Then type: {resume_command(folder.path)} {change}"
+            f" {place} was saved with these weights: move it out of the run folder, so that the "
+            f"one before it is used. Then run: {resume_command(folder.path)} {change}"
         )
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:
-            return f"stopped after step {self.state.step}; another process saves it."
+            return f"stopped after step {self.state.step}; rank 0 saves it."
         return (
             f"stopped after step {self.state.step}, which is saved. "
-            f"To go on: {resume_command(self.folder.path)}"
+            f"To resume: {resume_command(self.folder.path)}"
         )
 
 
 @contextmanager
 def saying_how_to_go_on(place: Path) -> Iterator[None]:
-    """What the disk says of a file in a run's folder, and what to type then."""
+    """Add the resume command to disk errors on files of a run folder."""
     try:
         yield
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror} at {place}. Free disk space or fix the disk, then type: "
+            f"{error.strerror} at {place}. Free disk space or fix the disk, then run: "
             f"{resume_command(place.parent)}",
         ) from error
 
@@ -243,10 +243,10 @@ def _lower_rate(state: State, name: str | None) -> str:
 
 
 def evaluate_state(state: State) -> Evaluation | None:
-    """The policy on held-out prompts: always the same ones, drawn with the step's own seed.
+    """Evaluate the policy on held-out prompts: always the same ones, with a seed per step.
 
-    Steps of optimisation count, not those before: runs that differ in how they began, with a
-    critic's pretraining or without, throw the same dice.
+    The seed depends on the number of optimization steps only, so that runs with and without critic
+    pretraining use the same random seed at every evaluation.
     """
     settings = state.recipe.evaluation
     if state.test is None:
@@ -267,7 +267,7 @@ def evaluate_state(state: State) -> Evaluation | None:
 
 
 def _optimized(state: State) -> int:
-    """Steps of optimisation so far."""
+    """Count the optimization steps so far."""
     done = state.recipe.stages[: state.stage]
     return state.step - sum(x.steps for x in done if not isinstance(x, Optimize))
 

@@ -1,4 +1,4 @@
-"""Tensors that rest in main memory between their turns on the device."""
+"""Offload tensors to CPU memory between uses, overlapping transfers with computation."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,76 +8,76 @@ import torch
 from torch import Tensor
 
 SLAB = 2**32
-"""Bytes of page-locked memory taken at once: torch rounds each request up to a power of two, so
-many odd ones would take up to twice their size."""
+"""Bytes of page-locked memory allocated at once: torch rounds each request up to a power of two, so
+many small requests could take up to twice their size."""
 
 
-class HostCopies:
-    """Sends tensors to main memory and back; they stay the same objects.
+class CpuOffload:
+    """Moves tensors to CPU memory and back; they remain the same tensor objects.
 
-    On a GPU both ways are walked beside the computation: call ``arrived`` before what was brought
-    is read on the device, and ``settled`` before what was sent is read by the host.
+    On a GPU, transfers run on their own stream. Call ``wait_on_device`` before the device reads
+    loaded tensors, and ``synchronize`` before the CPU reads offloaded ones.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, Tensor] = {}
-        self._home: torch.device | None = None
-        self._road: torch.cuda.Stream | None = None
+        self._copies: dict[int, Tensor] = {}
+        self._device: torch.device | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._slab = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def send(self, tensors: Sequence[Tensor]) -> None:
-        """To main memory; the room there is kept for the next time."""
+    def offload(self, tensors: Sequence[Tensor]) -> None:
+        """Move tensors to CPU memory; the memory there is reused next time."""
         for x in tensors:
-            self._home = x.device
-            kept = self._kept.get(id(x))
-            if kept is None or kept.shape != x.shape or kept.dtype != x.dtype:
-                self._kept[id(x)] = self._room(x)
-        with self._on_the_road() as road:
+            self._device = x.device
+            copy = self._copies.get(id(x))
+            if copy is None or copy.shape != x.shape or copy.dtype != x.dtype:
+                self._copies[id(x)] = self._allocate(x)
+        with self._on_stream() as stream:
             for x in tensors:
-                self._kept[id(x)].copy_(x.detach(), non_blocking=True)
-                if road is not None:
-                    x.detach().record_stream(road)  # its memory is free once it was read
+                self._copies[id(x)].copy_(x.detach(), non_blocking=True)
+                if stream is not None:
+                    x.detach().record_stream(stream)  # free its device memory only after the copy
         for x in tensors:
-            x.data = self._kept[id(x)]
+            x.data = self._copies[id(x)]
 
-    def bring(self, tensors: Sequence[Tensor]) -> None:
-        """Back to where they came from; nothing happens the first time."""
-        if self._home is None:
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Move tensors back to their device; a no-op before the first ``offload``."""
+        if self._device is None:
             return
-        with self._on_the_road():
+        with self._on_stream():
             for x in tensors:
-                x.data = self._kept.get(id(x), x.data).to(self._home, non_blocking=True)
+                x.data = self._copies.get(id(x), x.data).to(self._device, non_blocking=True)
 
-    def arrived(self) -> None:
-        """What the device computes from now on reads what was brought."""
-        if self._road is not None:
-            torch.cuda.current_stream(self._home).wait_stream(self._road)
+    def wait_on_device(self) -> None:
+        """Make later work on the device wait for the tensors being loaded."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def settled(self) -> None:
-        """What was sent is there."""
-        if self._road is not None:
-            self._road.synchronize()
+    def synchronize(self) -> None:
+        """Block until all transfers are complete."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
-    def kept(self, x: Tensor) -> Tensor:
-        """The copy of a tensor that was sent."""
-        self.settled()
-        return self._kept[id(x)]
+    def cpu_copy(self, x: Tensor) -> Tensor:
+        """Return the CPU copy of an offloaded tensor."""
+        self.synchronize()
+        return self._copies[id(x)]
 
     @contextmanager
-    def _on_the_road(self) -> Iterator[torch.cuda.Stream | None]:
-        """Beside the computation, after what it has been asked to do so far."""
-        if self._home is None or self._home.type != "cuda":
+    def _on_stream(self) -> Iterator[torch.cuda.Stream | None]:
+        """Run transfers on their own stream, after the work queued so far."""
+        if self._device is None or self._device.type != "cuda":
             yield None
             return
-        if self._road is None:
-            self._road = _road(self._home)
-        self._road.wait_stream(torch.cuda.current_stream(self._home))
-        with torch.cuda.stream(self._road):
-            yield self._road
+        if self._stream is None:
+            self._stream = _transfer_stream(self._device)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield self._stream
 
-    def _room(self, x: Tensor) -> Tensor:
-        """Page-locked where a GPU will read it; a part of a slab."""
+    def _allocate(self, x: Tensor) -> Tensor:
+        """Allocate a CPU tensor like this one; for a GPU, page-locked memory from a slab."""
         if not x.is_cuda:
             return torch.empty_like(x, requires_grad=False)
         size = -(-x.nbytes // 512) * 512
@@ -90,6 +90,6 @@ class HostCopies:
 
 
 @cache
-def _road(device: torch.device) -> torch.cuda.Stream:
-    """One for all: what one optimizer leaves on the device, the next one's state takes."""
+def _transfer_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all optimizers, so that one's state can take memory that another's freed."""
     return torch.cuda.Stream(device)

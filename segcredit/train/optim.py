@@ -1,4 +1,8 @@
-"""The step itself: torch's AdamW, or bitsandbytes' with moments of eight bits."""
+"""AdamW for whole, offloaded, streamed and sharded models, and its state in a checkpoint.
+
+Every variant computes the same step. They differ in where fp32 master weights and moments are kept
+between steps: on the device, in CPU memory (``offload``, ``stream``) or sharded over ranks.
+"""
 
 import math
 import warnings
@@ -16,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from segcredit.config import OptimizerSettings
 from segcredit.models.weights import is_sharded, trained_weights, without_data
 from segcredit.runlog.storage import Part, Parts, file_name, save_parts
-from segcredit.train.offload import HostCopies
+from segcredit.train.offload import CpuOffload
 
 LIBRARY = "bitsandbytes"
 Kind = Literal["adamw", "adamw_8bit"]
 
 
-def why_not(kind: Kind) -> str | None:
-    """What is missing for it; None: nothing."""
+def missing_requirement(kind: Kind) -> str | None:
+    """Return what must be installed for this kind of optimizer; None if nothing is missing."""
     if kind == "adamw_8bit" and find_spec(LIBRARY) is None:
         return f"{kind} needs {LIBRARY}. Type: pip install 'segcredit[8bit]'"
     return None
@@ -32,29 +36,29 @@ def why_not(kind: Kind) -> str | None:
 def make_adam(
     kind: Kind, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
 ) -> torch.optim.Optimizer:
-    """AdamW over the groups, each with its own decay.
+    """Create AdamW over parameter groups, each with its own weight decay.
 
-    With eight bits, moments are kept as codes in blocks of 256 with a scale each, those of tensors
-    under 4096 numbers as they are; all are plain tensors, so that they rest and are saved as ever.
+    ``adamw_8bit`` quantizes moments in blocks of 256 values with one scale each; tensors with fewer
+    than 4096 values keep fp32 moments. All are plain tensors, so offloading and checkpoints work.
     """
     if kind == "adamw":
         held: list[Tensor] = [x for group in groups for x in group["params"]]
         fused = True if all(x.is_cuda for x in held) else None
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
-    if problem := why_not(kind):
+    if problem := missing_requirement(kind):
         raise ValueError(f"optimizer.kind: {problem}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.jit, which it still uses
+        warnings.simplefilter("ignore")  # it still uses the deprecated torch.jit
         from bitsandbytes.optim import AdamW8bit
     return AdamW8bit(groups, lr=lr, betas=betas, eps=eps)
 
 
 PATIENCE = 5
-"""Refused steps in a row after which the run stops."""
+"""The run stops after this many refused steps in a row."""
 
 
 class NotFinite(RuntimeError):  # noqa: N818
-    """Gradients stayed NaN or infinite."""
+    """Gradients were NaN or infinite several times in a row."""
 
     def __init__(self, message: str, optimizer: "Optimizer | None" = None) -> None:
         super().__init__(message)
@@ -65,7 +69,11 @@ class NotFinite(RuntimeError):  # noqa: N818
 def rate(
     step: int, total: int, schedule: str, warmup: int = 0, end: float = 0.0, hold: float = 0.0
 ) -> float:
-    """The learning rate's factor in step 0 … total − 1; it falls after a share ``hold`` of them."""
+    """Compute the learning-rate factor of a step in 0 … total − 1.
+
+    Linear warmup over ``warmup`` steps; decay to ``end`` starts after a share ``hold`` of all
+    steps.
+    """
     if step < warmup:
         return (step + 1) / (warmup + 1)
     falls = max(warmup, round(hold * total))
@@ -78,11 +86,11 @@ def rate(
 
 
 class Optimizer:
-    """One model's AdamW.
+    """AdamW of one model, with fp32 master weights if the model is in half precision.
 
-    Weights of lower precision than float32 are copies: the optimizer holds the float32 originals,
-    adds gradients up in float32, and writes the rounded result back after each step. A learning
-    rate of 1e-6 would otherwise change nothing, since bfloat16 keeps three digits.
+    Gradients are accumulated in fp32, the master weights are stepped, and the rounded result is
+    written back into the model. Without them a learning rate of 1e-6 would change nothing, since
+    bfloat16 keeps three digits.
     """
 
     def __init__(
@@ -94,9 +102,9 @@ class Optimizer:
         offload: bool = False,
         trained: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """``trained``: which of the model's weights, by names that stay; all that have gradients.
+        """``trained``: the weights to train by name; default: all that require gradients.
 
-        Adapters of several owners may stand on one model.
+        One model may carry several LoRA adapters, each with its own optimizer.
         """
         self.name = name
         self.lr = lr
@@ -109,8 +117,8 @@ class Optimizer:
         self.weights: list[Tensor] = list(trained.values())
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._rounded = False
-        self.parameters = self._originals(model)
-        """What is stepped; holds the gradients."""
+        self.parameters = self._make_master_weights(model)
+        """Tensors that AdamW steps (master weights if there are any); they hold the gradients."""
         self._adam = make_adam(
             settings.kind,
             _groups(self.parameters, settings.weight_decay),
@@ -118,16 +126,16 @@ class Optimizer:
             (settings.beta1, settings.beta2),
             settings.eps,
         )
-        self._host = HostCopies() if offload else None
-        self._rest()
+        self._host = CpuOffload() if offload else None
+        self._offload()
 
-    def _originals(self, model: nn.Module) -> list[Tensor]:
+    def _make_master_weights(self, model: nn.Module) -> list[Tensor]:
         self._rounded = any(x.dtype != torch.float32 for x in self.weights)
         if not self._rounded:
             return self.weights
         originals = [x.detach().float().requires_grad_() for x in self.weights]
         self._hooks = [
-            weight.register_post_accumulate_grad_hook(_moving_to(original))
+            weight.register_post_accumulate_grad_hook(_add_gradient_to(original))
             for weight, original in zip(self.weights, originals, strict=True)
         ]
         return originals
@@ -152,7 +160,7 @@ class Optimizer:
             x.grad = None
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
-        """Clip, refuse or step."""
+        """Clip gradients and take a step; refuse the step if the gradient norm is not finite."""
         norm = float(self._clip())
         finite = math.isfinite(norm)
         if finite:
@@ -178,41 +186,41 @@ class Optimizer:
         return shown | ({f"{self.name}/grad_norm": norm} if finite else {})
 
     def _advance(self) -> None:
-        """One step of AdamW, and the weights after it."""
-        self._arrived()
+        """Take one AdamW step and update the model's weights."""
+        self._wait_on_device()
         self._adam.step()
         self._write_back()
 
     def _clip(self) -> Tensor:
-        """Scale the gradients down to the norm limit; the norm they had."""
+        """Clip gradients to the maximum norm; return the norm before clipping."""
         return nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """With its state on the device; with offloading, it rests in main memory otherwise.
+        """Keep the optimizer state on the device inside this context; offloaded otherwise.
 
-        It is on its way while the first gradients are computed, and back while what follows is.
+        Both transfers overlap with computation.
         """
         if self._host is None:
             yield
             return
-        self._host.bring(self._resting())
+        self._host.load(self._offloadable())
         try:
             yield
         finally:
-            self._rest()
+            self._offload()
 
-    def _arrived(self) -> None:
+    def _wait_on_device(self) -> None:
         if self._host is not None:
-            self._host.arrived()
+            self._host.wait_on_device()
 
-    def _rest(self) -> None:
+    def _offload(self) -> None:
         if self._host is not None:
-            self._host.send(self._resting())
+            self._host.offload(self._offloadable())
 
     @property
     def numbers(self) -> dict[str, int]:
-        """By which AdamW's own state knows each weight."""
+        """Index of each weight in the state dict of AdamW."""
         kept = self._adam.state_dict()["param_groups"]
         stepped = [x for group in self._adam.param_groups for x in group["params"]]
         known = dict(
@@ -221,9 +229,9 @@ class Optimizer:
         return {name: known[id(x)] for name, x in zip(self.names, self.parameters, strict=True)}
 
     def state(self) -> dict[str, object]:
-        """Everything to go on from; of a sharded one, this process's part."""
+        """Return the state for a checkpoint; if sharded, this rank's part."""
         if self._host is not None:
-            self._host.settled()
+            self._host.synchronize()
         originals = [x.detach() for x in self.parameters] if self._rounded else None
         return {
             "adam": self._adam.state_dict(),
@@ -232,8 +240,8 @@ class Optimizer:
         }
 
     def load(self, state: dict[str, object]) -> None:
-        with self.awake():  # moments go where the originals are: on the device, not where they rest
-            self._arrived()
+        with self.awake():  # moments are loaded to where the master weights are: on the device
+            self._wait_on_device()
             self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
             originals = state.get("originals")
             if self._rounded and isinstance(originals, list):
@@ -244,12 +252,12 @@ class Optimizer:
 
     @torch.no_grad()
     def _write_back(self) -> None:
-        """Round the originals into the weights that the model uses."""
+        """Round the master weights into the model's weights."""
         if self._rounded:
             torch._foreach_copy_(self.weights, self.parameters)
 
-    def _resting(self) -> list[Tensor]:
-        """What only a step needs: moments, and originals where the weights are copies."""
+    def _offloadable(self) -> list[Tensor]:
+        """Return what only a step needs: moments and, in half precision, the master weights."""
         moments = [
             x
             for found in self._adam.state.values()
@@ -259,8 +267,8 @@ class Optimizer:
         return [*moments, *(self.parameters if self._rounded else ())]
 
 
-def _moving_to(original: Tensor):  # type: ignore[no-untyped-def]
-    """Adds a weight's gradient to its original's, in float32, as soon as it is complete."""
+def _add_gradient_to(original: Tensor):  # type: ignore[no-untyped-def]
+    """Return a hook that adds a weight's finished gradient to its master weight's, in fp32."""
 
     def move(weight: Tensor) -> None:
         assert weight.grad is not None
@@ -274,7 +282,7 @@ def _moving_to(original: Tensor):  # type: ignore[no-untyped-def]
 
 
 def _groups(parameters: Iterable[Tensor], decay: float) -> list[dict[str, object]]:
-    """Matrices are decayed, vectors (norms, biases) are not."""
+    """Build parameter groups: weight decay for matrices, none for vectors (norms, biases)."""
     parameters = list(parameters)
     return [
         {"params": [x for x in parameters if x.ndim >= 2], "weight_decay": decay},
@@ -283,14 +291,14 @@ def _groups(parameters: Iterable[Tensor], decay: float) -> list[dict[str, object
 
 
 PART = 2**31
-"""Bytes of originals and moments on the device at once."""
+"""Maximum bytes of master weights and moments on the device at once."""
 
 
 class StreamedOptimizer(Optimizer):
-    """What rests comes back for its own part of a step alone.
+    """AdamW whose state stays in CPU memory and is streamed to the device part by part.
 
-    During the passes the device holds weights and gradients and nothing else; in exchange all of
-    the state crosses the bus in every step. Results are the same, bit for bit.
+    During forward and backward passes the device holds only weights and gradients; in exchange the
+    whole state crosses the bus in every step. Results are bit-identical to :class:`Optimizer`.
     """
 
     def __init__(
@@ -304,26 +312,27 @@ class StreamedOptimizer(Optimizer):
         super().__init__(name, model, lr, settings, offload=False, trained=trained)
         if not self._rounded:
             raise ValueError(
-                "memory.offload_optimizer=stream is for weights in half precision, whose float32 "
-                "originals rest in main memory. Set model.dtype=bfloat16, or offload_optimizer=true"
+                "memory.offload_optimizer=stream needs weights in half precision, whose fp32 "
+                "master weights stay in CPU memory. Set model.dtype=bfloat16, or "
+                "offload_optimizer=true"
             )
-        self._host = HostCopies()
+        self._host = CpuOffload()
         for part in self._parts():
-            self._put_away(part)
+            self._offload_part(part)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Nothing comes as a whole."""
+        """Do nothing: parts are streamed during the step."""
         yield
 
     def _advance(self) -> None:
-        """Part by part: to AdamW, what has no gradient is not there."""
+        """Step part by part; AdamW skips parameters without a gradient."""
         gradients = {id(x): x.grad for x in self.parameters}
         for x in self.parameters:
             x.grad = None
         for part in self._parts():
             originals = [self.parameters[i] for i in part]
-            self._bring(originals)
+            self._load_part(originals)
             for x in originals:
                 x.grad = gradients.pop(id(x))
             self._adam.step()
@@ -331,14 +340,14 @@ class StreamedOptimizer(Optimizer):
                 torch._foreach_copy_([self.weights[i] for i in part], originals)
             for x in originals:
                 x.grad = None
-            self._put_away(part)
+            self._offload_part(part)
 
     def _parts(self) -> Iterator[list[int]]:
-        """Numbers of parameters, as many as fit at once."""
+        """Yield indices of parameters that fit on the device together."""
         part: list[int] = []
         size = 0
         for number, x in enumerate(self.parameters):
-            needed = 12 * x.numel()  # the original and two moments
+            needed = 12 * x.numel()  # the master weight and two moments
             if part and size + needed > PART:
                 yield part
                 part, size = [], 0
@@ -355,30 +364,30 @@ class StreamedOptimizer(Optimizer):
             if isinstance(x, Tensor) and x.ndim
         ]
 
-    def _bring(self, originals: list[Tensor]) -> None:
+    def _load_part(self, originals: list[Tensor]) -> None:
         assert self._host is not None
-        self._host.bring([*originals, *self._moments(originals)])
-        self._host.arrived()
+        self._host.load([*originals, *self._moments(originals)])
+        self._host.wait_on_device()
 
-    def _put_away(self, part: list[int]) -> None:
-        """To main memory; in the originals' places stay tensors without memory of their own.
+    def _offload_part(self, part: list[int]) -> None:
+        """Offload a part; its master weights become placeholders that take no device memory.
 
-        A gradient lies where its tensor lies, and gradients are on the device.
+        The placeholders stay on the device because gradients must be where their tensors are.
         """
         assert self._host is not None
         originals = [self.parameters[i] for i in part]
         devices = [x.device for x in originals]
-        self._host.send([*originals, *self._moments(originals)])
+        self._host.offload([*originals, *self._moments(originals)])
         for x, device in zip(originals, devices, strict=True):
             x.data = torch.zeros((), device=device).expand(x.shape)
 
     def state(self) -> dict[str, object]:
-        """With the originals as they lie in main memory."""
+        """Return the state for a checkpoint, with the master weights from CPU memory."""
         assert self._host is not None
-        return {**super().state(), "originals": [self._host.kept(x) for x in self.parameters]}
+        return {**super().state(), "originals": [self._host.cpu_copy(x) for x in self.parameters]}
 
     def load(self, state: dict[str, object]) -> None:
-        """Part by part, too, as far as AdamW lets us."""
+        """Load the master weights part by part; AdamW loads its moments at once."""
         assert self._host is not None
         self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
         originals = state["originals"]
@@ -389,7 +398,7 @@ class StreamedOptimizer(Optimizer):
                     x = self.parameters[i]
                     x.data = originals[i].to(device=x.device, dtype=x.dtype, copy=True)
                     self.weights[i].copy_(x)
-                self._put_away(part)
+                self._offload_part(part)
         self.refused = int(state["refused"])  # type: ignore[call-overload]
 
 
@@ -401,7 +410,7 @@ def make_optimizer(
     offload: bool | Literal["stream"] = False,
     trained: Mapping[str, nn.Parameter] | None = None,
 ) -> Optimizer:
-    """As the model is: whole or divided."""
+    """Create the optimizer that fits the model (whole or sharded) and the offload setting."""
     if offload == "stream":
         return StreamedOptimizer(name, model, lr, settings, trained)
     kind = ShardedOptimizer if is_sharded(model) else Optimizer
@@ -409,17 +418,15 @@ def make_optimizer(
 
 
 class ShardedOptimizer(Optimizer):
-    """The divided weights are the float32 originals, so it holds moments alone.
+    """AdamW on this rank's shard of every weight (FSDP2).
 
-    Offloaded, those rest in main memory; the weights cannot, since passes gather them.
+    The sharded weights are the fp32 master weights, so only moments are added. With offloading,
+    moments are kept in CPU memory; weights cannot be, since forward passes gather them.
     """
 
     @torch.no_grad()
-    def _originals(self, model: nn.Module) -> list[Tensor]:
-        """Views of the parts that lie here.
-
-        They begin as what the model computes with, rounded, as any other optimizer's do.
-        """
+    def _make_master_weights(self, model: nn.Module) -> list[Tensor]:
+        """Return views of this rank's shards, rounded once to the dtype the model computes in."""
         computed = dict(without_data(model).named_parameters())
         types = [computed[name].dtype for name in self.names]
         self._rounded = any(x != torch.float32 for x in types)
@@ -429,7 +436,7 @@ class ShardedOptimizer(Optimizer):
         return [part.requires_grad_() for part in parts]
 
     def _clip(self) -> Tensor:
-        """By the norm of all parts together, the same on every process."""
+        """Clip by the norm over all ranks; every rank gets the same norm."""
         for weight, part in zip(self.weights, self.parameters, strict=True):
             part.grad = None if weight.grad is None else _local(weight.grad)
         gradients = [x.grad for x in self.parameters if x.grad is not None]
@@ -441,14 +448,14 @@ class ShardedOptimizer(Optimizer):
         return norm
 
     def _write_back(self) -> None:
-        """The originals are the weights."""
+        """Do nothing: the master weights are the weights."""
 
-    def _resting(self) -> list[Tensor]:
+    def _offloadable(self) -> list[Tensor]:
         originals = {id(x) for x in self.parameters}
-        return [x for x in super()._resting() if id(x) not in originals]
+        return [x for x in super()._offloadable() if id(x) not in originals]
 
     def rows(self, name: str) -> tuple[int, int, tuple[int, ...]]:
-        """Which rows of a weight lie here, first and number, and the whole weight's shape."""
+        """Return the first row and number of rows of a weight on this rank, and its full shape."""
         weight = self.weights[self.names.index(name)]
         assert isinstance(weight, DTensor)
         before = _rows_before(weight)
@@ -461,7 +468,7 @@ def _local(x: Tensor) -> Tensor:
 
 
 def _rows_before(x: DTensor) -> int:
-    """Rows are dealt out evenly, rounded up, until there are none left."""
+    """Count the rows on lower ranks: FSDP2 gives each rank ceil(rows / ranks) until none remain."""
     mesh = x.device_mesh
     each = -(-x.shape[0] // mesh.size())
     return min(x.shape[0], each * mesh.get_local_rank())
@@ -471,7 +478,7 @@ _ORIGINAL = "original"
 
 
 def save_part(optimizer: ShardedOptimizer, place: Path, rank: int, writers: int) -> dict[str, Any]:
-    """Write this process's rows; what is not divided is returned, the same on all."""
+    """Write this rank's rows to a file; return what is not sharded, equal on all ranks."""
     kept: Any = optimizer.state()
     numbers, state = optimizer.numbers, kept["adam"]["state"]
     parts: dict[str, Part] = {}
@@ -494,11 +501,13 @@ def save_part(optimizer: ShardedOptimizer, place: Path, rank: int, writers: int)
 
 
 def load_moments(optimizer: Optimizer, kept: dict[str, Any], place: Path) -> None:
-    """Go on from what a checkpoint has: of one process or many, for one process or many."""
+    """Load optimizer state from a checkpoint written by any number of ranks, for any number."""
     if "writers" not in kept and not isinstance(optimizer, ShardedOptimizer):
         optimizer.load(kept)
         return
-    source = _Divided(kept, optimizer, place) if "writers" in kept else _Whole(kept, optimizer)
+    source = (
+        _ShardedState(kept, optimizer, place) if "writers" in kept else _WholeState(kept, optimizer)
+    )
     numbers, own = optimizer.numbers, optimizer.state()["adam"]
     assert isinstance(own, dict)
     state: dict[int, dict[str, Tensor]] = {}
@@ -515,8 +524,8 @@ def load_moments(optimizer: Optimizer, kept: dict[str, Any], place: Path) -> Non
     )
 
 
-class _Source:
-    """A saved state, from which an optimizer reads its own rows."""
+class _SavedState:
+    """Saved optimizer state, from which each rank reads its own rows."""
 
     groups: list[dict[str, Any]]
 
@@ -529,7 +538,7 @@ class _Source:
         return 0, len(self.optimizer.parameters[self.optimizer.names.index(name)])
 
 
-class _Divided(_Source):
+class _ShardedState(_SavedState):
     def __init__(self, kept: dict[str, Any], optimizer: Optimizer, place: Path) -> None:
         super().__init__(optimizer)
         self.groups, self._whole = kept["groups"], kept["whole"]
@@ -552,7 +561,7 @@ class _Divided(_Source):
         return self._parts.read(f"{name}/{key}", *self.rows(name))
 
 
-class _Whole(_Source):
+class _WholeState(_SavedState):
     def __init__(self, kept: dict[str, Any], optimizer: Optimizer) -> None:
         super().__init__(optimizer)
         self._kept, self._numbers = kept, optimizer.numbers

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, and how a run goes on from one."""
+"""Save a run's state as a checkpoint, and restore it when the run is resumed."""
 
 import shlex
 import shutil
@@ -42,7 +42,7 @@ from segcredit.runlog.folder import (
 from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy
-from segcredit.train.distributed import Together, whole_critic, whole_policy
+from segcredit.train.distributed import CollectiveWrite, whole_critic, whole_policy
 from segcredit.train.optim import ShardedOptimizer, load_moments, save_part
 from segcredit.train.source import Listed
 from segcredit.train.stages import add_critic, add_reference, adopt_settings, saved_critic
@@ -50,19 +50,19 @@ from segcredit.train.state import State, freeze, set_policy_optimizer
 from segcredit.train.tracker import Tracker
 
 ADAPTERS = "adapters"
-"""With LoRA: what is trained, in PEFT's format; the policy lies beside it whole, all the same."""
+"""Folder of the LoRA adapters in PEFT format, beside the merged policy."""
 ROLLBACKS = 3
 """Number of folders in rolled_back/ that are kept; older ones are deleted."""
 CPU = torch.device("cpu")
 
 
 def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
-    """Write a checkpoint of this step: whole, or not at all.
+    """Write a checkpoint of this step atomically; called on rank 0.
 
-    For the first process; if the models are divided, all others :func:`help_save` meanwhile.
+    If the models are sharded, all other ranks must call :func:`help_save` at the same time.
     """
     keep = state.recipe.save.keep
-    own = state.reference is not None and state.policy.lora is None  # with LoRA it is no model
+    own = state.reference is not None and state.policy.lora is None  # with LoRA it is an adapter
     new = own and not (folder.checkpoints / REFERENCE).exists()
     if state.parallel.share(new) if state.shards else new:
         checkpoint.save_checkpoint(
@@ -77,7 +77,7 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
 
 
 def help_save(state: State) -> None:
-    """What the other processes do while the first one saves divided models."""
+    """Take part in saving sharded models, on all ranks but 0."""
     if state.parallel.share(False):
         _write_reference(state, None)
     _write(state, None, 0)
@@ -89,7 +89,7 @@ def _write_reference(state: State, place: Path | None) -> None:
         assert place is not None
         state.reference.save(place)
         return
-    with Together(state.parallel, place) as together:
+    with CollectiveWrite(state.parallel, place) as together:
         reference = whole_policy(state.reference, CPU, keep=state.parallel.first)
         together.write(lambda: _save(reference, together.place))
 
@@ -108,7 +108,7 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
         "base": None if lora is None else lora.fingerprint(),
     }
     if state.shards:
-        _write_divided(state, place, rest)
+        _write_sharded(state, place, rest)
         return
     assert place is not None
     state.policy.save(place / POLICY)
@@ -120,11 +120,11 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
     checkpoint.save_state(place, rest | {"optimizers": optimizers})
 
 
-def _write_divided(state: State, place: Path | None, rest: dict[str, Any]) -> None:
-    """Every process its part of the optimizers, the first one all that is not divided."""
+def _write_sharded(state: State, place: Path | None, rest: dict[str, Any]) -> None:
+    """Write a sharded state: every rank its optimizer shards, rank 0 everything else."""
     first, rank, size = state.parallel.first, state.parallel.rank, state.parallel.size
     optimizers: dict[str, Any] = {}
-    with Together(state.parallel, place) as together:
+    with CollectiveWrite(state.parallel, place) as together:
         policy = whole_policy(state.policy, CPU, keep=first)
         together.write(lambda: _save(policy, together.place / POLICY))
         del policy
@@ -146,13 +146,13 @@ def _write_divided(state: State, place: Path | None, rest: dict[str, Any]) -> No
 
 
 def _save(model: Policy | Critic | None, folder: Path) -> None:
-    """Only one process keeps it to save it."""
+    """Save a model on the rank that keeps it."""
     if model is not None:
         model.save(folder)
 
 
 def _write_adapters(state: State, lora: Lora, place: Path) -> None:
-    """The policy's; the critic's with its head; π_ref's, if it is one of its own."""
+    """Write the adapters of the policy, of the critic with its head, and of π_ref if it has one."""
     lora.save(POLICY, place / POLICY)
     if state.critic is not None:
         state.critic.save(place / CRITIC)
@@ -161,9 +161,9 @@ def _write_adapters(state: State, lora: Lora, place: Path) -> None:
 
 
 def load_saved_policy(recipe: Recipe, place: Path) -> Policy:
-    """Load a policy that a run has saved, all of it.
+    """Load a policy that a run has saved, with its generation config.
 
-    Where generation_config.json cannot be read, transformers goes on with other end tokens.
+    It is loaded explicitly because transformers falls back to other end tokens if it is unreadable.
     """
     policy = load_policy(recipe, place)
     if (place / GENERATION_CONFIG_NAME).exists():
@@ -199,15 +199,15 @@ def find_resumable(folder: RunFolder) -> checkpoint.Found:
         held = _held(folder)
     except OSError as error:
         raise checkpoint.CheckpointError(
-            f"a checkpoint of {folder.path} cannot be read: {error}. It may be whole, so nothing "
-            f"was changed or deleted. Make it readable (permissions, disk), or, to go on from an "
-            f"earlier checkpoint, move it out of {folder.checkpoints}; then run: "
+            f"a checkpoint of {folder.path} cannot be read: {error}. It may be complete, so "
+            f"nothing was changed or deleted. Make it readable (permissions, disk), or, to resume "
+            f"from an earlier checkpoint, move it out of {folder.checkpoints}; then run: "
             f"{resume_command(folder.path)}"
         ) from error
     if found.path is not None or unsaved or not held:
         return found
     reasons = "".join(f"\n  {reason}" for reason in found.refused)
-    what = f"none is whole:{reasons}\n" if reasons else "there is none. "
+    what = f"none is complete:{reasons}\n" if reasons else "there is none. "
     raise checkpoint.CheckpointError(
         f"expected a checkpoint in {folder.checkpoints} to resume from; {what}"
         f"The run holds {', '.join(held)}, so nothing was changed or deleted. If checkpoints were "
@@ -226,7 +226,7 @@ def _held(folder: RunFolder) -> list[str]:
 
 
 def restore(state: State, folder: RunFolder, place: Path) -> int:
-    """Put the state where the checkpoint was; where the metrics ended then."""
+    """Restore the state from a checkpoint; return the length of metrics.jsonl at that step."""
     found: dict[str, Any] = checkpoint.load_state(place)
     _check_same_kind(state, place, found)
     _check_changes(state, folder, place, found)
@@ -237,7 +237,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
-    _reopen_a_longer_stage(state)
+    _reopen_longer_stage(state)
     for name, kept in found["optimizers"].items():
         lr = found["rates"][name]
         if name == "policy":
@@ -259,26 +259,26 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
 
 
 def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
-    """Refuse to go on with adapters where there were none, or beside other weights."""
+    """Refuse to resume with LoRA if it was not used before, or on another base model."""
     lora = state.policy.lora
     then = (place / ADAPTERS).exists()
     if then != (lora is not None):
         raise checkpoint.CheckpointError(
-            f"{place} was written {'with' if then else 'without'} model.lora, so the run cannot go "
-            f"on {'without' if then else 'with'} it. Leave model.lora as it was, or begin a new "
-            f"run on the trained policy: {_trained_policy(state, place)}"
+            f"{place} was written {'with' if then else 'without'} model.lora, so the run cannot be "
+            f"resumed {'without' if then else 'with'} it. Leave model.lora as it was, or start a "
+            f"new run on the trained policy: {_trained_policy(state, place)}"
         )
     if lora is not None and found["base"] != lora.fingerprint():
         raise checkpoint.CheckpointError(
             f"{place} holds adapters for other weights than those of "
             f"{state.recipe.model.path or state.recipe.model.tiny}: it is another model, or was "
-            f"changed since. Put the old one back, or begin a new run on the trained policy: "
+            f"changed since. Restore the old one, or start a new run on the trained policy: "
             f"{_trained_policy(state, place)}"
         )
 
 
 def _trained_policy(state: State, place: Path) -> str:
-    """The settings that begin a new run on a checkpoint's policy, as they are typed."""
+    """Format the overrides that start a new run from a checkpoint's policy."""
     instead = "" if state.recipe.model.tiny is None else " model.tiny=null"
     return f"model.path={shlex.quote(str(place / POLICY))}{instead}"
 
@@ -415,8 +415,8 @@ def _read_adapters(state: State, lora: Lora, place: Path) -> None:
         lora.load(REFERENCE, place / REFERENCE)
 
 
-def _reopen_a_longer_stage(state: State) -> None:
-    """A finished run of which the last stage now has more steps goes on with that stage."""
+def _reopen_longer_stage(state: State) -> None:
+    """Reopen the last stage of a finished run if the recipe now gives it more steps."""
     stages = state.recipe.stages
     left = state.recipe.total_steps - state.step
     if state.stage == len(stages) and 0 < left < stages[-1].steps:
@@ -424,7 +424,7 @@ def _reopen_a_longer_stage(state: State) -> None:
         state.stage_step = stages[-1].steps - left
 
 
-def take_back(state: State, folder: RunFolder, position: int) -> Path | None:
+def roll_back(state: State, folder: RunFolder, position: int) -> Path | None:
     """Move what an earlier process wrote after the resumed step to rolled_back/.
 
     Metrics, rollouts, evaluations and checkpoints of later steps go to a new folder in
@@ -455,7 +455,7 @@ def take_back(state: State, folder: RunFolder, position: int) -> Path | None:
 
 
 def _reference_is_made(state: State) -> bool:
-    """Whether reinforcement learning has begun: that is when π_ref is taken."""
+    """Whether an ``optimize`` stage has begun, at whose start π_ref is copied from the policy."""
     begun = state.stage + (state.stage_step > 0)
     return any(isinstance(stage, Optimize) for stage in state.recipe.stages[:begun])
 
@@ -476,8 +476,8 @@ def _load_reference(state: State, folder: RunFolder) -> Policy:
         checkpoint.verify(kept)
     except checkpoint.CheckpointError as error:
         raise checkpoint.CheckpointError(
-            f"the reference model, of which there is one copy, cannot be used: {error} So this run "
-            f"cannot go on; begin again: segcredit train {shlex.quote(str(folder.config))}"
+            f"the only copy of the reference model cannot be used: {error} So this run cannot be "
+            f"resumed; start again: segcredit train {shlex.quote(str(folder.config))}"
         ) from None
     reference = load_saved_policy(state.recipe, kept)
     reference.model.to(state.policy.device)

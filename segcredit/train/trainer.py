@@ -1,4 +1,4 @@
-"""The Python way in: a model, a method, a reward, prompts; then train."""
+"""The Python API: ``Trainer(model=…, algorithm=…, reward=…, data=…).train()``."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from segcredit.train.saving import (
     load_saved_policy,
     require_checked_template,
     restore,
-    take_back,
+    roll_back,
 )
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
@@ -39,7 +39,7 @@ from segcredit.types import Algorithm, RewardFn
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run left."""
+    """Result of a finished run: its folder, the trained model and held-out scores."""
 
     folder: Path | None
     """The run folder."""
@@ -52,11 +52,18 @@ class Result:
 
 
 class Trainer:
-    """Trains one model by one method.
+    """Trains one model with one method.
 
-    ``data`` and ``test`` are files or rows; settings of the data go beside them, as in a recipe:
-    ``data={"train": …, "suffix": …}``. So do all other ``settings``: ``rollout={"prompts": 64}``.
-    Everything is checked when the trainer is made, before any model loads.
+    All settings are validated when the trainer is created, before any model is loaded.
+
+    Args:
+        model: Folder or hub id of the model, or settings such as ``{"path": …, "dtype": …}``.
+        data: Training data: files, rows, or settings such as ``{"train": …, "suffix": …}``.
+        algorithm: Name of a method, a name with settings, or an ``Algorithm`` object.
+        reward: Name of a reward, a name with settings, a function or a ``RewardFn``.
+        test: Held-out data: files or rows.
+        steps: Number of optimization steps.
+        settings: Other sections of a recipe, such as ``rollout={"prompts": 64}``.
     """
 
     def __init__(
@@ -104,7 +111,13 @@ class Trainer:
         resume: bool = False,
         watch: Observer | None = None,
     ) -> Result:
-        """Run all stages in a new folder under runs/, in ``folder``, or on from what is there."""
+        """Run all stages; with ``resume``, continue the run in ``folder``.
+
+        Args:
+            folder: Run folder; by default a new one under runs/.
+            resume: Continue from the last checkpoint in ``folder``.
+            watch: Receives progress, such as a progress bar; by default nothing is shown.
+        """
         watch = Silent() if watch is None else watch
         parallel = Parallel.start()
         try:
@@ -131,7 +144,7 @@ class Trainer:
                 write_json_atomically(run.environment, describe_environment())
                 checkpoint.mark_unsaved(run.checkpoints)
             state, position = self._state(run if resume else None, parallel, watch)
-            parallel.wait()  # nothing on disk changes before everyone has read it
+            parallel.wait()  # change nothing on disk before all ranks have read it
             aside = self._roll_back(run, state, position, watch) if resume else None
             names = ["tensorboard", *self.recipe.save.trackers]
             first = state.step + 1 if resume else None
@@ -145,10 +158,10 @@ class Trainer:
     def _state(
         self, run: RunFolder | None, parallel: Parallel, watch: Observer
     ) -> tuple[State, int]:
-        """New, or as the run's last whole checkpoint has it; and where its metrics ended then."""
+        """Build a new state, or restore the last complete checkpoint and its metrics position."""
         if run is None:
             return build(self.plan, parallel=parallel), 0
-        # hashes take a while, and everyone must go on from the same one
+        # verifying hashes takes time, and all ranks must resume from the same checkpoint
         found = checkpoint.Found(None, [])
         problem = None
         if parallel.first:
@@ -164,7 +177,7 @@ class Trainer:
                 watch.note(message)
         if found.path is None:
             return build(self.plan, parallel=parallel), 0
-        # adapters go on from the weights they stand beside, not from the sum that was saved
+        # LoRA resumes from the base weights and the adapters, not from the merged policy
         with_lora = self.recipe.model.lora is not None
         policy = None if with_lora else load_saved_policy(self.recipe, found.path / POLICY)
         if policy is not None and self.recipe.data.template is None:
@@ -204,7 +217,7 @@ class Trainer:
             watch.note(f"Settings changed from this step on: {', '.join(changed)}")
             write_yaml_atomically(run.config, self._record())
         self._note_environment(run, state, watch)
-        return take_back(state, run, position)
+        return roll_back(state, run, position)
 
     def _note_environment(self, run: RunFolder, state: State, watch: Observer) -> None:
         """Report and record changes of the environment since the run was last started."""
@@ -221,7 +234,7 @@ class Trainer:
             write_json_atomically(run.environment, known | resumed)
 
     def _given(self) -> dict[str, Any]:
-        """What came as an object instead of by name."""
+        """Describe what was passed as a Python object instead of by name."""
         shown = {
             name: "rows" if name in {"train", "test"} else getattr(x, "__qualname__", repr(x)[:500])
             for name, x in self._objects.items()
@@ -271,7 +284,7 @@ def _noted(state: State, when: str) -> dict[str, float]:
 
 
 def _facts(plan: Plan, run: RunFolder, state: State, aside: Path | None) -> dict[str, str]:
-    """What a person wants to know first."""
+    """Facts shown when a run starts."""
     model = state.policy.model if state.whole is None else state.whole
     count = sum(x.numel() for x in model.parameters())
     trained = sum(x.numel() for x in state.policy.trained().values())
@@ -289,5 +302,5 @@ def _facts(plan: Plan, run: RunFolder, state: State, aside: Path | None) -> dict
 
 
 def _where(state: State) -> str:
-    divided = f", divided among {state.parallel.size} processes" if state.shards else ""
-    return f"{state.policy.device}{divided}"
+    sharded = f", sharded over {state.parallel.size} processes" if state.shards else ""
+    return f"{state.policy.device}{sharded}"

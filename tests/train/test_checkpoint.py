@@ -397,8 +397,8 @@ def test_killed_at_every_file_operation_one_is_always_whole(quick: Path) -> None
 
 MESSAGE = (
     r"at \S+/run/checkpoints: checkpoint step-000002 needs at least [\d.]+ MiB, [\d.]+ MiB are free"
-    r".* the last whole checkpoint is \S+/run/checkpoints/step-000001\."
-    r".* type: segcredit train --resume \S+/run$"
+    r".* the last complete checkpoint is \S+/run/checkpoints/step-000001\."
+    r".* run: segcredit train --resume \S+/run$"
 )
 
 
@@ -450,7 +450,7 @@ def test_replacing_a_step_on_a_failing_disk_keeps_the_old_one(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(CheckpointError, match="the last whole checkpoint is"):
+    with pytest.raises(CheckpointError, match="the last complete checkpoint is"):
         save_checkpoint(tmp_path, "step-000001", writes("new"))
     assert names(tmp_path) == ["step-000001"]
     assert (tmp_path / "step-000001" / "state.json").read_text() == "step 1 "
@@ -460,7 +460,7 @@ def test_the_first_checkpoint_may_fail_too(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "x")
 
-    with pytest.raises(CheckpointError, match="There is no whole checkpoint yet"):
+    with pytest.raises(CheckpointError, match="There is no complete checkpoint yet"):
         save_checkpoint(tmp_path / "run" / "checkpoints", "step-000001", write)
 
 

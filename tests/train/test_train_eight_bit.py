@@ -17,10 +17,12 @@ from segcredit.plan.memory import memory
 from segcredit.runlog.storage import load_state, save_state
 from segcredit.train import optim as adam
 from segcredit.train.build import make_plan
-from segcredit.train.optim import LIBRARY, Optimizer, why_not
+from segcredit.train.optim import LIBRARY, Optimizer, missing_requirement
 
 EIGHT = OptimizerSettings(kind="adamw_8bit", weight_decay=0.1)
-installed = pytest.mark.skipif(why_not("adamw_8bit") is not None, reason=f"needs {LIBRARY}")
+installed = pytest.mark.skipif(
+    missing_requirement("adamw_8bit") is not None, reason=f"needs {LIBRARY}"
+)
 
 
 def layers(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -59,7 +59,7 @@ def step_of(said: str) -> re.Match[str]:
     """Where it says that it stopped, on a line that can be copied."""
     found = re.search(
         r"\nFinishing this step, then saving\. Press Ctrl-C again to stop at once\.\n(?:.*\n)*"
-        r"stopped after step (\d+), which is saved\. To go on: "
+        r"stopped after step (\d+), which is saved\. To resume: "
         r"(segcredit train --resume \S+ --trust-run)\n$",
         said,
     )
@@ -165,7 +165,7 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert call.wait() == 130
     assert time.monotonic() - begun < 30
     go_on = f"segcredit train --resume {tmp_path}/run --trust-run"
-    assert re.search(rf"Stopped at once, .* To go on from there: {go_on}$", call.said.rstrip()), (
+    assert re.search(rf"Stopped at once, .* To resume from there: {go_on}$", call.said.rstrip()), (
         call.said
     )
     assert call.complained == ""
@@ -218,7 +218,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 # ── Nobody listens ───────────────────────────────────────────────────────────────────────────────
 
 LOST = (
-    r"warning: standard output is lost \({}\)\. Training goes on; the run's folder has all "
+    r"warning: standard output is lost \({}\)\. Training continues; the run folder has all "
     r"metrics\.\n"
 )
 

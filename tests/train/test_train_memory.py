@@ -12,8 +12,8 @@ from train.test_train_invariance import collected, distance, gradients, small_st
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic
 from segcredit.models.layers import recompute_activations
-from segcredit.train.offload import HostCopies
-from segcredit.train.optim import Optimizer, why_not
+from segcredit.train.offload import CpuOffload
+from segcredit.train.optim import Optimizer, missing_requirement
 
 SETTINGS = OptimizerSettings()
 
@@ -143,16 +143,16 @@ def test_the_originals_are_saved_and_loaded() -> None:
 def test_offloaded_tensors_stay_themselves() -> None:
     tensors = [torch.randn(3, 4), torch.nn.Parameter(torch.randn(5))]
     before = [x.detach().clone() for x in tensors]
-    copies = HostCopies()
-    copies.bring(tensors)
+    copies = CpuOffload()
+    copies.load(tensors)
     for _ in range(2):
-        copies.send(tensors)
-        copies.bring(tensors)
+        copies.offload(tensors)
+        copies.load(tensors)
     for x, was in zip(tensors, before, strict=True):
         assert torch.equal(x, was)
     with torch.no_grad():
         tensors[0].add_(1.0)
-    copies.send(tensors)
+    copies.offload(tensors)
     assert torch.equal(tensors[0], before[0] + 1.0)
 
 
@@ -185,8 +185,8 @@ def test_an_offloaded_optimizer_is_loaded_on_its_device(monkeypatch: pytest.Monk
     def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
         return lambda *given: (happened.append(name), call(*given))[1]
 
-    monkeypatch.setattr(HostCopies, "bring", noted("bring", HostCopies.bring))
-    monkeypatch.setattr(HostCopies, "send", noted("send", HostCopies.send))
+    monkeypatch.setattr(CpuOffload, "load", noted("bring", CpuOffload.load))
+    monkeypatch.setattr(CpuOffload, "offload", noted("send", CpuOffload.offload))
     load = other._adam.load_state_dict
     monkeypatch.setattr(other._adam, "load_state_dict", noted("load", load))
     other.load(optimizer.state())
@@ -196,8 +196,8 @@ def test_an_offloaded_optimizer_is_loaded_on_its_device(monkeypatch: pytest.Monk
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["adamw", "adamw_8bit"])
 def test_an_offloaded_optimizer_goes_on_where_it_was(kind: str) -> None:
-    if why_not(kind) is not None:
-        pytest.skip(why_not(kind))
+    if missing_requirement(kind) is not None:
+        pytest.skip(missing_requirement(kind))
     settings = OptimizerSettings(kind=kind)
     torch.manual_seed(0)
     first = torch.nn.Linear(64, 64).to("cuda", torch.bfloat16)

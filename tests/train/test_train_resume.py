@@ -288,7 +288,7 @@ def test_a_damaged_reference_model_cannot_be_replaced(tmp_path: Path, whole: Pat
     call = begin(tmp_path)
     assert call.wait() == 2
     assert re.fullmatch(
-        r"error: the reference model, .* reference/model.safetensors was altered: .* begin again: "
+        r"error: the only copy of the reference model .* reference/model.safetensors was altered: .* start again: "
         r"segcredit train .*/config.yaml\n",
         call.complained.replace("checkpoints/reference", " reference"),
     ), call.complained
@@ -330,8 +330,8 @@ def test_on_a_full_disk_it_stops_and_goes_on_when_there_is_room(
     assert call.code == 2
     found = re.fullmatch(
         r"error: disk full at .*/run/checkpoints: checkpoint step-\d+ needs at least .* MiB, .* "
-        r"MiB are free\. Nothing finished is lost: the last whole checkpoint is .*/(step-\d+)\. "
-        rf".* then type: segcredit train --resume {disk}/run --trust-run\n",
+        r"MiB are free\. Nothing finished is lost: the last complete checkpoint is .*/(step-\d+)\. "
+        rf".* then run: segcredit train --resume {disk}/run --trust-run\n",
         call.complained,
     )
     assert found is not None, call.complained

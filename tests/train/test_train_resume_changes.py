@@ -225,7 +225,7 @@ def test_a_reference_that_was_never_made_is_refused_and_the_run_can_go_on(
     call = resume(tmp_path)
     assert call.code == 2, call.said
     assert "put the folder back if it was moved" in call.complained, call.complained
-    assert "cannot go on" not in call.complained
+    assert "cannot be resumed" not in call.complained
     assert resume(tmp_path, "algorithm.kl=0").code == 0
 
 

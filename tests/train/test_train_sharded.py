@@ -27,7 +27,7 @@ from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
 from segcredit.train.collect import collect
-from segcredit.train.distributed import Parallel, Together
+from segcredit.train.distributed import CollectiveWrite, Parallel
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import enter, next_prompts, step_of
 from segcredit.train.state import State
@@ -216,10 +216,12 @@ class Imagined(Parallel):
 def test_a_full_disk_of_another_process_is_everyones(tmp_path: Path) -> None:
     def write(place: Path, rank: int = 0) -> None:
         told = (1, errno.ENOSPC, "No space left on device")
-        with Together(Imagined(rank, others=[told]), place) as together:
+        with CollectiveWrite(Imagined(rank, others=[told]), place) as together:
             together.write(lambda: (together.place / "part").write_text("mine"))
 
-    with pytest.raises(CheckpointError, match=r"disk full at .* There is no whole checkpoint yet"):
+    with pytest.raises(
+        CheckpointError, match=r"disk full at .* There is no complete checkpoint yet"
+    ):
         checkpoint.save_checkpoint(tmp_path, "step-000001", write)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(CheckpointError, match="process 1 could not write its part: No space left"):
@@ -229,7 +231,7 @@ def test_a_full_disk_of_another_process_is_everyones(tmp_path: Path) -> None:
 def test_after_a_failure_nothing_more_is_written(tmp_path: Path) -> None:
     with (  # noqa: PT012
         pytest.raises(ZeroDivisionError),
-        Together(Imagined(), tmp_path) as together,
+        CollectiveWrite(Imagined(), tmp_path) as together,
     ):
         together.write(lambda: 1 // 0)
         together.write(lambda: (tmp_path / "more").touch())
