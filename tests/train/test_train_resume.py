@@ -288,7 +288,8 @@ def test_a_damaged_reference_model_cannot_be_replaced(tmp_path: Path, whole: Pat
     call = begin(tmp_path)
     assert call.wait() == 2
     assert re.fullmatch(
-        r"error: the only copy of the reference model .* reference/model.safetensors was altered: .* start again: "
+        r"error: the only copy of the reference model .* reference/model.safetensors was "
+        r"altered: .* start again: "
         r"segcredit train .*/config.yaml\n",
         call.complained.replace("checkpoints/reference", " reference"),
     ), call.complained

@@ -129,7 +129,7 @@ def test_the_advice_on_weights_that_overflow_works(
             break
         assert said in call.complained, call.complained
         found = re.search(
-            rf"ype: segcredit (train --resume \S+ --trust-run {lower}=\S+)\n$", call.complained
+            rf"run: segcredit (train --resume \S+ --trust-run {lower}=\S+)\n$", call.complained
         )
         assert found is not None, call.complained
         if broken := re.search(r"(\S+) was saved with these weights: move it", call.complained):

@@ -102,7 +102,10 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     ("memory", "message"),
     [
         ({"offload_optimizer": "stream"}, "set model.dtype=bfloat16"),
-        ({"offload_optimizer": "stream", "shard": True}, "stream is for whole ones"),
+        (
+            {"offload_optimizer": "stream", "shard": True},
+            "stream cannot be combined with memory.shard",
+        ),
         ({"offload_optimizer": "sometimes"}, "stream"),
     ],
 )
