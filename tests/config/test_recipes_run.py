@@ -49,11 +49,17 @@ def test_the_documented_recipes_on_bases_load(tmp_path: Path) -> None:
         assert recipe.name == yaml.safe_load(block)["name"]
 
 
-def test_every_recipe_has_its_command() -> None:
-    named = {command.split()[0] for command in COMMANDS}
-    assert named == {name for name in shipped_recipes() if "/" in name}
-    sweep = {x for command in COMMANDS for x in command.split() if x.startswith("algorithm.frac")}
-    assert sweep == {f"algorithm.fraction={k / 10}" for k in range(1, 11)}
+def test_the_table_lists_every_recipe() -> None:
+    rows = re.findall(r"^\|[^|]*\| (`\w+/`[^|]*)\|([^|]*)\|([^|]*)\|$", TEXT, re.MULTILINE)
+    listed = set()
+    for row in rows:
+        data, models, methods = (re.findall(r"`([^`]+)`", cell) for cell in row)
+        listed |= {f"{x}{y}-{z}" for x in data for y in models for z in methods}
+    listed |= {command.split()[0] for command in COMMANDS}
+    assert listed == {name for name in shipped_recipes() if "/" in name}
+    sweep = re.search(r"^for k in (.*); do$", TEXT, re.MULTILINE)
+    assert sweep is not None
+    assert [float(k) for k in sweep[1].split()] == [k / 10 for k in range(1, 11)]
 
 
 @pytest.fixture
