@@ -129,7 +129,7 @@ class DataSettings(Settings):
     suffix: str | None = None
     """Text that is appended to the last user message, after a space."""
     template: str | None = None
-    """Prompt for a base model without a chat template; {question} stands for the row's question."""
+    """Prompt for a base model without a chat template; {question} is replaced by the question."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
     """Maximum length of a prompt in tokens; rows with a longer one are bad rows. None: only the
     model's context window limits it."""

@@ -1,4 +1,4 @@
-"""What only recipe, data and model together can tell is told before a model loads, all at once."""
+"""Problems of recipe, data and model together are reported before a model loads, all at once."""
 
 import json
 import shutil

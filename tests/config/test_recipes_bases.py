@@ -140,7 +140,7 @@ def test_bases_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_recipe(tmp_path / "deep")
     absolute = str(tmp_path / "deep" / "recipe.yaml")
     write(tmp_path / "other.yaml", base=absolute, seed=3)
-    monkeypatch.chdir(tmp_path)  # a base is seen from its file, not from where one stands
+    monkeypatch.chdir(tmp_path)  # a base is relative to its file, not to the current directory
     assert load_recipe("other.yaml").seed == 3
     write(tmp_path / "deep" / "here.yaml", base="recipe", seed=4)
     assert load_recipe("deep/here.yaml").seed == 4
