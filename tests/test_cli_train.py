@@ -99,7 +99,7 @@ def test_examples_of_the_help_are_true(tmp_path: Path) -> None:
         (["demo", "sed=1"], "sed: unknown key. Did you mean 'seed'?"),
         (["demo", "stages.0.step=1"], "stages.0.step: unknown key. Did you mean 'steps'?"),
         (["demo", "algorithm=sappo"], "algorithm: unknown method 'sappo'. Did you mean 'sapo'?"),
-        (["demo", "reward=mth"], "reward: there is no reward 'mth'. Did you mean 'math'?"),
+        (["demo", "reward=mth"], "reward: unknown reward 'mth'. Did you mean 'math'?"),
         (
             ["demo", "data.world=shapegrid"],
             "data: unknown world 'shapegrid'. Did you mean 'shape_grid'?",

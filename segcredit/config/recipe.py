@@ -17,10 +17,9 @@ from segcredit.algorithms import make_algorithm
 from segcredit.config.checks import method_problems, recipe_problems
 from segcredit.data.worlds import make_world
 from segcredit.models.template import check_template
-from segcredit.registry import nearest
+from segcredit.registry import names_code, nearest
 from segcredit.rewards import make_reward
 from segcredit.runlog.trackers import TRACKERS
-from segcredit.runlog.untrusted import names_file
 from segcredit.types import Algorithm
 
 
@@ -464,7 +463,7 @@ class Recipe(Settings):
         try:
             if info.field_name == "algorithm":
                 algorithm_of(spec)
-            elif not names_file(spec if isinstance(spec, str) else spec["name"]):
+            elif not names_code(spec if isinstance(spec, str) else spec["name"]):
                 make_reward(spec)  # a file may be written later; train/build.py looks for it
         except TypeError as error:
             raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None

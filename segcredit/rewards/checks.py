@@ -11,13 +11,13 @@ class RewardError(ValueError):
     """A reward could not be computed: what was expected, what came, what to do."""
 
 
-def shown(text: str, limit: int = 80) -> str:
+def quoted(text: str, limit: int = 80) -> str:
     """The beginning of a text in quotes, on one line, with nothing that could drive a terminal."""
     return f"'{printable(text, limit)}'"
 
 
 MOST_WITHOUT_VERDICT = 0.05
-"""Share of responses without a verdict in a batch above which a warning is shown."""
+"""Share of responses without a verdict in a batch above which a warning is quoted."""
 
 
 def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:

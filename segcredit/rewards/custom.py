@@ -1,24 +1,25 @@
-"""Reward functions of one's own, in TRL's signature: ``fn(prompts, completions, **columns)``.
+"""Reward functions of your own, in TRL's signature: ``fn(prompts, completions, **columns)``.
 
 The function gets keyword arguments, each a list with one entry per response: ``prompts`` and
 ``completions``; the row's answer as ``answer``, ``solution`` and ``ground_truth``; ``num_tokens``,
-``truncated``; and every other column of the row by its name. Without ``**kwargs`` it gets those
-that it names. It may be ``async``. It returns a finite number for each response. To report
-correctness, it returns ``{"reward": 0.7, "correct": True, "reason": "…"}`` or a
+``truncated``; and every other column of the row by its name. Without ``**kwargs`` it gets only the
+arguments that it names. It may be ``async``. It returns a finite number for each response. To
+report correctness, it returns ``{"reward": 0.7, "correct": True, "reason": "…"}`` or a
 :class:`segcredit.types.Reward`. Without ``correct`` there is no accuracy, only the mean reward.
 
 Two rules where TRL leaves a choice:
 
 - Prompts and completions are plain strings. A function written for TRL's conversational rows
   (``completion[0]["content"]``) is given lists of messages if ``conversational=True``.
-- None, "not applicable" to TRL, which adds up several functions, is an error: one function grades
-  every response here.
+- None is an error. In TRL it means "not applicable" when several functions are added up; here one
+  function grades every response.
 """
 
 import ast
-import difflib
 import inspect
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,47 +27,37 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn
 
 from segcredit.printable import printable
-from segcredit.rewards.checks import RewardError, require_seconds, shown
+from segcredit.registry import names_code, nearest
+from segcredit.rewards.checks import RewardError, quoted, require_seconds
 from segcredit.rewards.pool import Failure, Pool
 from segcredit.rewards.worker import call
 from segcredit.types import Prompt, Response, Reward
 
-
-@runtime_checkable
-class Caller(Protocol):
-    """Calls one function with keyword arguments, each a list with one entry per response.
-
-    Answers with the worker's message: ``{"rewards": …}``, ``{"raised": …}``, ``{"unusable": …}``,
-    or with a Failure.
-    """
-
-    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any] | Failure:
-        """Call it."""
-        ...
-
-    def close(self) -> None:
-        """Stop whatever processes it holds."""
-        ...
+Answer = dict[str, Any] | Failure
+"""The worker's reply: ``{"rewards": …}``, ``{"raised": …}``, ``{"unusable": …}``, or a Failure."""
 
 
-class FileCaller:
-    """A function in a file, loaded and run in a process that is killed at the deadline."""
+class ProcessCaller:
+    """Calls a named function in a worker process, which is killed at the deadline."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.pool = Pool(["function", str(path), name], role=f"reward function {path.name}:{name}")
+    def __init__(self, spec: str) -> None:
+        place, _, name = spec.rpartition(":")
+        file = place.endswith(".py")
+        self.pool = Pool(
+            ["function", str(Path(place).expanduser().resolve()) if file else place, name],
+            role=f"reward function {Path(spec).name}",
+            environment={} if file else {"PYTHONPATH": _search_path()},
+        )
 
-    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any] | Failure:
-        sendable, unsendable = {}, {}
-        for name, column in arguments.items():
-            kind = _what_json_lacks(column)
-            if kind is None:
-                sendable[name] = column
-            else:
-                unsendable[name] = kind
-        request = {"arguments": sendable, "unsendable": unsendable}
+    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> Answer:
+        unsendable = {name: _unsendable(column) for name, column in arguments.items()}
+        request = {
+            "arguments": {name: x for name, x in arguments.items() if not unsendable[name]},
+            "unsendable": {name: kind for name, kind in unsendable.items() if kind},
+        }
         (answer,) = self.pool.ask([request], deadline)
         return answer
 
@@ -75,48 +66,53 @@ class FileCaller:
 
 
 class ThreadCaller:
-    """A function of this process, run in a thread; past its deadline the thread is left behind."""
+    """Calls a function of this process in a thread, which is abandoned at the deadline."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
-    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any] | Failure:
+    def __call__(self, arguments: Mapping[str, Any], deadline: float) -> Answer:
         answers: list[dict[str, Any]] = []
         thread = threading.Thread(
             target=lambda: answers.append(call(self.function, arguments, {})),
             name="segcredit reward function",
-            daemon=True,  # a function that hangs must not keep the interpreter from ending
+            daemon=True,  # a function that hangs must not keep the interpreter from exiting
         )
         thread.start()
         thread.join(deadline)
         return answers[0] if answers else Failure("late", f"did not return within {deadline:g} s")
 
     def close(self) -> None:
-        """Nothing to stop: a thread cannot be."""
+        """Do nothing: a thread cannot be stopped."""
 
 
-def _what_json_lacks(column: list[Any]) -> str | None:
-    """The type that keeps a column out of JSON; None: it fits."""
+def _unsendable(column: list[Any]) -> str:
+    """Types that cannot be sent as JSON; empty if the column can be sent."""
     try:
         json.dumps(column)
     except (TypeError, ValueError, RecursionError):
-        kinds = {type(x).__name__ for x in column if x is not None}
-        return " and ".join(sorted(kinds))
-    return None
+        return " and ".join(sorted({type(x).__name__ for x in column if x is not None}))
+    return ""
+
+
+def _search_path() -> str:
+    """The directories from which this process imports modules, for a worker."""
+    return os.pathsep.join(place or os.getcwd() for place in sys.path)
 
 
 _SEARCH = 2.0
-"""Deadlines that may be spent on finding out which response a function hangs on."""
+"""Maximum time, in deadlines, for finding the response on which a function hangs."""
 _REASON = 300
 """Maximum number of characters kept of a function's reason."""
 
 
 @dataclass(frozen=True)
 class CustomReward:
-    """A user's function: ``"file.py:function"``, run in a process of its own, or a callable.
+    """A reward function of your own: named, or a Python callable.
 
-    The file's process is killed at the deadline. A callable runs in a thread, which cannot be
-    killed; what needs the main thread (signals, as in math-verify's time limits) needs the file.
+    A named function (``file.py:function`` or ``package.module:function``) runs in a process that is
+    killed at the deadline. A callable runs in a thread, which cannot be killed. Name the function
+    if it needs the main thread (signals, as in math-verify's time limits).
     """
 
     function: str | Callable[..., Any]
@@ -129,21 +125,23 @@ class CustomReward:
         require_seconds("deadline", self.deadline)
         if not isinstance(self.conversational, bool):
             raise ValueError(f"conversational must be true or false; got {self.conversational!r}.")
-        _ = self._caller  # mistakes in the name are found now, not after the first batch
+        if isinstance(self.function, str):
+            _parse(self.function)  # reports mistakes in the name now, not after the first batch
+            _ = self._caller  # resolves a relative path now
+        elif not callable(self.function):
+            raise ValueError(
+                f"a reward function is a callable or 'file.py:function'; got {self.function!r}."
+            )
 
     @cached_property
-    def _caller(self) -> Caller:
+    def _caller(self) -> ProcessCaller | ThreadCaller:
         if isinstance(self.function, str):
-            return FileCaller(*_file_and_name(self.function))
-        if callable(self.function):
-            return ThreadCaller(self.function)
-        raise ValueError(
-            f"a reward function is a callable or 'file.py:function'; got {self.function!r}."
-        )
+            return ProcessCaller(self.function)
+        return ThreadCaller(self.function)
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Name of the function for messages."""
         if isinstance(self.function, str):
             return Path(self.function).name
         return str(getattr(self.function, "__qualname__", type(self.function).__name__))
@@ -151,7 +149,7 @@ class CustomReward:
     def __call__(self, responses: Sequence[Response]) -> list[Reward]:
         if not responses:
             return []
-        answer = self._call(responses, self.deadline)
+        answer = self._call(responses)
         if isinstance(answer, Failure) or "raised" in answer:
             self._find_culprit(responses, answer)
         if "unusable" in answer:
@@ -161,11 +159,11 @@ class CustomReward:
     def check_signature(self, prompts: Sequence[Prompt]) -> None:
         """Raise RewardError unless the rows have a column for every required parameter.
 
-        A function in a file is parsed, not run. If it is decorated, imported or assigned there, it
-        is checked at its first call.
+        A named function is parsed, not run. If it is decorated, imported or assigned in its file,
+        it is checked at its first call.
         """
         if isinstance(self.function, str):
-            required = _required_in_file(*_file_and_name(self.function))
+            required = _required_in_source(self.function)
         else:
             required = _required(self.function)
         given = arguments([Response(p, "", 0, False, 0) for p in prompts], self.conversational)
@@ -175,7 +173,7 @@ class CustomReward:
             raise RewardError(
                 f"the reward function {self.name} requires {_and(missing)}, but the rows have no "
                 f"such column. It is called with {', '.join(_ALWAYS)}"
-                f"{' and the columns ' + ', '.join(map(shown, columns)) if columns else ''}. "
+                f"{' and the columns ' + ', '.join(map(quoted, columns)) if columns else ''}. "
                 f"Rename the parameter, give it a default, or add the column to the data."
             )
 
@@ -189,32 +187,30 @@ class CustomReward:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, responses: Sequence[Response], deadline: float) -> dict[str, Any] | Failure:
-        return self._caller(arguments(responses, self.conversational), deadline)
+    def _call(self, responses: Sequence[Response]) -> Answer:
+        return self._caller(arguments(responses, self.conversational), self.deadline)
 
-    def _find_culprit(
-        self, responses: Sequence[Response], answer: dict[str, Any] | Failure
-    ) -> NoReturn:
-        """Call again with one response at a time, and name the first that fails."""
+    def _find_culprit(self, responses: Sequence[Response], answer: Answer) -> NoReturn:
+        """Call again with one response at a time, and report the first that fails."""
         until = time.monotonic() + _SEARCH * self.deadline
         for response in responses:
-            if time.monotonic() + self.deadline > until:  # no time for a fair trial
+            if time.monotonic() + self.deadline > until:
                 break
-            alone = self._call([response], self.deadline)
+            alone = self._call([response])
             if isinstance(alone, Failure) or "raised" in alone:
                 self._fail(_what_happened(alone), response)
         raise RewardError(
             f"the reward function {self.name} {_what_happened(answer)} on {len(responses)} "
-            f"responses together, from prompt {shown(responses[0].prompt.id)}, response "
-            f"{shown(responses[0].text)} on; called with one at a time it did not. If it is "
-            f"merely slow, raise its deadline (now {self.deadline:g} s)."
+            f"responses together, starting with prompt {quoted(responses[0].prompt.id)}, response "
+            f"{quoted(responses[0].text)}; called with one response at a time it did not. If it is "
+            f"only slow, raise its deadline (now {self.deadline:g} s)."
         )
 
     def _checked(self, rewards: Any, responses: Sequence[Response]) -> list[Reward]:
         if isinstance(rewards, dict):
             self._fail(
                 f"must return a list with one number per response; it returned "
-                f"{shown(rewards['not'])}",
+                f"{quoted(rewards['not'])}",
                 responses[0],
             )
         if len(rewards) != len(responses):
@@ -245,7 +241,7 @@ class CustomReward:
             )
         if isinstance(value, dict):
             wanted = value.get("expected", "numbers")
-            self._fail(f"must return {wanted}; it returned {shown(value['not'])}", response)
+            self._fail(f"must return {wanted}; it returned {quoted(value['not'])}", response)
         if not isfinite(value):
             self._fail(f"must return finite numbers; it returned {value}", response)
         verdict = fields.get("verdict", True)
@@ -258,13 +254,13 @@ class CustomReward:
 
     def _fail(self, what: str, response: Response) -> NoReturn:
         raise RewardError(
-            f"the reward function {self.name} {what} on prompt {shown(response.prompt.id)}, "
-            f"response {shown(response.text)}.{_hint(what)}"
+            f"the reward function {self.name} {what} on prompt {quoted(response.prompt.id)}, "
+            f"response {quoted(response.text)}.{_hint(what)}"
         )
 
 
 def arguments(responses: Sequence[Response], conversational: bool = False) -> dict[str, list[Any]]:
-    """What a function in TRL's signature is called with."""
+    """Keyword arguments for a function in TRL's signature."""
     prompts = [response.prompt for response in responses]
     columns: dict[str, list[Any]] = {}
     for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns):
@@ -298,16 +294,13 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind in named]
 
 
-def _required_in_file(path: Path, name: str) -> list[str]:
-    """Names of required parameters of a function in a file, which is parsed but not run."""
-    found = [
-        s
-        for s in ast.parse(path.read_bytes(), str(path)).body
-        if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) and s.name == name
-    ]
-    if not found or found[-1].decorator_list:
+def _required_in_source(spec: str) -> list[str]:
+    """Names of required parameters of a named function, whose file is parsed but not run."""
+    name = spec.rpartition(":")[2]
+    functions = [x for x in _parse(spec) if isinstance(x, _FUNCTION) and x.name == name]
+    if not functions or functions[-1].decorator_list:
         return []
-    given = found[-1].args
+    given = functions[-1].args
     positional = [*given.posonlyargs, *given.args]
     plain = positional[: len(positional) - len(given.defaults)][len(given.posonlyargs) :]
     by_name = [
@@ -317,13 +310,13 @@ def _required_in_file(path: Path, name: str) -> list[str]:
 
 
 def _and(names: Sequence[str]) -> str:
-    return " and ".join(map(shown, names))
+    return " and ".join(map(quoted, names))
 
 
 def _what_happened(answer: Mapping[str, Any] | Failure) -> str:
     if isinstance(answer, Failure):
         return answer.reason
-    return f"raised {shown(answer['raised'], 300)[1:-1]}"
+    return f"raised {quoted(answer['raised'], 300)[1:-1]}"
 
 
 def _hint(what: str) -> str:
@@ -334,37 +327,40 @@ def _hint(what: str) -> str:
     return ""
 
 
-def _file_and_name(spec: str) -> tuple[Path, str]:
-    """The two halves of ``file.py:function``, checked without running the file."""
-    file, _, name = spec.rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier():
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _parse(spec: str) -> list[ast.stmt]:
+    """Statements of the file that should define the named function; the file is not run.
+
+    Empty if a module has no source file, as one written in C.
+    """
+    place, _, name = spec.rpartition(":")
+    if not names_code(spec):
         raise ValueError(
             f"a reward function in a file is written 'file.py:function'; got {spec!r}."
         )
-    path = Path(file).expanduser().resolve()
+    path = Path(place).expanduser().resolve() if place.endswith(".py") else _module_file(place)
+    if path is None:
+        return []
     if not path.is_file():
-        raise ValueError(f"there is no file {path} (from {spec!r}). Paths begin at {Path.cwd()}.")
-    _require_name(path, name)
-    return path, name
-
-
-def _require_name(path: Path, name: str) -> None:
-    """Check that a file defines a function of that name; the file is parsed, not run."""
+        raise ValueError(
+            f"there is no file {path} (from {spec!r}). Relative paths start at {Path.cwd()}."
+        )
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
         raise RewardError(f"{path} is not a Python file that can be read: {error}.") from None
-    found: dict[str, bool] = {}
-    for bound, callable_ in _module_names([tree]):
-        found[bound] = callable_ or found.get(bound, False)
-    if found.get(name) or "*" in found:
-        return
-    functions = [s.name for s in tree.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
-    close = difflib.get_close_matches(name, functions, 1)
-    there = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(functions) or 'none'}."
-    if name in found:
-        raise ValueError(f"{path}: expected a function; got {name!r}, which is not one. {there}")
-    raise ValueError(f"{path} has no function {name!r}. {there}")
+    bound: dict[str, bool] = {}
+    for x, callable_ in _module_names([tree]):
+        bound[x] = callable_ or bound.get(x, False)
+    if not bound.get(name) and "*" not in bound:
+        functions = [s.name for s in tree.body if isinstance(s, _FUNCTION)]
+        hint = nearest(name, functions) or f" It has {', '.join(functions) or 'none'}."
+        if name in bound:
+            raise ValueError(f"{path}: expected a function; got {name!r}, which is not one.{hint}")
+        raise ValueError(f"{path} has no function {name!r}.{hint}")
+    return tree.body
 
 
 def _module_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, bool]]:
@@ -388,3 +384,19 @@ def _module_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, bool]]:
                 yield node.id, True
             case _:
                 yield from _module_names(ast.iter_child_nodes(node))
+
+
+def _module_file(module: str) -> Path | None:
+    """Source file of a module, found without importing the module or its packages."""
+    name, places, spec = "", None, None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        specs = (finder.find_spec(name, places) for finder in sys.meta_path)
+        spec = next((x for x in specs if x is not None), None)
+        if spec is None:
+            raise ValueError(
+                f"there is no module {module!r}. Install it, or name a file: 'file.py:function'."
+            )
+        places = spec.submodule_search_locations
+    origin = Path(spec.origin) if spec is not None and spec.origin else None
+    return origin if origin is not None and origin.suffix == ".py" else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from segcredit.rewards.checks import require_extract, shown
+from segcredit.rewards.checks import quoted, require_extract
 from segcredit.rewards.extract import READERS, expected, hash_answer
 from segcredit.rewards.verify import right, same_number, wrong
 from segcredit.types import Response, Reward
@@ -44,7 +44,7 @@ def gold_answer(response: Response) -> str:
     if gold is None or not gold.strip():
         raise ValueError(
             f"every prompt needs an answer to be graded against; prompt "
-            f"{shown(response.prompt.id)} has {'none' if gold is None else 'an empty one'}. Give "
+            f"{quoted(response.prompt.id)} has {'none' if gold is None else 'an empty one'}. Give "
             f"its row an answer, or pass a reward function of your own: 'file.py:function'."
         )
     return expected(gold)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from segcredit.rewards.checks import shown
+from segcredit.rewards.checks import quoted
 from segcredit.rewards.pool import Failure, Pool
 
 LONGEST = 300
@@ -292,7 +292,7 @@ def _decimals(x: Decimal) -> int:
 
 
 def _quoted(text: str) -> str:
-    return shown(text, _SHOWN)
+    return quoted(text, _SHOWN)
 
 
 def _plain(text: str) -> str:

@@ -5,6 +5,7 @@ mathematics is ready in well under a second. Whatever is printed here cannot spo
 and the process ends with its parent.
 """
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -31,7 +32,7 @@ class UnusableError(Exception):
 
 
 def main(arguments: list[str]) -> None:
-    """Serve: ``PARENT math MEMORY``, ``PARENT sympy MEMORY`` or ``PARENT function FILE NAME``."""
+    """Serve: ``PARENT math MEMORY``, ``PARENT sympy MEMORY`` or ``PARENT function PLACE NAME``."""
     parent, mode, *rest = arguments
     _die_with_parent(int(parent))
     requests, replies = _keep_the_pipes()
@@ -126,12 +127,12 @@ def zero_tester(memory: str) -> Handler:
     return handle
 
 
-def function_from_file(path: str, name: str) -> Handler:
-    """Answers ``{"arguments", "unsendable"}`` with what the file's function returns."""
-    module = _load(Path(path))
+def named_function(place: str, name: str) -> Handler:
+    """Make a handler that calls a function of a file or module with ``{"arguments"}``."""
+    module = _load(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        raise UnusableError(f"{path} has no function {name!r}")
+        raise UnusableError(f"{place} has no function {name!r}")
     return lambda request: call(function, request["arguments"], request["unsendable"])
 
 
@@ -295,7 +296,7 @@ def _limit_resources(memory: int) -> None:
 _SERVES: dict[str, Callable[..., Handler]] = {
     "math": math_verifier,
     "sympy": zero_tester,
-    "function": function_from_file,
+    "function": named_function,
 }
 
 

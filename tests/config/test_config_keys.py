@@ -123,10 +123,10 @@ def test_wrong_types_and_values(changes: Any, expected: str) -> None:
             {"algorithm": {"name": "sapo", "kl": "lots"}},
             "algorithm: a setting of {'name': 'sapo', ",
         ),
-        ({"reward": "mth"}, "reward: there is no reward 'mth'. Did you mean 'math'?"),
+        ({"reward": "mth"}, "reward: unknown reward 'mth'. Did you mean 'math'?"),
         (
             {"reward": {"name": "math", "dedline": 1}},
-            "reward: reward 'math' has no setting 'dedline'. Did you mean 'deadline'?",
+            "reward: reward math has no setting 'dedline'. Did you mean 'deadline'?",
         ),
         ({"reward": {"name": "math", "deadline": -1}}, "reward: deadline must be a positive "),
         (

@@ -220,7 +220,7 @@ def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     policy = trained / "checkpoints" / "step-000002" / "policy"
     assert error_of(policy) == f"{policy} has no test data on file: pass --data FILE"
     assert error_of(policy, "--data", rows) == f"{policy} has no reward on file: pass --reward NAME"
-    assert error_of(trained, "--reward", "mth").startswith("there is no reward 'mth'. Did you mean")
+    assert error_of(trained, "--reward", "mth").startswith("unknown reward 'mth'. Did you mean")
     assert f"there is no '{tmp_path}/none.jsonl'" in error_of(
         trained, "--data", tmp_path / "none.jsonl"
     )

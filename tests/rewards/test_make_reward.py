@@ -50,11 +50,14 @@ def test_objects_are_taken_as_they_are() -> None:
 @each(
     ("spec", "message"),
     [
-        ("maths", "no reward 'maths'. Did you mean 'math'"),
-        ("xyz", "no reward 'xyz'; there are math, geo3k, geo3k_strict, gsm8k, exact"),
+        ("maths", "unknown reward 'maths'. Did you mean 'math'"),
+        ("xyz", "unknown reward 'xyz'. The rewards are: math, geo3k, geo3k_strict, gsm8k, exact"),
         ({"name": "math", "dedline": 2}, "no setting 'dedline'. Did you mean 'deadline'"),
-        ({"name": "gsm8k", "workers": 2}, "no setting 'workers'; there are none"),
-        ({"name": "f.py:score", "workers": 2}, "no setting 'workers'; there are deadline, conv"),
+        ({"name": "gsm8k", "workers": 2}, "no setting 'workers'. It has no settings"),
+        (
+            {"name": "f.py:score", "workers": 2},
+            "no setting 'workers'. Its settings are: deadline, conv",
+        ),
         ({"deadline": 2}, "needs a name"),
         (MathReward, r"not a class; pass MathReward\(\)"),
     ],

@@ -1,5 +1,6 @@
 import datetime
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -272,8 +273,10 @@ def test_mistakes_in_the_file_are_found_before_the_run(tmp_path: Path, file: str
         make_reward(f"{file}:scor")
     with pytest.raises(ValueError, match=r"there is no file .*absent.py"):
         make_reward(str(tmp_path / "absent.py:score"))
-    with pytest.raises(ValueError, match=r"written 'file.py:function'; got 'rewards.py'"):
+    with pytest.raises(ValueError, match=r"unknown reward 'rewards.py'.* 'file.py:Name'"):
         make_reward("rewards.py")
+    with pytest.raises(ValueError, match=r"written 'file.py:function'; got 'rewards.py'"):
+        CustomReward("rewards.py")
     (tmp_path / "broken.py").write_text("def score(:\n")
     with pytest.raises(RewardError, match=r"broken.py .* invalid syntax"):
         make_reward(str(tmp_path / "broken.py:score"))
@@ -315,6 +318,33 @@ def test_a_name_that_cannot_be_a_function_is_found_before_the_run(
         return
     with pytest.raises(ValueError, match=r"'score', which is not one\.|has no function 'score'\."):
         make_reward(f"{path}:score")
+
+
+def test_a_function_of_a_module_runs_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "graders"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\n")
+    (package / "helper.py").write_text("WORTH = 0.5\n")
+    (package / "mine.py").write_text(
+        "import os\nfrom .helper import WORTH\n"
+        "def score(completions):\n    return [WORTH + os.getpid()] * len(completions)\n"
+        "def wants(completions, level): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with make_reward({"name": "graders.mine:score", "deadline": 30}) as reward:
+        (graded,) = reward(RESPONSES[:1])
+    assert graded.value % 1 == 0.5
+    assert graded.value != 0.5 + os.getpid()
+    assert "graders" not in sys.modules, "nothing of it is imported here"
+    with pytest.raises(RewardError, match="requires 'level'"):
+        CustomReward("graders.mine:wants").check_signature(rows_with())
+    with pytest.raises(ValueError, match=r"mine.py has no function 'scor'. Did you mean 'score'"):
+        make_reward("graders.mine:scor")
+    for absent in ("graders.missing:score", "no_such_package.mine:score"):
+        with pytest.raises(ValueError, match=r"there is no module .* name a file"):
+            make_reward(absent)
 
 
 @pytest.mark.usefixtures("as_users_run_it")

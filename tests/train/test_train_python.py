@@ -138,7 +138,7 @@ def test_names_and_files_serve_as_well(tmp_path: Path, model: Path, rows: Rows) 
     [
         ({"rolout": {}}, "Trainer: one mistake\n  rolout: unknown key. Did you mean 'rollout'"),
         ({"algorithm": "sappo"}, "algorithm: unknown method 'sappo'"),
-        ({"reward": "mth"}, "reward: there is no reward 'mth'"),
+        ({"reward": "mth"}, "reward: unknown reward 'mth'"),
         ({"reward": dict}, "reward: a reward is an object, not a class; pass dict"),
         ({"steps": 0}, "stages.0.steps: Input should be greater than or equal to 1"),
         ({"data": {"train": ["x"]}, "test": "y"}, "give test inside data"),
