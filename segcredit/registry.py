@@ -45,6 +45,51 @@ def names_code(text: object) -> bool:
     return isinstance(text, str) and _OWN.fullmatch(text) is not None
 
 
+NOT_CODE = {
+    *("name", "version", "model.path", "model.critic"),
+    *("data.train", "data.test", "data.suffix", "data.template"),
+}
+"""Keys of settings that never name code, whatever their value looks like."""
+
+
+def code_settings(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the value of every setting that names code.
+
+    An item of a list has the list's key.
+    """
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from code_settings(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from code_settings(value, key)
+    elif key not in NOT_CODE and names_code(settings):
+        yield key, settings
+
+
+def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
+    """Copy a run's settings with every ``file.py:Name`` that exists as an absolute path.
+
+    A relative path starts at the current directory, as when the run was started. If the file is
+    not there, the directories above the run folder are searched, nearest first. So a run in
+    ``project/runs`` can be resumed from any directory.
+    """
+    if isinstance(settings, Mapping):
+        items = settings.items()
+        return {x: resolve_files(y, run, f"{key}.{x}" if key else str(x)) for x, y in items}
+    if isinstance(settings, list | tuple):
+        return [resolve_files(value, run, key) for value in settings]
+    if key in NOT_CODE or not names_code(settings):
+        return settings
+    place, _, name = settings.rpartition(":")
+    if not place.endswith(".py"):
+        return settings
+    path = Path(place).expanduser()
+    tried = [path.absolute(), *(folder / path for folder in run.absolute().parents)]
+    found = next((x for x in tried if x.is_file()), None)
+    return settings if found is None else f"{found}:{name}"
+
+
 def load_object(spec: str, kind: str) -> Any:
     """Import the object that ``file.py:Name`` or ``package.module:Name`` names.
 

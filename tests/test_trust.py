@@ -121,6 +121,41 @@ def test_no_code_of_a_run_is_imported(
     assert not (tmp_path / "ran").exists()
 
 
+def test_code_that_an_override_replaces_is_not_imported(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    before = yaml.safe_load((trained / "config.yaml").read_text())
+    hostile = {"world": f"{tmp_path}/hostile.py:score", "settings": {}}
+    copy = theirs(trained, tmp_path, lambda config: config["data"].update(hostile))
+    settings = json.dumps(before["data"]["settings"])
+    own = [f"data.world={before['data']['world']}", f"data.settings={settings}"]
+    code, said = segcredit("train", "--resume", copy, "stages.1.steps=2", *own)
+    assert code == 0, said
+    assert "data.world" in said, "the change is reported"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_relative_file_is_found_above_the_run_folder(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    run = shutil.copytree(trained, project / "runs" / "first")
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"reward": "code/mine.py:score"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (project / "code").mkdir()
+    (project / "code" / "mine.py").write_text(HOSTILE)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "code").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    assert load_run_recipe(run, trust_run=True).reward == f"{project}/code/mine.py:score"
+    code, said = segcredit("train", "--resume", run, "--check", "--trust-run")
+    assert code == 0, said
+    with pytest.raises(ValueError, match=r"reward: code/mine.py:score"):
+        load_run_recipe(run)
+    (elsewhere / "code" / "mine.py").write_text(HOSTILE)
+    assert load_run_recipe(run, trust_run=True).reward == f"{elsewhere}/code/mine.py:score"
+    assert yaml.safe_load((run / "config.yaml").read_text()) == config
+
+
 def test_plain_settings_that_look_like_code_need_no_trust(trained: Path, tmp_path: Path) -> None:
     data = {"suffix": "Answer:Yes", "template": "{question}", "world": "derived_variables"}
     run = theirs(trained, tmp_path, lambda config: config["data"].update(data))

@@ -19,7 +19,7 @@ from segcredit.config.files import (
 )
 from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
-from segcredit.registry import nearest
+from segcredit.registry import nearest, resolve_files
 from segcredit.runlog import RunFolder, resume_command
 from segcredit.runlog.folder import require_run
 from segcredit.runlog.untrusted import require_trust
@@ -50,7 +50,7 @@ def load_run_recipe(
     if not trust_run:  # before parse_recipe, which imports the code that the settings name
         typed = [override.partition("=")[0] for override in overrides]
         require_trust(settings, path, resume_command(path), typed)
-    return parse_recipe(settings, config)
+    return parse_recipe(resolve_files(settings, path), config)
 
 
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

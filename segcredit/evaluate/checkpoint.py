@@ -18,6 +18,7 @@ from segcredit.models.attention import set_attention
 from segcredit.models.loading import load_codec, load_config, locate, nowhere
 from segcredit.models.template import BrokenTemplate, LimitedChat, check_questions, check_template
 from segcredit.printable import printable
+from segcredit.registry import resolve_files
 from segcredit.rewards import CustomReward, compares_answers, make_reward
 from segcredit.rollout.engines import make_engine
 from segcredit.rollout.vllm import vllm_problem
@@ -208,7 +209,7 @@ def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> Found:
     objects = run.config.get(GIVEN_IN_PYTHON)
     if not isinstance(objects, dict | list):
         objects = ()
-    recipe = parse_recipe(run.config, str(run.folder.config))
+    recipe = parse_recipe(resolve_files(run.config, run.path), str(run.folder.config))
     return Found(str((path if one_of_a_run else _last_whole(run)) / "policy"), recipe, objects)
 
 

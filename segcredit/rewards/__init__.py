@@ -66,7 +66,7 @@ def make_reward(spec: str | Mapping[str, Any] | Callable[..., Any]) -> RewardFn:
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(
-            f"a reward with settings needs a name: {{'name': 'math', …}}; got {dict(spec)!r}."
+            f"a reward with settings needs a name: {{'name': 'math', …}}; got {spec!r}."
         )
     if not names_code(name):
         return REWARDS.make(name, settings)

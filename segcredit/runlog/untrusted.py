@@ -4,14 +4,14 @@ Run folders are shared between users, so ``config.yaml`` is untrusted data. It i
 limits, and code that it names runs only if the user allows it (SECURITY.md).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from segcredit.printable import printable
-from segcredit.registry import names_code
+from segcredit.registry import code_settings
 
 BYTES = 1_000_000
 """Maximum size of a YAML file in bytes; a complete config.yaml has about 3,000."""
@@ -21,11 +21,6 @@ DEPTH = 50
 """Maximum nesting depth."""
 DIGITS = 100
 """Maximum number of characters in a number."""
-PLAIN = {
-    *("name", "version", "model.path", "model.critic"),
-    *("data.train", "data.test", "data.suffix", "data.template"),
-}
-"""Settings that are never names of code, whatever they look like."""
 FLAG = "--trust-run"
 """Command-line option that allows what a run folder requests."""
 
@@ -99,13 +94,8 @@ def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
     Reading a recipe imports the code it names (``algorithm: mine.py:Method``), so this must be
     checked on the settings as they are in the file, before they become a recipe.
     """
-    found = {key: text for key, text in _texts(config) if key not in PLAIN and names_code(text)}
-    reward, model, data = (config.get(part) for part in ("reward", "model", "data"))
-    key, name = "reward", reward
-    if isinstance(reward, dict):
-        key, name = "reward.name", reward.get("name")
-    if isinstance(name, str) and names_file(name):
-        found[key] = name
+    found = dict(code_settings(config))
+    model, data = config.get("model"), config.get("data")
     if isinstance(model, dict) and model.get("trust_remote_code"):
         found["model.trust_remote_code"] = "true"
     if isinstance(data, dict) and data.get("allow_outside"):
@@ -113,27 +103,10 @@ def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string of nested settings with its key; list items have their list's key."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _texts(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner, path)
-
-
 def _effect(asked: Iterable[str]) -> str:
     if [*asked] == ["data.allow_outside"]:
         return "read images outside the folders of its data"
     return "run code on this machine"
-
-
-def names_file(reward: str) -> bool:
-    """Whether a reward names a function in a file (``file.py:function``), not a built-in."""
-    return ":" in reward or reward.endswith(".py")
 
 
 def require_trust(

@@ -26,6 +26,7 @@ from segcredit.models import Critic, Policy
 from segcredit.models.attention import set_attention
 from segcredit.models.codec import Codec
 from segcredit.models.lora import Lora
+from segcredit.registry import resolve_files
 from segcredit.runlog import MetricsWriter, RunFolder, read_run
 from segcredit.runlog.files import sync_folder, write_bytes_atomically
 from segcredit.runlog.folder import (
@@ -40,6 +41,7 @@ from segcredit.runlog.folder import (
     step_name,
 )
 from segcredit.runlog.metrics import lines_after
+from segcredit.runlog.untrusted import requests_of
 from segcredit.train import checkpoint
 from segcredit.train.build import load_policy
 from segcredit.train.distributed import CollectiveWrite, whole_critic, whole_policy
@@ -287,9 +289,11 @@ def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, 
     """Settings that differ between the run's config.yaml and a recipe: old and new values."""
     config = read_run(folder.path).config
     then = {k: x for k, x in config.items() if k not in (GIVEN_IN_PYTHON, VERSION)}
-    with suppress(RecipeError):  # fill in defaults that an earlier version did not have
-        then = parse_recipe(config).as_dict()
-    return dict(sorted(_different(then, recipe.as_dict())))
+    then, now = (resolve_files(x, folder.path) for x in (then, recipe.as_dict()))
+    if requests_of(then).items() <= requests_of(now).items():  # all code in it is in use anyway
+        with suppress(RecipeError):  # fill in defaults that an earlier version did not have
+            then = parse_recipe(resolve_files(config, folder.path)).as_dict()
+    return dict(sorted(_different(then, now)))
 
 
 def _different(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:

@@ -1,4 +1,4 @@
-"""Generated tasks that need no download. ``WORLDS`` names them for the command line."""
+"""Worlds: generated tasks that need no download, for demos, tests and studies."""
 
 from collections.abc import Callable
 
@@ -19,9 +19,17 @@ WORLDS: Registry[Callable[..., World]] = Registry(
 
 
 def make_world(name: str, **settings: object) -> World:
-    """Make a world by name, e.g. ``make_world("shape_grid", size=4)``; lists become tuples."""
-    made = {key: tuple(x) if isinstance(x, list) else x for key, x in settings.items()}
-    return WORLDS.make(name, made)
+    """Make a world by name or ``file.py:Name``, with its settings; lists become tuples."""
+    given = {key: tuple(x) if isinstance(x, list) else x for key, x in settings.items()}
+    world = WORLDS.make(name, given)
+    if not isinstance(world, World):
+        required = ("name", "phases", "prompt", "demonstration", "tokenizer", "oracle", "prompts")
+        missing = [x for x in required if not hasattr(world, x)]
+        raise ValueError(
+            f"world {name} must be a class that implements World (segcredit/data/worlds/base.py); "
+            f"it has no {', '.join(missing)}. Make it a subclass: class Mine(World)."
+        )
+    return world
 
 
 __all__ = [
