@@ -28,14 +28,15 @@ from typing import Any
 
 import torch
 
+from segcredit.columns import VALUE, Column
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import Collected, collect
+from segcredit.train.collect import Context, RolloutBatch, collect
 from segcredit.train.describe import explained_variance
 from segcredit.train.loop import evaluate_state
 from segcredit.train.metrics import Metrics
 from segcredit.train.seeds import generator
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.types import Response, Sampling
 from segcredit_lab.study.recipes import after
@@ -109,7 +110,7 @@ class Laboratory:
                 self._after_warm_start(prefixes, continuations)
             if isinstance(stage, Optimize):
                 if state.recipe.model.critic is not None:
-                    enter(state, stage)
+                    stage_of(state, stage).enter()
                     self._critic()
                 if not steps:
                     return
@@ -120,11 +121,11 @@ class Laboratory:
 
     def _stage(self, stage: WarmStart | PretrainCritic | Optimize, name: str) -> None:
         state, begun = self.state, time.perf_counter()
-        enter(state, stage)
+        stage_of(state, stage).enter()
         last: dict[str, float] = {}
         every = max(1, stage.steps // 10)
         while state.stage_step < stage.steps:
-            last, _ = step_of(state, stage)
+            last, _ = stage_of(state, stage).step()
             state.stage_step += 1
             state.step += 1
             if state.stage_step % every == 0:
@@ -151,7 +152,7 @@ class Laboratory:
         measured = evaluate_state(self.state)
         assert measured is not None
         self.found |= {"sampled": measured.sampled, "greedy": measured.greedy}
-        self.rollouts = self._collect(frozenset(), "warm")
+        self.rollouts = self._collect((), "warm")
         self.found |= self._chains(self.rollouts) | self._entropies(self.rollouts)
         self.seconds["measure"] = time.perf_counter() - begun
         begun = time.perf_counter()
@@ -159,13 +160,13 @@ class Laboratory:
         self.seconds["oracle"] = time.perf_counter() - begun
         print("\n" + table(self.found, self.seconds) + "\n", flush=True)
 
-    def _collect(self, needs: frozenset[str], purpose: str) -> Collected:
+    def _collect(self, columns: tuple[Column, ...], purpose: str) -> RolloutBatch:
         """Held-out prompts that evaluations do not ask."""
         assert self.state.world is not None
         prompts = self.state.world.prompts("test", 10_000, self.prompts)
-        return collect(self.state, prompts, needs, Metrics(), "laboratory", purpose)
+        return collect(Context(self.state, Metrics(), ("laboratory", purpose)), prompts, columns)
 
-    def _chains(self, collected: Collected) -> dict[str, Any]:
+    def _chains(self, collected: RolloutBatch) -> dict[str, Any]:
         """Lengths, and what errors cost."""
         lengths = sorted(x.num_tokens for x in collected.responses)
         right = [bool(x.correct) for x in collected.rewards]
@@ -207,7 +208,7 @@ class Laboratory:
     def _kind_at(self, text: str, place: int) -> str:
         return next((x.kind for x in self.world.marks(text) if x.start == place), "plain")
 
-    def _kinds(self, collected: Collected) -> list[list[str]]:
+    def _kinds(self, collected: RolloutBatch) -> list[list[str]]:
         """What each token is."""
         rollouts, codec = collected.rollouts, self.state.policy.codec
         kinds = []
@@ -221,7 +222,7 @@ class Laboratory:
             kinds.append(mine)
         return kinds
 
-    def _entropies(self, collected: Collected) -> dict[str, Any]:
+    def _entropies(self, collected: RolloutBatch) -> dict[str, Any]:
         rollouts = collected.rollouts
         assert rollouts.entropy is not None
         by_kind: dict[str, list[float]] = {"decision": [], "style": [], "plain": []}
@@ -239,7 +240,7 @@ class Laboratory:
             "share of the top 10 %": {kind: top.count(kind) / len(top) for kind in by_kind},
         }
 
-    def _boundaries(self, collected: Collected, row: int) -> list[int]:
+    def _boundaries(self, collected: RolloutBatch, row: int) -> list[int]:
         """For each fraction, how many tokens stand before it, whole lines only."""
         rollouts, codec = collected.rollouts, self.state.policy.codec
         pieces = codec.pieces(rollouts.tokens[row][rollouts.mask[row]].tolist())
@@ -269,7 +270,7 @@ class Laboratory:
 
     def _grade(
         self,
-        collected: Collected,
+        collected: RolloutBatch,
         rows: Sequence[int],
         begun: Sequence[torch.Tensor],
         tokens: torch.Tensor,
@@ -289,7 +290,7 @@ class Laboratory:
     def _critic(self) -> None:
         """What the pretrained critic explains on fresh responses, and what it makes of errors."""
         begun = time.perf_counter()
-        collected = self._collect(frozenset({"value"}), "critic")
+        collected = self._collect((VALUE,), "critic")
         rollouts = collected.rollouts
         assert rollouts.value is not None
         mask, reward = rollouts.mask, rollouts.reward
@@ -306,7 +307,7 @@ class Laboratory:
         self.found["V over a rule"] = self._jumps(collected)
         self.seconds["measure critic"] = time.perf_counter() - begun
 
-    def _jumps(self, collected: Collected) -> dict[str, float]:
+    def _jumps(self, collected: RolloutBatch) -> dict[str, float]:
         """Mean change of V over rules up to the first wrong word, in traps and elsewhere.
 
         A critic that knows the handbook gives up at a wrong decision where a right one was to be
@@ -333,7 +334,7 @@ class Laboratory:
                 place += len(piece)
         return {name: statistics.fmean(x) for name, x in sorted(found.items())}
 
-    def _remarks(self, collected: Collected) -> dict[str, float]:
+    def _remarks(self, collected: RolloutBatch) -> dict[str, float]:
         """How often a line is doubted: if it is wrong, and if it is not."""
         doubts: dict[str, list[bool]] = {"of wrong lines": [], "of right lines": []}
         for response in collected.responses:

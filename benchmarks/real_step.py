@@ -26,7 +26,7 @@ from segcredit.config import Recipe, parse_recipe
 from segcredit.data import load_prompts
 from segcredit.data.worlds import make_world
 from segcredit.train.build import build, make_plan
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.types import Encoded, Prompt, Rollouts, Sampling
 
 PEAK = 990e12
@@ -206,7 +206,7 @@ def main() -> None:
         state = build(plan, policy)
         if given.no_sampling:
             state.engine = Dice(device)  # type: ignore[assignment]
-        enter(state, plan.recipe.stages[0])
+        stage_of(state, plan.recipe.stages[0]).enter()
         count = sum(x.numel() for x in policy.model.parameters())
         print(
             f"torch {torch.__version__}, transformers {transformers.__version__}, "
@@ -225,7 +225,7 @@ def main() -> None:
             begin = time.perf_counter()
             last = given.profile and len(found) == given.steps - 1
             with torch.profiler.profile() if last else nullcontext() as seen:
-                metrics, stepped = step_of(state, plan.recipe.stages[0])
+                metrics, stepped = stage_of(state, plan.recipe.stages[0]).step()
             state.step += 1
             state.stage_step += 1
             seconds = time.perf_counter() - begin

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from segcredit.rollout import HFEngine
 from segcredit.train.build import build
 from segcredit.train.metrics import Metrics
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.train.trainer import Trainer
 
@@ -75,7 +75,7 @@ def make_state(given: argparse.Namespace, graphs: bool) -> State:
     )
     state = build(trainer.plan)
     state.stage = len(state.recipe.stages) - 1
-    enter(state, state.recipe.stages[state.stage])
+    stage_of(state, state.recipe.stages[state.stage]).enter()
     assert isinstance(state.engine, HFEngine)
     state.engine.end_tokens = (NEVER,)
     return state
@@ -84,7 +84,7 @@ def make_state(given: argparse.Namespace, graphs: bool) -> State:
 def one_step(state: State) -> dict[str, float]:
     """Seconds of each phase, of the whole, and of the process."""
     begin, cpu = time.perf_counter(), time.process_time()
-    metrics, stepped = step_of(state, state.recipe.stages[state.stage])
+    metrics, stepped = stage_of(state, state.recipe.stages[state.stage]).step()
     found = {name: metrics[f"time/{name}"] for name in PHASES}
     found["step"] = time.perf_counter() - begin
     found["process"] = time.process_time() - cpu

@@ -57,7 +57,7 @@ from segcredit.config import load_recipe
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.train.trainer import Trainer
 from segcredit.types import Response, Reward
@@ -103,7 +103,7 @@ class Worth:
 def our_step(state: State) -> Measured:
     """One step of reinforcement learning, as the training loop makes it."""
     begin, cpu = time.perf_counter(), time.process_time()
-    metrics, stepped = step_of(state, state.recipe.stages[state.stage])
+    metrics, stepped = stage_of(state, state.recipe.stages[state.stage]).step()
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     state.step += 1
     state.stage_step += 1
@@ -124,7 +124,7 @@ def demo_state(threads: int) -> State:
     """The demo recipe where its reinforcement learning begins, but with random weights."""
     state = build(make_plan(load_recipe("demo", [f"threads={threads}"])))
     state.stage = len(state.recipe.stages) - 1
-    enter(state, state.recipe.stages[state.stage])
+    stage_of(state, state.recipe.stages[state.stage]).enter()
     return state
 
 
@@ -168,7 +168,7 @@ class Case:
             optimizer={"lr": LR},
         )
         state = build(trainer.plan)
-        enter(state, state.recipe.stages[0])
+        stage_of(state, state.recipe.stages[0]).enter()
         return state
 
     def save_job(self) -> Path:

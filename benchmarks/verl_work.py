@@ -15,7 +15,7 @@ from segcredit.data import load_prompts
 from segcredit.models.images import open_image, to_png
 from segcredit.train.build import build, make_plan
 from segcredit.train.loop import evaluate_state
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.types import Prompt
 
 TARGET = 0.3
@@ -104,10 +104,10 @@ def imitate(folder: Path, small: bool, world: dict[str, Any], target: float) -> 
     test, state.test = state.test, state.train  # what the reward will be measured on
     assert test is not None
     (stage,) = recipe.stages
-    enter(state, stage)
+    stage_of(state, stage).enter()
     reached = 0.0
     for step in range(1, stage.steps + 1):
-        metrics, _ = step_of(state, stage)
+        metrics, _ = stage_of(state, stage).step()
         state.step += 1
         state.stage_step += 1
         if step % 100 == 0:
@@ -225,11 +225,11 @@ def run_native(recipe: Path, overrides: list[str]) -> None:
     plan = make_plan(load_recipe(str(recipe), overrides))
     state = build(plan)
     (stage,) = plan.recipe.stages
-    enter(state, stage)
+    stage_of(state, stage).enter()
     found = []
     with Peak() as peak:
         for _ in range(stage.steps):
-            metrics, _ = step_of(state, stage)
+            metrics, _ = stage_of(state, stage).step()
             state.step += 1
             state.stage_step += 1
             found.append(metrics)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from segcredit.columns import Needs
 from segcredit.core.advantages import Credit
 from segcredit.core.checks import sent
 from segcredit.core.segments import Segments
@@ -377,8 +378,8 @@ class Algorithm(Protocol):
     """A training method: what it needs, how it credits, what it minimises."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Names of the later columns of Rollouts that must be filled."""
+    def needs(self) -> Needs:
+        """The columns that must be filled (segcredit/columns.py); a string names a built-in one."""
         ...
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:

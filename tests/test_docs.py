@@ -18,6 +18,7 @@ from each import each
 
 from segcredit import Trainer
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
+from segcredit.columns import ENTROPY, LOGP_REF, VALUE
 from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
@@ -110,7 +111,7 @@ def test_every_metric_of_a_run_is_documented(tmp_path: Path):
         ({"name": "dvo", "samples": 2}, 6),
         ("spo_tree", 1),
     ]:
-        needs_critic = "value" in algorithm_of(algorithm).needs
+        needs_critic = VALUE in algorithm_of(algorithm).needs
         Trainer(
             model={"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
             data={"world": "shape_grid", "settings": settings},
@@ -323,7 +324,7 @@ def test_a_row_names_the_parts_of_its_method(name: str):
     parts += [(algorithm.only, ratio)] if algorithm.only else []
     for part, cell in parts:
         assert f"`{type(part).__name__}`" in cell, f"{name}: {part} is not in {cell!r}"
-    assert ("KL" in kl) == ("logp_ref" in algorithm.needs)
+    assert ("KL" in kl) == (LOGP_REF in algorithm.needs)
     assert ("critic" in value_source) == (algorithm.critic is not None)
 
 
@@ -371,7 +372,7 @@ def test_the_partition_cuts_where_it_should(extending: dict[str, object]):
 
 def test_sapo_takes_the_partition(extending: dict[str, object]):
     algorithm = extending["algorithm"]
-    assert algorithm.needs == {"entropy", "value", "logp_ref"}
+    assert algorithm.needs == {ENTROPY, VALUE, LOGP_REF}
     assert algorithm.credit.over == algorithm.ratio.over == extending["EntropyAbove"](1.0)
     rollouts = hand_case()
     credit = algorithm.prepare(rollouts).credit

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from segcredit.columns import BASELINE, PARENT, VALUE, Continuations, Needs
 from segcredit.core.advantages import (
     Credit,
     length_adaptive_lambda,
@@ -54,7 +55,7 @@ class CreditPart(Protocol):
         ...
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Columns of the rollouts that it reads, beside the partition's."""
         ...
 
@@ -82,8 +83,8 @@ class GAE:
         check_value_at(self.value_at)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"value"})
+    def needs(self) -> Needs:
+        return frozenset({VALUE})
 
     def __call__(self, case: Case) -> Credit:
         value = case.rollouts.column("value", "GAE")
@@ -109,8 +110,8 @@ class LengthAdaptiveGAE:
         check_value_at(self.value_at)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"value"})
+    def needs(self) -> Needs:
+        return frozenset({VALUE})
 
     def __call__(self, case: Case) -> Credit:
         value = case.rollouts.column("value", "LengthAdaptiveGAE")
@@ -124,6 +125,8 @@ class LengthAdaptiveGAE:
 class GroupZScore:
     """(r − mean) / (std + ε) among the responses to one prompt (GRPO, GSPO)."""
 
+    compares_groups: ClassVar[bool] = True
+
     std: Std = "sample"
     eps: float = 1e-6
 
@@ -136,7 +139,7 @@ class GroupZScore:
         return Response()
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -149,12 +152,14 @@ class GroupZScore:
 class LeaveOneOut:
     """Reward less the mean of the other responses to the same prompt (RLOO)."""
 
+    compares_groups: ClassVar[bool] = True
+
     @property
     def over(self) -> Partition:
         return Response()
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -185,8 +190,8 @@ class ValueDifference:
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset()
+    def needs(self) -> Needs:
+        return frozenset({Continuations(self.truncated_reward)})
 
     def __call__(self, case: Case) -> Credit:
         return self.credit_and_estimated(case)[0]
@@ -233,8 +238,8 @@ class TreeDifference:
         return Response()
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"parent"})
+    def needs(self) -> Needs:
+        return frozenset({PARENT})
 
     def __call__(self, case: Case) -> Credit:
         parent = case.rollouts.column("parent", "TreeDifference")
@@ -253,8 +258,8 @@ class TrackedBaseline:
         return Response()
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"baseline"})
+    def needs(self) -> Needs:
+        return frozenset({BASELINE})
 
     def __call__(self, case: Case) -> Credit:
         baseline = case.rollouts.column("baseline", "TrackedBaseline")

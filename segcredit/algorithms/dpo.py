@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from segcredit.columns import LOGP_REF, Needs
 from segcredit.core.checks import (
     at_least_float32,
     finite_vector,
@@ -28,6 +29,7 @@ class DirectPreference:
 
     offline: ClassVar[bool] = True
     draws: ClassVar[bool] = True
+    compares_responses: ClassVar[bool] = True
 
     beta: float = 0.1
     penalty: float = 0.0
@@ -46,8 +48,8 @@ class DirectPreference:
             require_positive("temperature", self.temperature, "None: the sampling temperature.")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"logp_ref"})
+    def needs(self) -> Needs:
+        return frozenset({LOGP_REF})
 
     def prepare(
         self,

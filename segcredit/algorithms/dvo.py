@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from segcredit.algorithms.credit import Case, ValueDifference
+from segcredit.columns import LOGP_REF, Needs
 from segcredit.core.advantages import terminal_reward
 from segcredit.core.checks import require_positive
 from segcredit.core.losses import capped_weight, direct_value, k1
@@ -43,8 +44,8 @@ class DirectValue:
         return self.weight_cap is None
 
     @property
-    def needs(self) -> frozenset[str]:
-        return self.credit.over.needs | {"logp_ref"}
+    def needs(self) -> Needs:
+        return self.credit.needs | self.credit.over.needs | {LOGP_REF}
 
     @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:

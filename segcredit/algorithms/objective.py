@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from segcredit.columns import LOGP_REF, Needs
 from segcredit.core.advantages import Credit, clamp, kl_shaped_reward, whiten
 from segcredit.core.checks import (
     keep,
@@ -232,8 +233,8 @@ class RewardKL:
         require_at_least("coef", self.coef, 0.0, "SAPO uses 0.001.")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"logp_ref"})
+    def needs(self) -> Needs:
+        return frozenset({LOGP_REF})
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """Token rewards: the outcome on the last token, less the penalty on each."""
@@ -305,7 +306,7 @@ class Term(Protocol):
         ...
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Columns of the rollouts that it reads."""
         ...
 
@@ -364,8 +365,8 @@ class LossKL:
         return "kl_loss"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"logp_ref"})
+    def needs(self) -> Needs:
+        return frozenset({LOGP_REF})
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
         return batch.loss_mask if self.only_in_loss else batch.rollouts.mask
@@ -394,7 +395,7 @@ class PositiveNLL:
         return "positive_nll"
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         return frozenset()
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:

@@ -18,6 +18,7 @@ from segcredit.algorithms.objective import (
     TokenFilter,
 )
 from segcredit.algorithms.ratio import GeometricMean, RatioPart
+from segcredit.columns import VALUE, Column, resolve
 from segcredit.core.advantages import Credit, terminal_reward
 from segcredit.core.losses import segment_policy_loss
 from segcredit.core.reduce import weighted_sum
@@ -48,7 +49,7 @@ class PolicyGradient:
     terms: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.critic is not None and "value" not in self.credit.needs:
+        if self.critic is not None and VALUE not in resolve(self.credit.needs):
             raise ValueError(
                 f"a critic learns from the value targets of GAE; got credit {self.credit!r}, "
                 f"which has none. Pass critic=None, or credit=GAE(…)."
@@ -62,12 +63,12 @@ class PolicyGradient:
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Union of what the parts read: no forward pass runs that nobody reads."""
+    def needs(self) -> frozenset[Column]:
+        """Union of what the parts read, so no forward pass runs whose result is not used."""
         needs = self.credit.needs | self.credit.over.needs | self.ratio.over.needs
         if self.kl is not None:
             needs |= self.kl.needs
-        return needs.union(*(term.needs for term in self.terms))
+        return resolve(needs.union(*(term.needs for term in self.terms)))
 
     @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from segcredit.columns import INITIAL_POLICY, Needs
 from segcredit.core.checks import (
     at_least_float32,
     finite_vector,
@@ -30,7 +31,6 @@ class RestEM:
     """
 
     offline: ClassVar[bool] = True
-    restarts: ClassVar[bool] = True
 
     threshold: float = 1.0
     """Minimum reward of a correct response, if the reward does not report correctness."""
@@ -45,8 +45,8 @@ class RestEM:
             require_positive("temperature", self.temperature, "None: the sampling temperature.")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset()
+    def needs(self) -> Needs:
+        return frozenset({INITIAL_POLICY})
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """The kept responses."""

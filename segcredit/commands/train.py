@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from segcredit.columns import resolve
 from segcredit.commands.output import complain, lasting
 
 if TYPE_CHECKING:
@@ -234,12 +235,12 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
     import yaml
 
     recipe, plan = trainer.recipe, trainer.plan
-    size = plan.train.size
+    size, needs = plan.train.size, sorted(x.name for x in resolve(plan.algorithm.needs))
     plain = yaml.safe_dump(recipe.as_dict(), sort_keys=False, allow_unicode=True)
     console.print(plain, markup=False, highlight=False)
     lines = [
         f"method: {plan.algorithm!r}",
-        f"needs: {', '.join(sorted(plan.algorithm.needs)) or 'nothing beside the rewards'}",
+        f"needs: {', '.join(needs) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
         f"a step: {_drawn(trainer)}, {recipe.update.epochs} epoch(s)",
         "recipe and data are valid; no model was loaded",

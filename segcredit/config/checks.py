@@ -8,13 +8,8 @@ the recipe is read, so that training, ``--check``, ``plan``, ``verl`` and studie
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from segcredit.algorithms.asks import (
-    compares_responses,
-    continues,
-    fits_credit,
-    grows_trees,
-    is_offline,
-)
+from segcredit.algorithms.requirements import requirements
+from segcredit.columns import COLUMNS
 from segcredit.data.worlds import make_world
 from segcredit.types import Algorithm
 
@@ -170,50 +165,19 @@ def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[s
     Args:
         name: How messages call the method.
     """
-    problems = []
-    rollout = recipe.rollout
-    if compares_responses(algorithm) and rollout.samples < 2:
+    problems, rollout, needed = [], recipe.rollout, requirements(algorithm)
+    if needed.compares_responses and rollout.samples < 2:
         problems.append(
             f"{name} compares the responses to one prompt, so rollout.samples must be at least 2; "
             f"got {rollout.samples}"
         )
-    if "value" not in algorithm.needs:
-        problems += [
-            f"stages.{number}: {name} has no critic to pretrain: remove the stage"
-            for number, stage in enumerate(recipe.stages)
-            if stage.kind == "pretrain_critic"
-        ]
-        if recipe.model.critic is not None:
-            problems.append(f"model.critic is given, but {name} has no critic: remove it")
-    has_credit = hasattr(algorithm, "credit") and not is_offline(algorithm)
-    if rollout.mismatch_cap is not None and (not has_credit or fits_credit(algorithm)):
+    if rollout.mismatch_cap is not None and not needed.assigns_credit:
         problems.append(
             f"rollout.mismatch_cap weights advantages, but {name} computes none: remove it"
         )
-    if grows_trees(algorithm) and rollout.tree is None:
-        problems.append(
-            f"{name} compares branches of a tree: set rollout.tree, as in "
-            f"rollout.tree='{{branching: [6, 6, 6], tokens: 100}}'"
-        )
-    if rollout.tree is not None and not grows_trees(algorithm):
-        problems.append(
-            f"rollout.tree is for methods that compare branches (spo_tree), which {name} does not: "
-            f"remove it"
-        )
-    if rollout.prefixes is not None and not continues(algorithm):
-        problems.append(
-            f"rollout.prefixes limits the prefixes that are continued, but {name} samples no "
-            f"continuations: remove it"
-        )
-    if "baseline" in algorithm.needs:
-        if recipe.data.world is not None and recipe.data.size is None:
-            problems.append(
-                f"{name} tracks a value per prompt, so prompts must repeat: set data.size to the "
-                f"number of distinct prompts"
-            )
-        if rollout.samples != 1:
-            problems.append(
-                f"{name} takes one response per prompt: set rollout.samples=1; got "
-                f"{rollout.samples}"
-            )
+    for column in needed.columns:
+        problems += column.check(recipe, name)
+    for kind, column in ((type(x), x) for x in COLUMNS.values()):
+        if not needed.needs(kind):
+            problems += column.check_unused(recipe, name)
     return problems

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
+from segcredit.columns import Needs
 from segcredit.core.segments import Segments
 from segcredit.types import Rollouts
 
@@ -17,7 +18,7 @@ class Partition:
     """
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Columns of the rollouts that it reads."""
         return frozenset()
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from segcredit.columns import ENTROPY, Needs
 from segcredit.core.checks import (
     empty_rows,
     finite,
@@ -127,8 +128,8 @@ class TopEntropy(Partition):
         return named_repr(self)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"entropy"})
+    def needs(self) -> Needs:
+        return frozenset({ENTROPY})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "TopEntropy")

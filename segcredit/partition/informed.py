@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from segcredit.columns import ENTROPY, VALUE, Needs
 from segcredit.core.checks import finite, keep, require_mask, require_shape
 from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
@@ -90,8 +91,8 @@ class EntropyPeaks(Partition):
         check_fraction(self.fraction)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"entropy"})
+    def needs(self) -> Needs:
+        return frozenset({ENTROPY})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "EntropyPeaks")
@@ -110,8 +111,8 @@ class SmoothEntropy(Partition):
         _check_window(self.window)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"entropy"})
+    def needs(self) -> Needs:
+        return frozenset({ENTROPY})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "SmoothEntropy")
@@ -128,8 +129,8 @@ class ValueJumps(Partition):
         check_fraction(self.fraction)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"value"})
+    def needs(self) -> Needs:
+        return frozenset({VALUE})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         value = rollouts.column("value", "ValueJumps")

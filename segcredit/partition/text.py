@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from segcredit.columns import PIECES, Needs
 from segcredit.core.checks import require_mask
 from segcredit.core.segments import Segments
 from segcredit.partition.base import Partition
@@ -89,8 +90,8 @@ class Newline(Partition):
     """One segment per line (VinePPO, DVO; SAPO's Table 3)."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"pieces"})
+    def needs(self) -> Needs:
+        return frozenset({PIECES})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return newline(rollouts.token_texts("Newline"), rollouts.mask)
@@ -101,8 +102,8 @@ class StepMarkers(Partition):
     """One segment per "Step N" (SAPO's Table 3; the prompt must ask for that format)."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"pieces"})
+    def needs(self) -> Needs:
+        return frozenset({PIECES})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return step_markers(rollouts.token_texts("StepMarkers"), rollouts.mask)

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from segcredit.algorithms.asks import (
-    continues,
-    grows_trees,
-    is_offline,
-    rescored,
-    wants_first_weights,
+from segcredit.algorithms.requirements import Requirements, requirements
+from segcredit.columns import (
+    BASELINE,
+    COLUMNS,
+    ENTROPY,
+    INITIAL_POLICY,
+    LOGP_OLD,
+    LOGP_REF,
+    PARENT,
+    VALUE,
+    Continuations,
 )
 from segcredit.config import Optimize, Recipe
 from segcredit.data import load_prompts
@@ -20,7 +25,7 @@ from segcredit.models.images import FORMATS
 from segcredit.plan.gpus import Gpu
 from segcredit.plan.model import Adapter, Shape, Tower, adapter_of
 from segcredit.rollout.fixed import SMALL_MODEL
-from segcredit.types import Algorithm, Prompt
+from segcredit.types import Prompt
 
 RESPONSE_SHARE = 0.5
 """Assumed mean length of a response, as a share of max_tokens."""
@@ -331,8 +336,8 @@ class Job:
 
 def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) -> Job:
     """Collect what a recipe's settings mean for memory and time."""
-    algorithm = recipe.make_algorithm()
-    needs = algorithm.needs
+    needed = requirements(recipe.make_algorithm())
+    columns = set(needed.columns)
     half = recipe.model.dtype == "bfloat16"
     attention = recipe.model.attention
     packed = attention == "packed" or (attention == "auto" and half)
@@ -341,10 +346,10 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         lengths=lengths,
         gpu=gpu,
         gpus=gpus,
-        critic="value" in needs,
-        reference=wants_first_weights(algorithm),
-        tracked="baseline" in needs,
-        rescored=recipe.recomputes and rescored(algorithm),
+        critic=VALUE in columns,
+        reference=bool(columns & {LOGP_REF, INITIAL_POLICY}),
+        tracked=BASELINE in columns,
+        rescored=recipe.recomputes and bool(columns & {LOGP_OLD, ENTROPY}),
         half=half,
         packed=packed and shape.full_attention,
         compile=recipe.model.compile,
@@ -364,22 +369,25 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         epochs=recipe.update.epochs,
         tokens_per_micro=recipe.update.tokens_per_micro,
         steps=sum(stage.steps for stage in recipe.stages if isinstance(stage, Optimize)),
-        uncounted=tuple(_uncounted(recipe, algorithm, shape)),
+        uncounted=tuple(_uncounted(recipe, needed, shape)),
     )
 
 
-def _uncounted(recipe: Recipe, algorithm: Algorithm, shape: Shape) -> Iterator[str]:
+def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape) -> Iterator[str]:
     if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
         yield "CUDA graphs: sampling is faster, and its KV cache stays allocated"
     if recipe.model.attention == "eager":
         yield "the attention matrices of model.attention=eager (not measured)"
     if not shape.full_attention:
         yield "savings of layers without full attention, counted as full attention (not measured)"
-    if continues(algorithm):
+    if continues := needed.needs(Continuations):
         limit = recipe.rollout.prefixes
         most = "" if limit is None else f", at most {limit:,} prefixes per step"
         yield f"continuations from prefixes{most}, most of what is sampled"
-    if grows_trees(algorithm):
+    if PARENT in needed.columns:
         yield "branches: a step is counted as if each prompt had one response instead of a tree"
-    if is_offline(algorithm) and not continues(algorithm):
+    if needed.offline and not continues:
         yield "selection: the update is counted as if every response were used once"
+    for column in needed.columns:
+        if column.name not in COLUMNS or type(column) is not type(COLUMNS[column.name]):
+            yield f"{column.name}: {column.description}"

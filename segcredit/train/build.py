@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from segcredit.algorithms.asks import continues, grows_trees, rescored
+from segcredit.algorithms.requirements import requirements
+from segcredit.columns import ENTROPY, LOGP_OLD
 from segcredit.config import Recipe, RecipeError, WarmStart
 from segcredit.config.checks import method_problems, prompt_problems
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
@@ -36,9 +36,10 @@ from segcredit.printable import shown
 from segcredit.rewards import CustomReward, RewardError, compares_answers, make_reward
 from segcredit.rollout.engines import make_engine
 from segcredit.rollout.vllm import vllm_problem
+from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
+from segcredit.train.models import load_policy, make_ready
 from segcredit.train.optim import missing_requirement
-from segcredit.train.ready import make_ready
 from segcredit.train.seeds import derive
 from segcredit.train.source import Generated, Listed, PromptSource
 from segcredit.train.state import State
@@ -136,11 +137,12 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
     make_ready(policy.model, recipe, policy.lora)
+    columns = requirements(plan.algorithm).columns
     engine = make_engine(
         policy,
         recipe.rollout,
         recipe.data.max_prompt_tokens,
-        continues(plan.algorithm) or grows_trees(plan.algorithm),
+        any(provider_of(x).continues for x in columns),
         _reads_drawn(plan),
     )
     whole = None
@@ -148,7 +150,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
         make_ready(policy.model, recipe)  # a copy is not compiled
         shard_policy(policy, parallel)
-    return State(
+    state = State(
         recipe=recipe,
         algorithm=plan.algorithm,
         policy=policy,
@@ -160,11 +162,14 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         parallel=parallel,
         whole=whole,
     )
+    prepare_columns(state, [x for x in columns if provider_of(x).is_prepared])
+    return state
 
 
 def _reads_drawn(plan: Plan) -> bool:
-    """Whether log π of responses is used, or recorded, as the engine drew them."""
-    again = plan.recipe.recomputes and rescored(plan.algorithm)
+    """Whether the engine's log π of responses is used, or recorded."""
+    columns = requirements(plan.algorithm).columns
+    again = plan.recipe.recomputes and not {LOGP_OLD, ENTROPY}.isdisjoint(columns)
     return not again or plan.recipe.rollout.mismatch_cap is not None
 
 
@@ -179,30 +184,6 @@ def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
         vision=not recipe.model.freeze_vision,
         seed=derive(recipe.seed, "adapters") % 2**31,
     )
-
-
-def load_policy(recipe: Recipe, source: str | Path) -> Policy:
-    """A policy from a folder or hub id, as the recipe wants it loaded."""
-    settings = recipe.model
-    dtype = getattr(torch, settings.dtype)
-    try:
-        policy = Policy.from_pretrained(
-            source, dtype, settings.trust_remote_code, recipe.data.template
-        )
-    except ModelError as error:
-        raise RecipeError(f"model.path: {error}") from error
-    own_memory(policy.model)
-    return policy
-
-
-def own_memory(model: nn.Module) -> None:
-    """Copy loaded weights out of their file, to where new ones would lie.
-
-    A file that is mapped into memory may be deleted or replaced. And it begins anywhere, while
-    matrix products may round differently for another alignment: a resumed run must not.
-    """
-    for x in [*model.parameters(), *model.buffers()]:
-        x.data = x.data.clone()
 
 
 def _policy(plan: Plan) -> Policy:

@@ -1,19 +1,20 @@
-"""Monte-Carlo values of begun responses: each distinct beginning is continued, K times over."""
+"""Monte-Carlo values of prefixes: each distinct prefix is continued K times."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.algorithms.asks import scored
+from segcredit.columns import Continuations
+from segcredit.core.checks import keep
 from segcredit.core.segments import Segments
-from segcredit.train.metrics import Metrics
-from segcredit.train.seeds import generator
+from segcredit.train.collect import Context
+from segcredit.train.provider import Provider
 from segcredit.train.state import State
-from segcredit.types import Encoded, Response, Rollouts, Sampling
+from segcredit.types import Encoded, MonteCarlo, Response, Rollouts, Sampling
 
 
 class Begun(NamedTuple):
@@ -35,17 +36,29 @@ class Beginnings:
 
 
 @dataclass(frozen=True)
-class Continuations:
-    """V̂ of prefixes as the mean reward of fresh responses that begin with them.
+class ContinuationProvider(Provider):
+    """Gives the method an estimator of values; there is nothing to fill in advance."""
 
-    They are drawn as the responses themselves are: the policy, the temperature, the length limit
-    (which counts the prefix), the reward. A :data:`segcredit.types.MonteCarlo`.
+    is_prepared = True
+    continues = True
+
+    column: Continuations
+
+    def monte_carlo(self, context: Context) -> MonteCarlo:
+        return MonteCarloValues(context, self.column.truncated_reward)
+
+
+@dataclass(frozen=True)
+class MonteCarloValues:
+    """V̂ of prefixes: the mean reward of sampled continuations.
+
+    They are sampled as responses are: with the same policy, temperature, length limit (which
+    includes the prefix) and reward. A :data:`segcredit.types.MonteCarlo`.
     """
 
-    state: State
-    log: Metrics
-    purpose: tuple[object, ...] = field(default=())
-    """What is being drawn: with the seed, all that chance depends on."""
+    context: Context
+    truncated_reward: float | None = None
+    """Reward of a truncated continuation; None: the graded reward."""
 
     def __call__(
         self,
@@ -54,9 +67,11 @@ class Continuations:
         estimated: Bool[Tensor, "B M"],
         samples: int,
     ) -> Float[Tensor, "B M"]:
-        with self.log.time("continue"):
-            found = beginnings(rollouts, segments, estimated, self.state.recipe.rollout.prefixes)
-            self.log.add({"continuations/left_out": float(found.left_out)})
+        context = self.context
+        with context.log.time("continue"):
+            limit = context.state.recipe.rollout.prefixes
+            found = beginnings(rollouts, segments, estimated, limit)
+            context.log.add({"continuations/left_out": float(found.left_out)})
             value = torch.full(found.number.shape, torch.nan)
             if found.begun:
                 each = self._value(found.begun, samples)
@@ -67,12 +82,14 @@ class Continuations:
     def _value(self, begun: Sequence[Begun], samples: int) -> Float[Tensor, " P"]:
         """Mean reward behind each beginning."""
         rows = [x for x in begun for _ in range(samples)]
-        graded = self.state.parallel.gather(self._graded(rows))
+        graded = self.context.state.parallel.gather(self._graded(rows))
         graded_at = torch.tensor([reward for reward, _, _ in graded])
         truncated = torch.tensor([cut for _, cut, _ in graded])
-        reward = scored(self.state.algorithm, graded_at, truncated).view(-1, samples)
+        if self.truncated_reward is not None:
+            graded_at = keep(~truncated, graded_at, self.truncated_reward)
+        reward = graded_at.view(-1, samples)
         tokens = sum(count for _, _, count in graded)
-        self.log.add(
+        self.context.log.add(
             {
                 "continuations/prefixes": float(len(begun)),
                 "continuations/count": float(len(graded)),
@@ -84,10 +101,10 @@ class Continuations:
 
     def _graded(self, rows: Sequence[Begun]) -> list[tuple[float, bool, int]]:
         """Reward, truncation and drawn tokens of this process's share of the continuations."""
-        state, settings = self.state, self.state.recipe.rollout
-        drawn = generator(state.seed, "continue", *self.purpose)
+        state, settings = self.context.state, self.context.state.recipe.rollout
+        drawn = self.context.generator("continue", *self.context.purpose)
         own = state.parallel.own(rows)
-        # other processes' share of chance
+        # skip the random numbers that belong to other ranks
         torch.rand(state.parallel.before(rows), settings.max_tokens, generator=drawn)
         if not own:
             return []

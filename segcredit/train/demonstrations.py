@@ -1,4 +1,4 @@
-"""Supervised steps: demonstrations to imitate before reinforcement learning begins."""
+"""Supervised steps on demonstrations, before reinforcement learning."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from segcredit.data.worlds import Demonstration
+from segcredit.train.learners import PolicyLearner
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
 from segcredit.train.state import State
@@ -13,13 +14,12 @@ from segcredit.types import Rollouts
 
 
 def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict[str, float]:
-    """One gradient step on the token mean of −log π(demonstration)."""
+    """Take one gradient step on the token mean of −log π(demonstration)."""
     log = Metrics()
     with log.time("encode"):
         rollouts = as_rollouts(state, shown)
         count = rollouts.mask.sum()
-    optimizer = state.policy_optimizer
-    assert optimizer is not None
+    optimizer = state.learners[PolicyLearner.name].optimizer
     with log.time("update"), optimizer.awake():
         total: Tensor = torch.zeros((), device=rollouts.mask.device)
         right = torch.zeros((), device=rollouts.mask.device)
@@ -45,7 +45,7 @@ def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict
 
 
 def as_rollouts(state: State, shown: Sequence[Demonstration]) -> Rollouts:
-    """Demonstrations in the form in which models score responses."""
+    """Convert demonstrations to rollouts, so that models can score them."""
     codec = state.policy.codec
     tokens = [codec.encode_response(x.response) for x in shown]
     pad = torch.nn.utils.rnn.pad_sequence

@@ -1,17 +1,17 @@
-"""The numbers one watches: docs/metrics.md says what each of them means."""
+"""Metrics of rollouts and credit; docs/metrics.md explains each of them."""
 
 import torch
 from torch import Tensor
 
-from segcredit.train.collect import Collected
+from segcredit.train.collect import RolloutBatch
 from segcredit.types import Batch, correctness
 
 
-def describe_rewards(collected: Collected) -> dict[str, float]:
-    """Of the rewards and the responses."""
-    rollouts, rewards = collected.rollouts, collected.rewards
-    if collected.weight is not None:
-        return _describe_tree(collected, collected.weight.double())
+def describe_rewards(sampled: RolloutBatch) -> dict[str, float]:
+    """Compute metrics of rewards and responses."""
+    rollouts, rewards = sampled.rollouts, sampled.rewards
+    if sampled.weight is not None:
+        return _describe_tree(sampled, sampled.weight.double())
     length = rollouts.mask.sum(dim=1).float()
     values = rollouts.reward
     found = {
@@ -43,15 +43,15 @@ def _zero_std(reward: Tensor, group: Tensor) -> float | None:
     return float((limits[0] - limits[1] <= 1e-6)[count > 1].float().mean())
 
 
-def _describe_tree(collected: Collected, weight: Tensor) -> dict[str, float]:
-    """Finished responses, each as likely as its tree makes it; branches on the way count nothing.
+def _describe_tree(sampled: RolloutBatch, weight: Tensor) -> dict[str, float]:
+    """Compute them for trees: means over finished responses, weighted by their probability.
 
-    A mean over all of them would count those most that branched most often.
+    A plain mean would overweight prompts whose trees branched most often.
     """
     finished = (weight > 0).nonzero().flatten().tolist()
     share = weight[finished] / weight.sum()
-    responses = [collected.responses[row] for row in finished]
-    rewards = [collected.rewards[row] for row in finished]
+    responses = [sampled.responses[row] for row in finished]
+    rewards = [sampled.rewards[row] for row in finished]
 
     def mean(values: list[float]) -> float:
         return float((share * torch.tensor(values, dtype=torch.float64)).sum())
@@ -66,7 +66,7 @@ def _describe_tree(collected: Collected, weight: Tensor) -> dict[str, float]:
         "no_verdict": mean([float(not x.verdict) for x in rewards]),
         "tree/branches": float(len(weight)),
         "tree/responses": float(len(finished)),
-        "tree/tokens": float(collected.rollouts.mask.sum()),
+        "tree/tokens": float(sampled.rollouts.mask.sum()),
     }
     if (right := correctness(rewards)) is not None:
         found["accuracy"] = mean([float(x) for x in right])
@@ -74,9 +74,11 @@ def _describe_tree(collected: Collected, weight: Tensor) -> dict[str, float]:
 
 
 def describe(batch: Batch, offline: bool = False) -> dict[str, float]:
-    """Of the policy's distribution, its credit and its critic.
+    """Compute metrics of the policy's distribution, its credit and its critic.
 
-    ``offline``: π_old, as it was drawn from, and π_ref are not to be compared.
+    Args:
+        offline: Whether log π_old and log π_ref may be at different temperatures; then there is
+            no KL.
     """
     rollouts, mask = batch.rollouts, batch.rollouts.mask
     found: dict[str, float] = {}

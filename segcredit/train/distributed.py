@@ -203,14 +203,17 @@ def shard_critic(critic: Critic, parallel: Parallel) -> None:
     shard(critic, init_device_mesh(device.type, (parallel.size,)), apart=[critic.head])
 
 
-def whole_policy(policy: Policy, device: torch.device, keep: bool = True) -> Policy | None:
-    """Copy a sharded policy as a whole one (collective); None on ranks that do not keep it."""
-    model = undivided(policy.model, device, keep)
-    return None if model is None else Policy(model, policy.codec)
+def whole_model(
+    model: Policy | Critic, device: torch.device, keep: bool = True
+) -> Policy | Critic | None:
+    """Copy a sharded model unsharded; every rank must call it (collective operation).
 
-
-def whole_critic(critic: Critic, device: torch.device, keep: bool = True) -> Critic | None:
-    """Copy a sharded critic as a whole one (collective); None on ranks that do not keep it."""
-    found = undivided(critic, device, keep)
-    assert found is None or isinstance(found, Critic)
-    return found
+    Args:
+        keep: Whether this rank keeps the copy; otherwise it returns None.
+    """
+    if isinstance(model, Policy):
+        found = undivided(model.model, device, keep)
+        return None if found is None else Policy(found, model.codec)
+    critic = undivided(model, device, keep)
+    assert critic is None or isinstance(critic, Critic)
+    return critic

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from segcredit.algorithms.asks import compares_groups
+from segcredit.algorithms.requirements import requirements
 from segcredit.config import Recipe
 from segcredit.runlog.metrics import WARNING
 from segcredit.types import Algorithm
@@ -29,7 +29,7 @@ class Health:
     """Counter of consecutive steps that show a sign; each sign is reported once per run."""
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm) -> None:
-        self._signs = _signs(recipe.rollout.max_tokens, compares_groups(algorithm))
+        self._signs = _signs(recipe.rollout.max_tokens, requirements(algorithm).compares_groups)
         self._in_a_row = dict.fromkeys([sign.name for sign in self._signs], 0)
         self._reported: set[str] = set()
 

@@ -22,10 +22,9 @@ from segcredit.train.optim import NotFinite
 from segcredit.train.records import rollout_rows
 from segcredit.train.saving import help_save, save
 from segcredit.train.seeds import derive
-from segcredit.train.stages import AnyStage, enter, step_of
+from segcredit.train.stages import AnyStage, stage_of
 from segcredit.train.state import State
-from segcredit.train.step import Stepped
-from segcredit.train.watch import watch
+from segcredit.train.step import StepResult, held_out_step
 from segcredit.types import Sampling
 
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
@@ -70,7 +69,7 @@ class Loop:
                 stage = stages[state.stage]
                 self.watch.stage(state.stage, stage.kind, stage.steps, state.stage_step)
                 if state.stage_step == 0:
-                    enter(state, stage)
+                    stage_of(state, stage).enter()
                     if isinstance(stage, Optimize) and not self._evaluated_before():
                         self._evaluate("before")
                 while state.stage_step < stage.steps:
@@ -86,7 +85,7 @@ class Loop:
 
     def _step(self, stage: AnyStage) -> None:
         state = self.state
-        measured, stepped = step_of(state, stage)
+        measured, result = stage_of(state, stage).step()
         state.stage_step += 1
         state.step += 1
         if self.metrics is not None:
@@ -95,12 +94,10 @@ class Loop:
         for name, message in self._health.warnings(stage.kind, measured):
             self._warn(name, message)
         last = state.stage_step == stage.steps
-        if stepped is not None:
-            self._warn_of_verdicts(
-                no_verdict_warning(stepped.collected.rewards, f"step {state.step}")
-            )
-        if isinstance(stage, Optimize) and stepped is not None:
-            self._record(stepped)
+        if result is not None:
+            self._warn_of_verdicts(no_verdict_warning(result.sampled.rewards, f"step {state.step}"))
+        if isinstance(stage, Optimize) and result is not None:
+            self._record(result)
             every = state.recipe.evaluation.every
             if every and state.stage_step % every == 0 and not last:
                 self._evaluate(None)
@@ -127,17 +124,17 @@ class Loop:
         if message is not None and self._health.is_new("no_verdict"):
             self._warn("no_verdict", message)
 
-    def _record(self, stepped: Stepped) -> None:
+    def _record(self, result: StepResult) -> None:
         settings, state = self.state.recipe.save, self.state
         if self.folder is None or not settings.rollouts_every or not state.parallel.first:
             return
         if (state.stage_step - 1) % settings.rollouts_every == 0:
-            self._write(self.folder.rollouts, stepped, settings.rollouts)
+            self._write(self.folder.rollouts, result, settings.rollouts)
 
-    def _write(self, place: Path, stepped: Stepped, count: int) -> None:
+    def _write(self, place: Path, result: StepResult, count: int) -> None:
         """Write the first responses of a batch token by token, with their images."""
         assert self.folder is not None
-        rows = rollout_rows(stepped, self.state.policy.codec, count, self.folder.images)
+        rows = rollout_rows(result, self.state.policy.codec, count, self.folder.images)
         with saying_how_to_go_on(place):
             write_rollouts(place, self.state.step, rows)
 
@@ -158,9 +155,9 @@ class Loop:
                 write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
         self._warn_of_verdicts(found.warning)
-        watched = watch(state)  # every process takes part
+        watched = held_out_step(state)  # every process takes part
         if self.folder is not None and state.parallel.first and watched is not None:
-            self._write(self.folder.watched, watched, len(watched.collected.responses))
+            self._write(self.folder.watched, watched, len(watched.sampled.responses))
 
     def _save(self) -> None:
         state = self.state

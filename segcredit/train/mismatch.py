@@ -1,4 +1,4 @@
-"""Sampler and trainer compute π a little differently: by how much, and a correction for it."""
+"""Mismatch between sampler and trainer: the two compute π slightly differently."""
 
 from dataclasses import replace
 
@@ -9,20 +9,21 @@ from torch import Tensor
 from segcredit.types import Batch, Rollouts
 
 TOO_FAR = 1.0
-"""KL per token beyond which these are not two computations of one model."""
+"""KL per token above which the two cannot be the same model."""
 
 
 @torch.no_grad()
 def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
-    """How far π_old, as it is trained from, is from what the responses were drawn from.
+    """Compare π_old as recomputed by the trainer with the sampler's probabilities.
 
     ``sampler_kl`` estimates KL(π_sampler ‖ π_old) per token by r − 1 − log r with
-    r = π_old / π_sampler, which is never negative. Where the sampler did not say, nothing counts.
+    r = π_old / π_sampler, which is never negative. Tokens without a sampler probability are left
+    out. Returns nothing if π_old was not recomputed.
     """
     if rollouts.logp_sampler is None:
         return {}
-    told = rollouts.mask & ~rollouts.logp_sampler.isnan()
-    log_ratio = _log_ratio(rollouts)[told]
+    known = rollouts.mask & ~rollouts.logp_sampler.isnan()
+    log_ratio = _log_ratio(rollouts)[known]
     kl = float((log_ratio.expm1() - log_ratio).mean())
     if not kl < TOO_FAR:
         raise ValueError(
@@ -38,7 +39,7 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 
 @torch.no_grad()
-def corrected(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
+def weighted(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
     """Weight each token's policy loss by min(π_old / π_sampler, cap) (truncated importance).
 
     The weight multiplies the token's loss term, not its credit, so whitening does not change it.

@@ -1,4 +1,4 @@
-"""What a run keeps of a step's responses: text, tokens, segments, credit, reward and reason."""
+"""Records of a step's responses: text, tokens, segments, credit, reward and its reason."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from segcredit.models import Codec
 from segcredit.runlog.rollouts import keep_picture
-from segcredit.train.step import Stepped
+from segcredit.train.step import StepResult
 
 
 def rollout_rows(
-    stepped: Stepped, codec: Codec, count: int, images: Path
+    result: StepResult, codec: Codec, count: int, images: Path
 ) -> Iterator[dict[str, Any]]:
-    """The first ``count`` responses of a step, token by token; pictures go to ``images``."""
-    batch, collected = stepped.batch, stepped.collected
+    """Yield records of the first ``count`` responses of a step; images are saved to ``images``."""
+    batch, sampled = result.batch, result.sampled
     rollouts = batch.rollouts
     columns: dict[str, Tensor] = {"logp_old": rollouts.logp_old}
     for name in ("entropy", "value"):
@@ -25,12 +25,12 @@ def rollout_rows(
         columns["advantage"] = batch.credit.advantage
         columns["segment"] = batch.credit.segments.index
     if batch.ratio_segments is not None:
-        moved = stepped.logp_new - rollouts.logp_old
+        moved = result.logp_new - rollouts.logp_old
         columns["ratio"] = batch.ratio_segments.smooth(moved).exp()
     for row in range(min(count, len(rollouts))):
         mask = rollouts.mask[row]
         tokens = rollouts.tokens[row][mask].tolist()
-        response, reward = collected.responses[row], collected.rewards[row]
+        response, reward = sampled.responses[row], sampled.rewards[row]
         yield {
             "prompt_id": response.prompt.id,
             "prompt": codec.render(response.prompt),
@@ -51,7 +51,7 @@ def rollout_rows(
 
 
 def _plain(x: Tensor) -> list[float] | list[int]:
-    """Six digits are enough to look at."""
+    """Convert to plain numbers, rounded to six digits."""
     if not x.is_floating_point():
         return x.tolist()
     return [float(f"{v:.6g}") for v in x.tolist()]

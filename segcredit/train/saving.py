@@ -4,26 +4,20 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
-from transformers.utils import GENERATION_CONFIG_NAME
 
-from segcredit.algorithms.asks import wants_first_weights
 from segcredit.config import (
     GIVEN_IN_PYTHON,
     VERSION,
-    Optimize,
     Recipe,
     RecipeError,
-    WarmStart,
     parse_recipe,
 )
 from segcredit.models import Critic, Policy
-from segcredit.models.attention import set_attention
 from segcredit.models.codec import Codec
 from segcredit.models.lora import Lora
 from segcredit.registry import resolve_files
@@ -34,7 +28,6 @@ from segcredit.runlog.folder import (
     POLICY,
     REFERENCE,
     by_step,
-    exists,
     later_than,
     new_rollback,
     resume_command,
@@ -43,16 +36,14 @@ from segcredit.runlog.folder import (
 from segcredit.runlog.metrics import lines_after
 from segcredit.runlog.untrusted import requests_of
 from segcredit.train import checkpoint
-from segcredit.train.build import load_policy
-from segcredit.train.distributed import CollectiveWrite, whole_critic, whole_policy
+from segcredit.train.columns import ADAPTERS, restore_columns
+from segcredit.train.distributed import CollectiveWrite, whole_model
+from segcredit.train.learners import PolicyLearner
 from segcredit.train.optim import ShardedOptimizer, load_moments, save_part
-from segcredit.train.source import Listed
-from segcredit.train.stages import add_critic, add_reference, adopt_settings, saved_critic
-from segcredit.train.state import State, freeze, set_policy_optimizer
-from segcredit.train.tracker import Tracker
+from segcredit.train.provider import SavedRun, trained_policy
+from segcredit.train.stages import stage_of
+from segcredit.train.state import State
 
-ADAPTERS = "adapters"
-"""Folder of the LoRA adapters in PEFT format, beside the merged policy."""
 ROLLBACKS = 3
 """Number of folders in rolled_back/ that are kept; older ones are deleted."""
 CPU = torch.device("cpu")
@@ -64,12 +55,11 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     If the models are sharded, all other ranks must call :func:`help_save` at the same time.
     """
     keep = state.recipe.save.keep
-    own = state.reference is not None and state.policy.lora is None  # with LoRA it is an adapter
-    new = own and not (folder.checkpoints / REFERENCE).exists()
-    if state.parallel.share(new) if state.shards else new:
-        checkpoint.save_checkpoint(
-            folder.checkpoints, REFERENCE, lambda place: _write_reference(state, place), keep
-        )
+    for name, model in _fixed_models(state).items():
+        new = not (folder.checkpoints / name).exists()
+        if state.parallel.share(new) if state.shards else new:
+            write = partial(_write_model, state, model)
+            checkpoint.save_checkpoint(folder.checkpoints, name, write, keep)
     metrics.sync()
     position = metrics.position()
     name = step_name(state.step)
@@ -80,20 +70,32 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
 
 def help_save(state: State) -> None:
     """Take part in saving sharded models, on all ranks but 0."""
-    if state.parallel.share(False):
-        _write_reference(state, None)
+    for model in _fixed_models(state).values():
+        if state.parallel.share(False):
+            _write_model(state, model, None)
     _write(state, None, 0)
 
 
-def _write_reference(state: State, place: Path | None) -> None:
-    assert state.reference is not None
+def _fixed_models(state: State) -> dict[str, Policy]:
+    """Models that are saved once per run; with LoRA they are adapters, saved with the policy's."""
+    if state.policy.lora is not None:
+        return {}
+    return {name: x for provider in state.prepared for name, x in provider.fixed_models().items()}
+
+
+def _models(state: State) -> dict[str, Policy | Critic]:
+    """Models of columns that every checkpoint holds."""
+    return {name: x for provider in state.prepared for name, x in provider.models().items()}
+
+
+def _write_model(state: State, model: Policy, place: Path | None) -> None:
     if not state.shards:
         assert place is not None
-        state.reference.save(place)
+        model.save(place)
         return
     with CollectiveWrite(state.parallel, place) as together:
-        reference = whole_policy(state.reference, CPU, keep=state.parallel.first)
-        together.write(lambda: _save(reference, together.place))
+        whole = whole_model(model, CPU, keep=state.parallel.first)
+        together.write(lambda: _save(whole, together.place))
 
 
 def _write(state: State, place: Path | None, metrics_position: int) -> None:
@@ -106,8 +108,9 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
         "noted": dict(state.noted),
         "metrics_position": metrics_position,
         "rates": {x.name: x.lr for x in state.optimizers()},
-        "tracker": None if state.tracker is None else state.tracker.state(),
+        "tracker": None,  # replaced by the tracker's own, if there is one
         "base": None if lora is None else lora.fingerprint(),
+        **_column_states(state),
     }
     if state.shards:
         _write_sharded(state, place, rest)
@@ -116,10 +119,20 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
     state.policy.save(place / POLICY)
     if lora is not None:
         _write_adapters(state, lora, place / ADAPTERS)
-    elif state.critic is not None:
-        state.critic.save(place / CRITIC)
+    else:
+        for name, model in _models(state).items():
+            model.save(place / name)
     optimizers = {x.name: x.state() for x in state.optimizers()}
     checkpoint.save_state(place, rest | {"optimizers": optimizers})
+
+
+def _column_states(state: State) -> dict[str, Any]:
+    """State of the columns, by its key in the state file."""
+    found = {}
+    for column, provider in state.providers.items():
+        if kept := provider.state_dict():
+            found[provider.state_key or f"column/{column.name}"] = kept
+    return found
 
 
 def _write_sharded(state: State, place: Path | None, rest: dict[str, Any]) -> None:
@@ -127,13 +140,13 @@ def _write_sharded(state: State, place: Path | None, rest: dict[str, Any]) -> No
     first, rank, size = state.parallel.first, state.parallel.rank, state.parallel.size
     optimizers: dict[str, Any] = {}
     with CollectiveWrite(state.parallel, place) as together:
-        policy = whole_policy(state.policy, CPU, keep=first)
+        policy = whole_model(state.policy, CPU, keep=first)
         together.write(lambda: _save(policy, together.place / POLICY))
         del policy
-        if state.critic is not None:
-            critic = whole_critic(state.critic, CPU, keep=first)
-            together.write(lambda: _save(critic, together.place / CRITIC))
-            del critic
+        for name, model in _models(state).items():
+            whole = whole_model(model, CPU, keep=first)
+            together.write(partial(_save, whole, together.place / name))
+            del whole
         for optimizer in state.optimizers():
             assert isinstance(optimizer, ShardedOptimizer)
 
@@ -156,21 +169,10 @@ def _save(model: Policy | Critic | None, folder: Path) -> None:
 def _write_adapters(state: State, lora: Lora, place: Path) -> None:
     """Write the adapters of the policy, of the critic with its head, and of π_ref if it has one."""
     lora.save(POLICY, place / POLICY)
-    if state.critic is not None:
-        state.critic.save(place / CRITIC)
+    for name, model in _models(state).items():
+        model.save(place / name)
     if REFERENCE in lora.names:
         lora.save(REFERENCE, place / REFERENCE)
-
-
-def load_saved_policy(recipe: Recipe, place: Path) -> Policy:
-    """Load a policy that a run has saved, with its generation config.
-
-    It is loaded explicitly because transformers falls back to other end tokens if it is unreadable.
-    """
-    policy = load_policy(recipe, place)
-    if (place / GENERATION_CONFIG_NAME).exists():
-        policy.model.generation_config = GenerationConfig.from_pretrained(place)
-    return policy
 
 
 def require_checked_template(saved: Codec, checked: Codec, place: Path) -> None:
@@ -233,30 +235,23 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     _check_same_kind(state, place, found)
     _check_changes(state, folder, place, found)
     if state.policy.lora is not None:
-        _read_adapters(state, state.policy.lora, place / ADAPTERS)
-    elif (place / CRITIC).exists():
-        add_critic(state, saved_critic(state, place / CRITIC))
+        state.policy.lora.load(POLICY, place / ADAPTERS / POLICY)
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
     _reopen_longer_stage(state)
+    restore_columns(state, SavedRun(folder, place, found))
     for name, kept in found["optimizers"].items():
         lr = found["rates"][name]
-        if name == "policy":
-            load_moments(set_policy_optimizer(state, lr, state.recipe.optimizer), kept, place)
+        if name == PolicyLearner.name:
+            optimizer = state.new_policy_optimizer(lr, state.recipe.optimizer)
         else:
-            assert state.critic_optimizer is not None
-            state.critic_optimizer.lr = lr
-            load_moments(state.critic_optimizer, kept, place)
+            optimizer = state.learners[name].optimizer
+            optimizer.lr = lr
+        load_moments(optimizer, kept, place)
     if state.stage_step:  # at step 0 the stage sets them itself
-        adopt_settings(state)
-    if found["tracker"] is not None and "baseline" in state.algorithm.needs:
-        assert isinstance(state.train, Listed)
-        state.tracker = Tracker(state.train.prompts)
-        state.tracker.load(found["tracker"])
-    _check_parts(state, place)
-    if wants_first_weights(state.algorithm) and _reference_is_made(state):
-        add_reference(state, _load_reference(state, folder))
+        stage_of(state).adopt_settings()
+    _check_vocabulary(state, place)
     return int(found["metrics_position"])
 
 
@@ -268,21 +263,15 @@ def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
         raise checkpoint.CheckpointError(
             f"{place} was written {'with' if then else 'without'} model.lora, so the run cannot be "
             f"resumed {'without' if then else 'with'} it. Leave model.lora as it was, or start a "
-            f"new run on the trained policy: {_trained_policy(state, place)}"
+            f"new run on the trained policy: {trained_policy(state.recipe, place)}"
         )
     if lora is not None and found["base"] != lora.fingerprint():
         raise checkpoint.CheckpointError(
             f"{place} holds adapters for other weights than those of "
             f"{state.recipe.model.path or state.recipe.model.tiny}: it is another model, or was "
             f"changed since. Restore the old one, or start a new run on the trained policy: "
-            f"{_trained_policy(state, place)}"
+            f"{trained_policy(state.recipe, place)}"
         )
-
-
-def _trained_policy(state: State, place: Path) -> str:
-    """Format the overrides that start a new run from a checkpoint's policy."""
-    instead = "" if state.recipe.model.tiny is None else " model.tiny=null"
-    return f"model.path={shlex.quote(str(place / POLICY))}{instead}"
 
 
 def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -340,7 +329,7 @@ def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str
         raise RecipeError(
             f"these changes would have no effect on the resumed run:{lines}\n"
             f"Leave them out, or start a new run with them on the trained policy: segcredit train "
-            f"{shlex.quote(str(folder.config))} {_trained_policy(state, place)} …"
+            f"{shlex.quote(str(folder.config))} {trained_policy(state.recipe, place)} …"
         )
 
 
@@ -380,25 +369,8 @@ def _is_finished(found: dict[str, Any], recipe: Recipe) -> bool:
     return found["stage"] == len(recipe.stages) and found["step"] >= recipe.total_steps
 
 
-def _check_parts(state: State, place: Path) -> None:
-    """Refuse a method whose critic or tracker the checkpoint lacks, and a changed vocabulary."""
-    stages, needs = state.recipe.stages, state.algorithm.needs
-    begun = state.stage < len(stages) and state.stage_step > 0
-    stage = stages[state.stage] if begun else None
-    problem = None
-    critic = stage is not None and not isinstance(stage, WarmStart) and "value" in needs
-    if critic and state.critic is None:
-        problem = "this algorithm needs a critic"
-    if isinstance(stage, Optimize) and "baseline" in needs and state.tracker is None:
-        problem = "this algorithm tracks a value for every prompt"
-    if state.tracker is not None and len(state.tracker.alpha) != len(state.tracker.place):
-        problem = f"this run tracks values of {len(state.tracker.alpha)} prompts"
-    if problem is not None:
-        raise RecipeError(
-            f"{problem}, and {place} does not have that for the data and the stage that has begun. "
-            f"Resume with the previous algorithm and data, or start a new run on the trained "
-            f"policy: {_trained_policy(state, place)}"
-        )
+def _check_vocabulary(state: State, place: Path) -> None:
+    """Refuse a changed vocabulary."""
     if state.recipe.model.tiny is not None and state.world is not None:
         known = state.policy.codec.tokenizer.get_vocab()
         if known != state.world.tokenizer().get_vocab():
@@ -407,16 +379,6 @@ def _check_parts(state: State, place: Path) -> None:
                 f"the vocabulary of a tiny model cannot change. Leave them as they were, or start "
                 f"a new run."
             )
-
-
-def _read_adapters(state: State, lora: Lora, place: Path) -> None:
-    lora.load(POLICY, place / POLICY)
-    if (place / CRITIC).exists():
-        critic = Critic.from_policy(state.policy)
-        critic.load_adapter(place / CRITIC)
-        add_critic(state, critic)
-    if (place / REFERENCE).exists():
-        lora.load(REFERENCE, place / REFERENCE)
 
 
 def _reopen_longer_stage(state: State) -> None:
@@ -439,7 +401,7 @@ def roll_back(state: State, folder: RunFolder, position: int) -> Path | None:
     places = (folder.rollouts, folder.watched, folder.evaluations, folder.checkpoints)
     later = [path for place in places for path in later_than(place, state.step)]
     reference = folder.checkpoints / REFERENCE
-    if reference.exists() and not _reference_is_made(state):
+    if reference.exists() and not state.has_begun("optimize"):
         later.append(reference)
     if not lines and not later:
         return None
@@ -456,35 +418,3 @@ def roll_back(state: State, folder: RunFolder, position: int) -> Path | None:
     for old in sorted(folder.rolled_back.iterdir())[:-ROLLBACKS]:
         shutil.rmtree(old, ignore_errors=True)
     return aside
-
-
-def _reference_is_made(state: State) -> bool:
-    """Whether an ``optimize`` stage has begun, at whose start π_ref is copied from the policy."""
-    begun = state.stage + (state.stage_step > 0)
-    return any(isinstance(stage, Optimize) for stage in state.recipe.stages[:begun])
-
-
-def _load_reference(state: State, folder: RunFolder) -> Policy:
-    lora = state.policy.lora
-    if lora is not None:
-        return replace(state.policy, adapter=REFERENCE if REFERENCE in lora.names else None)
-    kept = folder.checkpoints / REFERENCE
-    if not exists(kept):
-        raise RecipeError(
-            f"this algorithm compares with the reference model, the policy before reinforcement "
-            f"learning; there is none in {kept}, where a run whose algorithm needs it keeps it. "
-            f"Resume with the previous algorithm, put the folder back if it was moved, or start a "
-            f"new run: segcredit train {shlex.quote(str(folder.config))} …"
-        )
-    try:
-        checkpoint.verify(kept)
-    except checkpoint.CheckpointError as error:
-        raise checkpoint.CheckpointError(
-            f"the only copy of the reference model cannot be used: {error} So this run cannot be "
-            f"resumed; start again: segcredit train {shlex.quote(str(folder.config))}"
-        ) from None
-    reference = load_saved_policy(state.recipe, kept)
-    reference.model.to(state.policy.device)
-    set_attention(reference.model, state.recipe.model.attention)
-    freeze(reference.model)
-    return reference

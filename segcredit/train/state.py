@@ -1,29 +1,30 @@
-"""What a run holds while it trains."""
+"""The state of a run: models, optimizers, columns, and the position in the recipe."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from segcredit.algorithms.asks import loss_temperature
+from segcredit.algorithms.requirements import Requirements, requirements
+from segcredit.columns import Column
 from segcredit.config import OptimizerSettings, Recipe
 from segcredit.data.worlds import World
-from segcredit.models import Critic, Policy
-from segcredit.models.lora import POLICY, REFERENCE
+from segcredit.models import Policy
 from segcredit.models.weights import copy_weights
 from segcredit.rollout import HFEngine
 from segcredit.train.distributed import Parallel
+from segcredit.train.learners import Learner, PolicyLearner
 from segcredit.train.optim import Optimizer, make_optimizer
+from segcredit.train.provider import Provider, Providers
 from segcredit.train.source import PromptSource
-from segcredit.train.tracker import Tracker
 from segcredit.types import Algorithm, RewardFn, RolloutEngine
 
 
 @dataclass
 class State:
-    """Models, their optimizers, and where in the recipe the run stands."""
+    """Everything a run holds while it trains."""
 
     recipe: Recipe
     algorithm: Algorithm
@@ -33,31 +34,63 @@ class State:
     train: PromptSource
     test: PromptSource | None
     world: World | None = None
-    """Where demonstrations come from, if the data is generated."""
+    """Source of demonstrations, if the data is generated."""
     parallel: Parallel = field(default_factory=Parallel)
-    critic: Critic | None = None
-    reference: Policy | None = None
-    """π_ref, only if something reads it."""
-    tracker: Tracker | None = None
-    """Values of prompts, only if something reads them (single-stream SPO)."""
     whole: PreTrainedModel | None = None
-    """The policy's weights undivided, to sample from; None: the policy has them."""
-    policy_optimizer: Optimizer | None = None
-    critic_optimizer: Optimizer | None = None
+    """Unsharded weights of the policy, to sample from; None: the policy's are not sharded."""
+    providers: dict[Column, Provider] = field(default_factory=dict)
+    """Providers of columns that are prepared: reference model, critic, tracked values, …"""
+    learners: dict[str, Learner] = field(default_factory=dict)
+    """Models with their optimizers: ``policy`` from the first stage that trains it, ``critic``."""
 
     stage: int = 0
-    """Number of the present stage."""
+    """Number of the current stage."""
     stage_step: int = 0
     """Steps done in it."""
     step: int = 0
-    """Steps done in all."""
+    """Steps done in all stages."""
     position: int = 0
     """Prompts taken from the training source."""
     noted: dict[str, float] = field(default_factory=dict)
-    """Results kept for the end: the evaluations before and after."""
+    """Results of the evaluations before and after, kept for the end of the run."""
 
     micro_batches_halved: int = 0
     """How often memory did not suffice."""
+
+    @property
+    def requirements(self) -> Requirements:
+        """What the method requires of the run."""
+        return requirements(self.algorithm)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of a training step."""
+        return self.requirements.columns
+
+    def providers_of(self, columns: Sequence[Column]) -> Providers:
+        """Return the providers of these columns, each once, in the columns' order."""
+        return Providers(tuple(dict.fromkeys(self.providers[x] for x in columns)))
+
+    @property
+    def prepared(self) -> Providers:
+        """All providers that are prepared."""
+        return self.providers_of(tuple(self.providers))
+
+    def can_fill_held_out(self, columns: Sequence[Column]) -> bool:
+        """Whether these columns can be filled for held-out prompts."""
+        return all(x in self.providers and self.providers[x].held_out for x in columns)
+
+    def has_begun(self, *kinds: str) -> bool:
+        """Whether a stage of one of these kinds has begun."""
+        begun = self.stage + (self.stage_step > 0)
+        return any(stage.kind in kinds for stage in self.recipe.stages[:begun])
+
+    @property
+    def stage_kind(self) -> str | None:
+        """Kind of the stage that is in progress; None between stages."""
+        stages = self.recipe.stages
+        in_progress = self.stage < len(stages) and self.stage_step > 0
+        return stages[self.stage].kind if in_progress else None
 
     @property
     def tokens_per_micro(self) -> int:
@@ -71,11 +104,11 @@ class State:
         """
         self.micro_batches_halved += 1
         if isinstance(self.engine, HFEngine):
-            self.engine.close()  # keys and values that graphs keep; they come back as they can
+            self.engine.close()  # frees the KV cache of CUDA graphs; it is allocated again on use
         warnings.warn(
-            f"out of memory in the update: going on with micro-batches of {self.tokens_per_micro} "
-            f"tokens. Only the time changes, unless the method averages within micro-batches "
-            f"(sapo_authors). To begin so: "
+            f"out of memory in the update: continuing with micro-batches of "
+            f"{self.tokens_per_micro} tokens. Only the time changes, unless the method averages "
+            f"within micro-batches (sapo_authors). To start with this size: "
             f"update.tokens_per_micro={self.tokens_per_micro}",
             stacklevel=2,
         )
@@ -83,63 +116,47 @@ class State:
     @property
     def temperature(self) -> float:
         """Temperature of log π and log π_ref in the loss."""
-        return loss_temperature(self.algorithm, self.recipe.rollout.temperature)
+        return self.requirements.temperature(self.recipe.rollout.temperature)
 
     @property
     def shards(self) -> bool:
-        """Whether weights, gradients and optimizer state are divided among the processes."""
+        """Whether weights, gradients and optimizer state are sharded over the processes."""
         return self.recipe.memory.shard and self.parallel.size > 1
 
     def turns(self, parts: list[Tensor]) -> list[tuple[Tensor, bool]]:
         """This process's micro-batches of row numbers, and whether they count.
 
-        Passes of sharded models are everyone's, so those with fewer micro-batches read one row
-        more, for nothing.
+        Every rank must take part in the forward passes of sharded models (collective operations),
+        so ranks with fewer micro-batches run one extra row with zero loss.
         """
         return self.parallel.turns(parts, parts[-1][:1] if self.shards else None)
 
     def sync(self) -> None:
-        """Let the engine draw from the policy as it is now."""
+        """Pass the policy's current weights to the engine."""
         if self.whole is not None:
             copy_weights(self.policy.model, self.whole)
         self.engine.load_weights(self.policy.model if self.whole is None else self.whole)
+
+    def whole_policy(self) -> Policy:
+        """Return the policy unsharded, to copy; it is up to date when a stage begins."""
+        return self.policy if self.whole is None else Policy(self.whole, self.policy.codec)
 
     @property
     def seed(self) -> int:
         return self.recipe.seed
 
+    def new_policy_optimizer(self, lr: float, settings: OptimizerSettings) -> Optimizer:
+        """Replace the policy's optimizer by a new one."""
+        if (old := self.learners.get(PolicyLearner.name)) is not None:
+            old.optimizer.close()
+        policy, offload = self.policy, self.recipe.memory.offload_optimizer
+        optimizer = make_optimizer(
+            PolicyLearner.name, policy.model, lr, settings, offload, policy.trained()
+        )
+        self.learners[PolicyLearner.name] = PolicyLearner(policy, optimizer, self.temperature)
+        return optimizer
+
     def optimizers(self) -> list[Optimizer]:
-        return [x for x in (self.policy_optimizer, self.critic_optimizer) if x is not None]
-
-
-def freeze(model: nn.Module) -> None:
-    """No gradients."""
-    for x in model.parameters():
-        x.requires_grad_(False)
-
-
-def set_policy_optimizer(state: State, lr: float, settings: OptimizerSettings) -> Optimizer:
-    """A new one for the policy, in the place of the old."""
-    if state.policy_optimizer is not None:
-        state.policy_optimizer.close()
-    offload = state.recipe.memory.offload_optimizer
-    policy = state.policy
-    state.policy_optimizer = make_optimizer(
-        "policy", policy.model, lr, settings, offload, policy.trained()
-    )
-    return state.policy_optimizer
-
-
-@torch.no_grad()
-def restart(state: State) -> None:
-    """Put the policy back to where reinforcement learning began, and forget all moments."""
-    first, lora = state.reference, state.policy.lora
-    assert first is not None
-    if lora is not None:
-        pairs = zip(lora.parameters(POLICY), lora.parameters(REFERENCE), strict=True)
-    else:
-        pairs = zip(state.policy.model.parameters(), first.model.parameters(), strict=True)
-    for now, then in pairs:
-        now.copy_(then)
-    settings = state.recipe.optimizer
-    set_policy_optimizer(state, settings.lr, settings)
+        """Return the optimizers, the policy's first."""
+        names = sorted(self.learners, key=lambda name: name != PolicyLearner.name)
+        return [self.learners[name].optimizer for name in names]

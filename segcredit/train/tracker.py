@@ -1,12 +1,21 @@
-"""The value of each prompt, remembered from step to step (single-stream SPO)."""
+"""Values tracked per prompt from step to step: the baseline of single-stream SPO."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from segcredit.core.tracker import tracker_init, tracker_update, tracker_value, tracker_weight
+from segcredit.train.collect import Context, current_logp
+from segcredit.train.metrics import Metrics
+from segcredit.train.provider import Provider, SavedRun
+from segcredit.train.seeds import generator
+from segcredit.train.source import Listed
+from segcredit.train.state import State
 from segcredit.types import Prompt, Rollouts
 
 Score = Callable[[Rollouts], Tensor]
@@ -99,14 +108,71 @@ class Tracker:
     def _where(self, names: Sequence[str]) -> Tensor:
         return torch.tensor([self.place[name] for name in names])
 
-    def state(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         last = {str(place): list(pair) for place, pair in self.last.items()}
         return {"alpha": self.alpha, "beta": self.beta, "last": last}
 
-    def load(self, state: dict[str, object]) -> None:
-        alpha, beta, last = state["alpha"], state["beta"], state["last"]
-        assert isinstance(alpha, Tensor)
-        assert isinstance(beta, Tensor)
-        assert isinstance(last, dict)
-        self.alpha, self.beta = alpha, beta
-        self.last = {int(place): (pair[0], pair[1]) for place, pair in last.items()}
+    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+        self.alpha, self.beta = kept["alpha"], kept["beta"]
+        self.last = {int(place): (pair[0], pair[1]) for place, pair in kept["last"].items()}
+
+
+class UnstartedTracker(Provider):
+    """The tracked baseline before reinforcement learning has begun."""
+
+    def prepare(self, state: State) -> Provider:
+        """Estimate each prompt's first value from samples of the current policy."""
+        prompts, at_once = _prompts(state), state.recipe.rollout.prompts
+        tracker = Tracker(prompts)
+        names, rewards = [], []
+        for first in range(0, len(prompts), at_once):
+            context = Context(state, Metrics(), ("tracker", first))
+            found = context.sample(prompts[first : first + at_once], OFFLINE_SAMPLES)
+            names += [x.prompt.id for x in found.responses]
+            rewards.append(found.rollouts.reward.cpu())
+        tracker.begin(names, torch.cat(rewards))
+        return TrackerProvider(tracker)
+
+    def restore(self, state: State, saved: SavedRun) -> Provider | None:
+        kept = saved.state[TrackerProvider.state_key]
+        if kept is None:
+            if state.stage_kind == "optimize":
+                raise saved.lacks("this algorithm tracks a value for every prompt", state.recipe)
+            return None
+        tracker = Tracker(_prompts(state))
+        tracker.load_state_dict(kept)
+        if len(tracker.alpha) != len(tracker.place):
+            count = len(tracker.alpha)
+            raise saved.lacks(f"this run tracks values of {count} prompts", state.recipe)
+        return TrackerProvider(tracker)
+
+
+def _prompts(state: State) -> Sequence[Prompt]:
+    assert isinstance(state.train, Listed), "checked when the run was planned"
+    return state.train.prompts
+
+
+@dataclass(eq=False)
+class TrackerProvider(Provider):
+    """The tracked value of each prompt, which also decides how often the prompt is sampled."""
+
+    state_key = "tracker"
+    prepares_every_stage = True
+    held_out = False  # only training prompts are tracked
+
+    tracker: Tracker
+
+    def choose_prompts(self, state: State, count: int) -> list[Prompt]:
+        drawn = self.tracker.draw(count, generator(state.seed, "tracked prompts", state.step))
+        return [_prompts(state)[i] for i in drawn]
+
+    def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
+        assert rollouts.prompts is not None
+        value = self.tracker.value([x.prompt.id for x in rollouts.prompts])
+        return rollouts.replace(baseline=value.to(rollouts.mask.device))
+
+    def after_update(self, context: Context, rollouts: Rollouts) -> dict[str, float]:
+        return self.tracker.update(rollouts, partial(current_logp, context.state))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.tracker.state_dict()

@@ -1,4 +1,4 @@
-"""Trees of responses: each part of a response branches, and each branch is one row (SPO-tree)."""
+"""Trees of responses (SPO-tree): each part of a response branches, and each branch is one row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,52 +11,69 @@ from torch import Tensor
 from segcredit.config import TreeSettings
 from segcredit.core.group import tree_advantage
 from segcredit.models.inputs import encode_all
-from segcredit.train.seeds import generator
+from segcredit.train.collect import Context, RolloutBatch
+from segcredit.train.provider import Provider
 from segcredit.train.state import State
 from segcredit.types import Batch, Encoded, Prompt, Response, Reward, Rollouts, Sampling
 
 NO_CREDIT = 1e-6
-"""Advantages below are rounding: means of equal rewards."""
+"""Smaller advantages are rounding errors of means of equal rewards."""
 _WIDE = ("tokens", "mask", "logp_old", "entropy")
 
 
 @dataclass(frozen=True)
 class Node:
-    """Where branches begin: at a prompt, or at the end of a branch that has not ended."""
+    """The start of branches: a prompt, or the end of an unfinished branch."""
 
     prompt: Encoded
     begun: Int[Tensor, " L"]
     """The response so far."""
     read: Encoded
-    """The prompt with that behind it: what a model reads before the branch."""
+    """The prompt followed by it: the model's input before the branch."""
     number: int
-    """Of the prompt."""
+    """Number of the prompt."""
     row: int = -1
-    """Of the branch that ends here."""
+    """Row of the branch that ends here; −1 at a prompt."""
 
     def after(self, branch: Int[Tensor, " L"], row: int) -> "Node":
         begun = torch.cat([self.begun, branch])
         return Node(self.prompt, begun, self.prompt.extended(begun), self.number, row)
 
 
-class Tree(NamedTuple):
-    """Trees of all prompts, a row per branch."""
+class Branches(NamedTuple):
+    """The branches of all prompts' trees, a row per branch, and the node at which each begins."""
 
     rollouts: Rollouts
-    """With ``parent``; a branch's reward is the mean of those below it."""
-    responses: list[Response]
-    """Up to the end of each branch."""
-    rewards: list[Reward]
-    weight: Float[Tensor, " B"]
-    """The chance of each finished response, as its prompt's branches share it out; 0 within."""
+    """With ``parent``; not graded."""
+    origins: list[Node]
 
 
-def draw_tree(
-    state: State, prompts: Sequence[Prompt], *purpose: object
-) -> tuple[Rollouts, list[Node]]:
-    """Branches of every prompt's tree, and the node at which each begins; nothing is graded yet."""
-    settings = state.recipe.rollout
-    assert settings.tree is not None
+class TreeSampler:
+    """Trees of responses, with the branching of ``rollout.tree``."""
+
+    def sample(self, context: Context, prompts: Sequence[Prompt]) -> Branches:
+        return draw_tree(context, prompts)
+
+    def grade(self, context: Context, drawn: Branches) -> RolloutBatch:
+        return grade_tree(context.state, drawn.rollouts, drawn.origins)
+
+
+@dataclass(frozen=True)
+class TreeProvider(Provider):
+    """Samples trees of responses; the update leaves out branches without credit."""
+
+    is_prepared = True
+    continues = True
+    sampler = TreeSampler()
+
+    def select_rows(self, batch: Batch) -> Int[Tensor, " R"]:
+        return rows_with_credit(batch)
+
+
+def draw_tree(context: Context, prompts: Sequence[Prompt]) -> Branches:
+    """Sample the branches of every prompt's tree."""
+    state, settings = context.state, context.state.recipe.rollout
+    assert settings.tree is not None, "checked when the run was planned"
     nothing = torch.zeros(0, dtype=torch.long)
     asked = encode_all(state.policy.encode, prompts)
     open_ends = [Node(x, nothing, x, number) for number, x in enumerate(asked)]
@@ -67,9 +84,8 @@ def draw_tree(
             break
         begin = [node for node in open_ends for _ in range(branching)]
         limit = _limit(settings.tree, depth, settings.max_tokens)
-        made = _draw_level(
-            state, begin, Sampling(limit, settings.temperature), (*purpose, "level", depth)
-        )
+        sampling = Sampling(limit, settings.temperature)
+        made = _draw_level(context.within("level", depth), begin, sampling)
         first = len(origins)
         levels.append(made)
         origins += begin
@@ -77,21 +93,20 @@ def draw_tree(
         cut = [] if last else made.truncated.nonzero().flatten().tolist()
         tokens = made.tokens.cpu()
         open_ends = [begin[i].after(tokens[i][made.mask[i].cpu()], first + i) for i in cut]
-    return _joined(levels, origins), origins
+    return Branches(_joined(levels, origins), origins)
 
 
 def _limit(tree: TreeSettings, depth: int, longest: int) -> int:
-    """Tokens of a response at the end of this level; the last one is bounded as responses are."""
+    """Maximum response length at the end of this level; ``rollout.max_tokens`` at the last one."""
     last = depth + 1 == len(tree.branching)
     return longest if last else (depth + 1) * tree.tokens
 
 
-def _draw_level(
-    state: State, begin: Sequence[Node], sampling: Sampling, purpose: tuple[object, ...]
-) -> Rollouts:
-    """One branch from each of these nodes, shared out among the processes."""
-    drawn = generator(state.seed, "tree", *purpose)
+def _draw_level(context: Context, begin: Sequence[Node], sampling: Sampling) -> Rollouts:
+    """Sample one branch from each of these nodes; each process samples its share."""
+    state, drawn = context.state, context.generator("tree", *context.purpose)
     own = state.parallel.own(begin)
+    # skip the random numbers that belong to other ranks
     torch.rand(state.parallel.before(begin), sampling.max_tokens, generator=drawn)
     made = None
     if own:
@@ -102,13 +117,13 @@ def _draw_level(
 
 
 def _joined(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:
-    """All levels as one batch; who continues whom."""
+    """Join all levels into one batch, and set ``parent``."""
     width = max(x.mask.shape[1] for x in levels)
     columns: dict[str, Tensor] = {}
     for name in (*_WIDE, "reward", "truncated"):
         parts = [getattr(x, name) for x in levels]
         if any(x is None for x in parts):
-            continue  # vLLM knows no entropies
+            continue  # vLLM returns no entropies
         if name in _WIDE:
             parts = [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in parts]
         columns[name] = torch.cat(parts)
@@ -116,7 +131,9 @@ def _joined(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:
     parent = torch.tensor([x.row for x in origins], device=device)
     inner = torch.zeros(len(parent), dtype=torch.bool, device=device)
     inner[parent[parent >= 0]] = True
-    columns["truncated"] = columns["truncated"] & ~inner  # what goes on was not cut off
+    columns["truncated"] = (
+        columns["truncated"] & ~inner
+    )  # an inner branch was continued, so it is not truncated
     return Rollouts(
         **columns,  # type: ignore[arg-type]
         group=torch.tensor([x.number for x in origins], device=device),
@@ -125,8 +142,12 @@ def _joined(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:
     )
 
 
-def grade_tree(state: State, rollouts: Rollouts, origins: Sequence[Node]) -> Tree:
-    """Finished responses are graded; a branch that goes on is worth the mean of what follows."""
+def grade_tree(state: State, rollouts: Rollouts, origins: Sequence[Node]) -> RolloutBatch:
+    """Grade finished responses; the reward of an inner branch is the mean of its children's.
+
+    The weight of a finished response is its probability under uniform branching; inner branches
+    have weight 0.
+    """
     assert rollouts.parent is not None
     decode, limit = state.policy.codec.decode, state.recipe.rollout.max_tokens
     responses = []
@@ -152,7 +173,7 @@ def grade_tree(state: State, rollouts: Rollouts, origins: Sequence[Node]) -> Tre
         found.get(row) or Reward(float(value[row]), f"mean of {int(children[row])} branches")
         for row in range(len(parent))
     ]
-    return Tree(
+    return RolloutBatch(
         rollouts.replace(reward=value.to(rollouts.mask.device)),
         responses,
         rewards,
@@ -161,18 +182,18 @@ def grade_tree(state: State, rollouts: Rollouts, origins: Sequence[Node]) -> Tre
 
 
 def _chances(parent: Int[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """A branch's share among its siblings, times that of the branch it continues."""
+    """Compute each branch's probability: its share among siblings times its parent's."""
     above = torch.where(parent >= 0, parent, len(parent) + group)
     siblings = torch.bincount(above)[above]
     share = torch.ones(len(parent))
-    for row in range(len(parent)):  # parents stand before their children
+    for row in range(len(parent)):  # parents come before their children
         before = float(share[parent[row]]) if parent[row] >= 0 else 1.0
         share[row] = before / float(siblings[row])
     return share
 
 
 def rows_with_credit(batch: Batch) -> Int[Tensor, " R"]:
-    """Branches that are better or worse than their siblings; the others teach nothing."""
+    """Return the branches that are better or worse than their siblings; others have no gradient."""
     assert batch.credit is not None
     size = batch.credit.advantage.masked_fill(~batch.rollouts.mask, 0.0).abs().amax(dim=1)
     return (size > NO_CREDIT).nonzero().flatten()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.algorithms import ALGORITHMS
+from segcredit.columns import VALUE, resolve
 from segcredit.config import (
     Optimize,
     PretrainCritic,
@@ -83,7 +84,7 @@ def _stages(found: dict[str, Any], arm: Arm) -> Any:
     """Without the critic's pretraining, if the method has none or the arm wants it cold."""
     stages = found.get("stages")
     try:
-        has_critic = "value" in algorithm_of(found.get("algorithm") or "sapo").needs
+        has_critic = VALUE in resolve(algorithm_of(found.get("algorithm") or "sapo").needs)
     except (ValueError, TypeError, KeyError):
         return stages  # the recipe's own message says what is wrong
     if not isinstance(stages, list) or (has_critic and not arm.cold):

@@ -171,7 +171,8 @@ def test_needs_are_exactly_what_is_read(name: str) -> None:
     rollouts, _ = told.lay_out(0, holes=True)
     algorithm = METHODS[name]()
     optional = ("entropy", "value", "logp_ref", "pieces", "baseline", "parent")
-    lean = rollouts.replace(**{c: None for c in optional if c not in algorithm.needs})
+    needed = {column.name for column in algorithm.needs} & set(optional)
+    lean = rollouts.replace(**{c: None for c in optional if c not in needed})
 
     def go(given: Rollouts) -> None:
         batch = algorithm.minibatch(prepared(algorithm, given))
@@ -179,7 +180,7 @@ def test_needs_are_exactly_what_is_read(name: str) -> None:
         algorithm.loss(Outputs(logp, logp), batch)
 
     go(lean)
-    for column in algorithm.needs:
+    for column in needed:
         with pytest.raises(ValueError, match=f"needs the rollouts' '{column}'; got none"):
             go(lean.replace(**{column: None}))
 

@@ -11,6 +11,7 @@ from segcredit.algorithms import ALGORITHMS, PolicyGradient, make_algorithm
 from segcredit.algorithms.dpo import DirectPreference
 from segcredit.algorithms.objective import BoundaryMSE, Clipped
 from segcredit.algorithms.ratio import TokenRatio
+from segcredit.columns import ENTROPY, LOGP_REF, PIECES
 from segcredit.core.group import rank_within
 from segcredit.partition import Newline, ProbabilityCutpoints, Token, TopEntropy, tokens
 from segcredit.types import Batch, NothingToLearn, Outputs, Rollouts
@@ -25,8 +26,8 @@ def test_sapo_shares_one_partition() -> None:
 def test_sapo_takes_any_partition() -> None:
     rollouts, _ = story().lay_out(0, holes=True)
     method = algorithms.sapo(partition=Newline())
-    assert "pieces" in method.needs
-    assert "entropy" not in method.needs
+    assert PIECES in method.needs
+    assert ENTROPY not in method.needs
     lines = Newline()(rollouts)
     assert torch.equal(method.prepare(rollouts).credit.segments.index, lines.index)
 
@@ -287,7 +288,7 @@ def test_settings_reach_the_parts() -> None:
     assert method.credit.over == TopEntropy(0.5)
     assert method.credit.lam == 0.9
     assert method.kl is None
-    assert "logp_ref" not in method.needs
+    assert LOGP_REF not in method.needs
 
 
 def test_a_critic_that_learns_everywhere_is_read_at_every_token() -> None:

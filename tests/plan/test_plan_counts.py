@@ -24,9 +24,9 @@ from segcredit.plan.memory import CACHE_STEP, between, main_memory
 from segcredit.plan.memory import SLAB as PLANNED_SLAB
 from segcredit.plan.timing import text_forward, trunk_forward
 from segcredit.rollout.prefill import ROOM
+from segcredit.train.models import freeze_vision
 from segcredit.train.offload import SLAB
 from segcredit.train.optim import Optimizer
-from segcredit.train.ready import freeze_vision
 
 
 def numbers(model: torch.nn.Module) -> int:

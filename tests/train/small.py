@@ -7,7 +7,7 @@ from typing import Any
 from segcredit.config import Recipe, parse_recipe
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 
 ROWS = 128
@@ -106,10 +106,10 @@ def warm_start(small: Small, folder: Path) -> Path:
 def run_stage(state: State, number: int, stage: Any) -> list[dict[str, float]]:
     """All steps of one stage; what each measured."""
     state.stage, state.stage_step = number, 0
-    enter(state, stage)
+    stage_of(state, stage).enter()
     found = []
     for _ in range(stage.steps):
-        found.append(step_of(state, stage)[0])
+        found.append(stage_of(state, stage).step()[0])
         state.stage_step += 1
         state.step += 1
     return found

@@ -16,8 +16,8 @@ from segcredit.models import Critic, Policy
 from segcredit.models.attention import set_attention
 from segcredit.models.layers import recompute_activations
 from segcredit.models.weights import copy_weights, full_weights, is_sharded, shard, undivided
+from segcredit.train.models import freeze_vision
 from segcredit.train.optim import ShardedOptimizer, make_optimizer
-from segcredit.train.ready import freeze_vision
 from segcredit.types import Rollouts
 
 BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

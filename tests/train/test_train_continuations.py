@@ -11,12 +11,12 @@ from segcredit.core.segments import Segments
 from segcredit.models import Policy
 from segcredit.partition import FixedLength
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import collect
-from segcredit.train.continuations import Continuations, beginnings
+from segcredit.train.collect import Context, IndependentSampler, collect
+from segcredit.train.continuations import beginnings
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts
 from segcredit.train.state import State
-from segcredit.types import Response, Reward, Rollouts
+from segcredit.types import MonteCarlo, Response, Reward, Rollouts
 
 VINE = {"name": "vineppo", "samples": 4, "partition": {"name": "fixed", "size": 4}, "kl": 0.0}
 GRADED = {**VINE, "truncated_reward": None}
@@ -31,7 +31,15 @@ def made(algorithm: Any = VINE, samples: int = 4, **rollout: Any) -> State:
 
 
 def collected(state: State) -> Rollouts:
-    return collect(state, next_prompts(state), frozenset(), Metrics(), "test").rollouts
+    return collect(Context(state, Metrics(), ("test",)), next_prompts(state), ()).rollouts
+
+
+def estimator(state: State, *purpose: object, log: Metrics | None = None) -> MonteCarlo:
+    """The estimator that the method gets in ``prepare``."""
+    context = Context(state, log or Metrics(), purpose or ("test",))
+    found = state.prepared.monte_carlo(context)
+    assert found is not None
+    return found
 
 
 def cut(rollouts: Rollouts) -> Segments:
@@ -111,7 +119,7 @@ def test_the_golden_numbers_come_out_of_the_trainers_sampler() -> None:
     state = made(GRADED, max_tokens=12)
     one, reward = golden_case(state)
     log = Metrics()
-    batch = state.algorithm.prepare(one, Continuations(state, log, ("test",)))
+    batch = state.algorithm.prepare(one, estimator(state, log=log))
     found = batch.credit.advantage[0, batch.credit.segments.start[0]]
     assert found.tolist() == pytest.approx([0.25, -0.5, 0.75])
     assert len(reward.asked) == 12
@@ -133,7 +141,7 @@ def test_the_golden_numbers_when_the_budget_ends_the_estimates() -> None:
     state = made(GRADED, prefixes=1, max_tokens=12)
     one, reward = golden_case(state)
     log = Metrics()
-    batch = state.algorithm.prepare(one, Continuations(state, log, ("test",)))
+    batch = state.algorithm.prepare(one, estimator(state, log=log))
     found = batch.credit.advantage[0, batch.credit.segments.start[0]]
     assert found.tolist() == pytest.approx([0.5, 0.0, 0.0])
     assert len(reward.asked) == 4
@@ -148,7 +156,9 @@ def test_what_a_truncated_continuation_earns(algorithm: Any, warm) -> None:
     rollouts = collected(state)
     reward = state.reward = Scripted([1.0] * 10_000)
     segments = cut(rollouts)
-    value = Continuations(state, Metrics(), ("test",))(rollouts, segments, segments.mask, 4)
+    value = state.prepared.monte_carlo(Context(state, Metrics(), ("test",)))(
+        rollouts, segments, segments.mask, 4
+    )
     finished = torch.tensor([not x.truncated for x in reward.asked]).float().view(-1, 4)
     assert 0.0 < float(finished.mean()) < 1.0
     number = beginnings(rollouts, segments, segments.mask).number
@@ -161,10 +171,16 @@ def test_values_are_what_further_responses_earn(warm) -> None:
     small = made(samples=1, max_tokens=24).recipe
     state = build(make_plan(small), Policy.from_pretrained(warm("chains")))
     prompts = state.train.take(0, 2)
-    found = collect(state, prompts, frozenset(), Metrics(), "one", samples=1).rollouts
+    found = collect(
+        Context(state, Metrics(), ("one",)), prompts, (), IndependentSampler(1)
+    ).rollouts
     segments = cut(found)
-    value = Continuations(state, Metrics(), ("test",))(found, segments, segments.mask, 600)
-    outright = collect(state, prompts, frozenset(), Metrics(), "many", samples=600).rollouts
+    value = state.prepared.monte_carlo(Context(state, Metrics(), ("test",)))(
+        found, segments, segments.mask, 600
+    )
+    outright = collect(
+        Context(state, Metrics(), ("many",)), prompts, (), IndependentSampler(600)
+    ).rollouts
     for row in range(2):
         expected = float(outright.reward[outright.group == row].mean())
         assert 0.05 < expected < 0.95
@@ -180,9 +196,7 @@ def test_chance_depends_on_the_purpose_alone() -> None:
     state.reward = ByLength()
 
     def values(step: int) -> torch.Tensor:
-        return Continuations(state, Metrics(), ("optimize", step))(
-            rollouts, segments, segments.mask, 2
-        )
+        return estimator(state, "optimize", step)(rollouts, segments, segments.mask, 2)
 
     assert torch.equal(values(3).nan_to_num(9), values(3).nan_to_num(9))
     assert not torch.equal(values(3).nan_to_num(9), values(4).nan_to_num(9))

@@ -17,7 +17,7 @@ from segcredit.models import Policy
 from segcredit.report.data import overview
 from segcredit.runlog import read_run
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import collect
+from segcredit.train.collect import Context, collect
 from segcredit.train.describe import describe_rewards
 from segcredit.train.metrics import Metrics
 from segcredit.train.state import State
@@ -50,7 +50,7 @@ SILENT = Reward(0.5, "")
 
 def collected(state: State, *rewards: Reward) -> Any:
     graded = replace(state, reward=Told(rewards))
-    return collect(graded, state.train.take(0, 4), frozenset(), Metrics(), "test")
+    return collect(Context(graded, Metrics(), ("test",)), state.train.take(0, 4), ())
 
 
 def test_rollouts_carry_what_is_correct(state: State) -> None:

@@ -12,10 +12,9 @@ from segcredit.config import Optimize, RecipeError, parse_recipe
 from segcredit.models import Critic
 from segcredit.train import stages, step
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import Collected, collect
+from segcredit.train.collect import Context, RolloutBatch, collect
 from segcredit.train.optim import Optimizer
-from segcredit.train.stages import enter, step_of
-from segcredit.train.state import State
+from segcredit.train.stages import stage_of
 from segcredit.train.trainer import Trainer
 from segcredit.types import Prompt
 
@@ -47,13 +46,12 @@ def test_it_begins_where_the_other_ended(saved: Path) -> None:
     state = build(make_plan(parse_recipe(rest(saved))))
     stage = state.recipe.stages[0]
     assert isinstance(stage, Optimize)
-    enter(state, stage)
-    assert state.critic is not None
+    stage_of(state, stage).enter()
     expected = Critic.from_saved(saved / "critic").state_dict()
     assert float(expected["head.weight"].abs().sum()) > 0, "it has learnt something"
-    for name, x in state.critic.state_dict().items():
+    for name, x in state.learners["critic"].critic.state_dict().items():
         assert torch.equal(x, expected[name]), name
-    lying = {x.data_ptr() for x in state.critic.parameters()}
+    lying = {x.data_ptr() for x in state.learners["critic"].critic.parameters()}
     assert not lying & {x.data_ptr() for x in state.policy.model.parameters()}
 
 
@@ -69,10 +67,10 @@ def test_a_resumed_run_takes_its_own(saved: Path, tmp_path: Path) -> None:
 def test_it_was_trained_on_prompts_of_its_own(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, set[str]] = {}
 
-    def note(state: State, prompts: list[Prompt], *others: Any, **settings: Any) -> Collected:
-        kind = state.recipe.stages[state.stage].kind
+    def note(context: Context, prompts: list[Prompt], *others: Any) -> RolloutBatch:
+        kind = context.state.recipe.stages[context.state.stage].kind
         asked.setdefault(kind, set()).update(x.id for x in prompts)
-        return collect(state, prompts, *others, **settings)
+        return collect(context, prompts, *others)
 
     for module in (stages, step):
         monkeypatch.setattr(module, "collect", note)
@@ -80,9 +78,9 @@ def test_it_was_trained_on_prompts_of_its_own(saved: Path, monkeypatch: pytest.M
     state = build(make_plan(parse_recipe(rest(saved, stages=shown))))
     for number, stage in enumerate(state.recipe.stages):
         state.stage, state.stage_step = number, 0
-        enter(state, stage)
+        stage_of(state, stage).enter()
         for _ in range(stage.steps):
-            step_of(state, stage)
+            stage_of(state, stage).step()
             state.stage_step += 1
     assert [len(x) for x in asked.values()] == [16, 16], "never the same twice"
     assert not asked["pretrain_critic"] & asked["optimize"]
@@ -93,9 +91,9 @@ def test_its_batches_and_its_rate_are_the_stages_own(
 ) -> None:
     drawn: list[int] = []
 
-    def note(state: State, prompts: list[Prompt], *others: Any, **settings: Any) -> Collected:
+    def note(context: Context, prompts: list[Prompt], *others: Any) -> RolloutBatch:
         drawn.append(len(prompts))
-        return collect(state, prompts, *others, **settings)
+        return collect(context, prompts, *others)
 
     monkeypatch.setattr(stages, "collect", note)
     stepped: list[str] = []
@@ -110,10 +108,10 @@ def test_its_batches_and_its_rate_are_the_stages_own(
     shown["minibatches"] = 3
     state = build(make_plan(parse_recipe(rest(saved, stages=[shown]))))
     (stage,) = state.recipe.stages
-    enter(state, stage)
+    stage_of(state, stage).enter()
     rates = []
     for _ in range(stage.steps):
-        metrics, _ = step_of(state, stage)
+        metrics, _ = stage_of(state, stage).step()
         rates.append(metrics["critic/lr"])
         state.stage_step += 1
     assert drawn == [5] * 4

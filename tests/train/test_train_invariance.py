@@ -11,12 +11,13 @@ import pytest
 import torch
 from train.small import SMALL, recipe
 
+from segcredit.columns import LOGP_REF
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import collect
+from segcredit.train.collect import Context, collect
 from segcredit.train.distributed import Parallel
 from segcredit.train.metrics import Metrics
-from segcredit.train.stages import enter, next_prompts, step_of
+from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.update import update
 
 TOLERANCE = 1e-5
@@ -39,18 +40,20 @@ def small_state(method: str, world: str):
         update={"minibatches": 1},
     )
     state = build(make_plan(made))
-    enter(state, made.stages[-1])
-    if state.critic is not None:  # a new head is zero, and its trunk would get no gradient
-        torch.nn.init.normal_(state.critic.head.weight, std=0.1, generator=torch.manual_seed(0))
+    stage_of(state, made.stages[-1]).enter()
+    if "critic" in state.learners:  # a new head is zero, and its trunk would get no gradient
+        torch.nn.init.normal_(
+            state.learners["critic"].critic.head.weight, std=0.1, generator=torch.manual_seed(0)
+        )
     with torch.no_grad():  # a reference that differs, so that the KL term has a gradient
-        if state.reference is not None:
-            for x in state.reference.model.parameters():
+        if LOGP_REF in state.providers:
+            for x in state.providers[LOGP_REF].reference.model.parameters():
                 x.mul_(0.97)
     return state
 
 
 def collected(state):
-    found = collect(state, next_prompts(state), state.algorithm.needs, Metrics(), "test")
+    found = collect(Context(state, Metrics(), ("test",)), next_prompts(state), state.columns)
     rewards = torch.arange(len(found.rollouts)) % 3 / 2.0  # not all equal, as random weights' are
     return found.rollouts.replace(reward=rewards)
 
@@ -73,7 +76,8 @@ def gradients(state, rollouts, budget: int) -> dict[str, torch.Tensor]:
 
         optimizer.step = keep
     batch = state.algorithm.prepare(rollouts)
-    update(state, state.algorithm, batch, Metrics(), "test", epochs=1)
+    trained = [x.name for x in state.optimizers()]
+    update(Context(state, Metrics(), ("test",)), state.algorithm, batch, trained, epochs=1)
     return kept
 
 
@@ -121,14 +125,16 @@ def updated(policy: Path, parallel: Parallel) -> dict[str, dict]:
             optimizer={"lr": 1e-3, "critic_lr": 1e-3, "eps": 1e-3},
         )
         state = build(make_plan(made), Policy.from_pretrained(str(policy)), parallel=parallel)
-        enter(state, made.stages[-1])
+        stage_of(state, made.stages[-1]).enter()
         metrics = []
         for _ in range(2):
-            metrics.append(step_of(state, made.stages[-1])[0])
+            metrics.append(stage_of(state, made.stages[-1]).step()[0])
             state.step += 1
             state.stage_step += 1
         weights = {f"policy.{k}": v for k, v in state.policy.model.state_dict().items()}
-        weights |= {f"critic.{k}": v for k, v in state.critic.state_dict().items()}
+        weights |= {
+            f"critic.{k}": v for k, v in state.learners["critic"].critic.state_dict().items()
+        }
         found[trained] = {"weights": weights, "metrics": metrics}
     return found
 

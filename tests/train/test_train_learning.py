@@ -4,9 +4,10 @@ import pytest
 import torch
 from train.small import SMALL, after_warm_start, recipe, run_stage
 
+from segcredit.columns import LOGP_REF, VALUE
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import collect
+from segcredit.train.collect import Context, collect
 from segcredit.train.metrics import Metrics
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -59,8 +60,8 @@ def test_every_method_learns(method, world, warm):
     for step in metrics:
         assert step["agreement/ratio_error"] < 1e-4  # sampler and trainer see the same policy
         assert step["policy/refused"] == 0.0
-    assert ("value_loss" in metrics[0]) == ("value" in state.algorithm.needs)
-    assert ("kl" in metrics[0]) == ("logp_ref" in state.algorithm.needs)
+    assert ("value_loss" in metrics[0]) == (VALUE in state.algorithm.needs)
+    assert ("kl" in metrics[0]) == (LOGP_REF in state.algorithm.needs)
 
 
 @pytest.mark.slow
@@ -111,7 +112,7 @@ def test_the_critic_of_a_vision_model_learns_what_a_first_word_is_worth(warm):
     assert measured[-1]["value_loss"] < 0.85 * measured[0]["value_loss"]
 
     prompts = state.train.take(10_000, 192)
-    rollouts = collect(state, prompts, frozenset({"value"}), Metrics(), "test").rollouts
+    rollouts = collect(Context(state, Metrics(), ("test",)), prompts, (VALUE,)).rollouts
     first = [state.policy.codec.pieces([x])[0] for x in rollouts.tokens[:, 0].tolist()]
     long = rollouts.mask.sum(dim=1) > 1
     value = rollouts.value[:, 1]

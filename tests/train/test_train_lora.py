@@ -16,12 +16,13 @@ from train.test_train_learning import MARGIN, ends
 from train.test_train_resume import after_lines, finish, kill, make, undisturbed, while_saving
 
 from segcredit import Trainer
+from segcredit.columns import LOGP_REF
 from segcredit.config import parse_recipe
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.models import Policy
 from segcredit.models.lora import CRITIC, POLICY, REFERENCE
 from segcredit.train.build import build, make_plan
-from segcredit.train.stages import enter
+from segcredit.train.stages import stage_of
 
 LORA = {"rank": 4, "alpha": 8}
 TINY = {**changed()["model"], "lora": LORA}
@@ -44,8 +45,7 @@ def test_sapo_learns_with_adapters_alone(world: str, warm: Any) -> None:
     assert max(x["agreement/ratio_error"] for x in found) < 1e-4
     lora = state.policy.lora
     assert lora is not None
-    assert state.reference is not None
-    assert (lora.names, state.reference.adapter) == ([POLICY, CRITIC], None)
+    assert (lora.names, state.providers[LOGP_REF].reference.adapter) == ([POLICY, CRITIC], None)
     trained = {name.replace(".base_layer", "") for name, _ in state.policy.model.named_parameters()}
     for name, x in base.model.named_parameters():
         assert name in trained
@@ -70,20 +70,21 @@ def lora_state(**memory: bool) -> Any:
     with torch.no_grad():
         for x in state.policy.trained().values():
             x.add_(0.1 * torch.randn(x.shape, generator=torch.manual_seed(1)))
-    enter(state, made.stages[-1])
-    assert state.critic is not None
-    torch.nn.init.normal_(state.critic.head.weight, std=0.1, generator=torch.manual_seed(0))
+    stage_of(state, made.stages[-1]).enter()
+    torch.nn.init.normal_(
+        state.learners["critic"].critic.head.weight, std=0.1, generator=torch.manual_seed(0)
+    )
     return state
 
 
 def test_optimizers_of_a_run_hold_adapters_alone() -> None:
     state = lora_state()
-    lora, critic = state.policy.lora, state.critic
+    lora, critic = state.policy.lora, state.learners["critic"].critic
     assert lora.names == [POLICY, CRITIC, REFERENCE]
-    assert {id(x) for x in state.policy_optimizer.parameters} == {
+    assert {id(x) for x in state.learners["policy"].optimizer.parameters} == {
         id(x) for x in lora.parameters(POLICY)
     }
-    assert {id(x) for x in state.critic_optimizer.parameters} == {
+    assert {id(x) for x in state.learners["critic"].optimizer.parameters} == {
         id(x) for x in [*lora.parameters(CRITIC), *critic.head.parameters()]
     }
 
@@ -95,7 +96,7 @@ def test_out_of_memory_halves_the_micro_batches_and_keeps_the_gradient(
     state = lora_state(recompute_activations=recompute)
     rollouts = collected(state)
     whole = gradients(copy.copy(state), rollouts, budget=10**6)
-    forward = type(state.critic).forward
+    forward = type(state.learners["critic"].critic).forward
     sizes: list[int] = []
 
     def limited(self: Any, given: Any) -> Any:
@@ -106,7 +107,7 @@ def test_out_of_memory_halves_the_micro_batches_and_keeps_the_gradient(
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return found
 
-    monkeypatch.setattr(type(state.critic), "forward", limited)
+    monkeypatch.setattr(type(state.learners["critic"].critic), "forward", limited)
     with pytest.warns(UserWarning, match=r"out of memory.*tokens_per_micro="):
         halved = gradients(state, rollouts, budget=4096)
     assert max(sizes) > 8 >= sizes[-1]

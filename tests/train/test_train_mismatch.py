@@ -11,7 +11,7 @@ from tiny_runs import RECIPE, changed
 from segcredit.algorithms import make_algorithm
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.train.build import _reads_drawn, make_plan
-from segcredit.train.mismatch import corrected, describe_mismatch
+from segcredit.train.mismatch import describe_mismatch, weighted
 from segcredit.types import Batch, Outputs, Rollouts
 
 
@@ -87,7 +87,7 @@ def test_weights_multiply_each_tokens_part_of_the_loss(name: str, by: float) -> 
     rollouts, outputs = shifted(by)
     algorithm = make_algorithm(name)
     batch = algorithm.prepare(rollouts)
-    made, measured = corrected(batch, cap)
+    made, measured = weighted(batch, cap)
     ours = algorithm.loss(outputs, algorithm.minibatch(made)).metrics["policy_loss"]
 
     plain = algorithm.minibatch(batch)
@@ -122,7 +122,7 @@ def test_whitening_per_mini_batch_does_not_see_the_weights() -> None:
         truncated=torch.zeros(2, dtype=torch.bool),
     )
     algorithm = make_algorithm("grpo_spo", kl=0.0)
-    made, _ = corrected(algorithm.prepare(rollouts), cap=2.0)
+    made, _ = weighted(algorithm.prepare(rollouts), cap=2.0)
     batch = algorithm.minibatch(made)
     logp = old.clone().requires_grad_()
     loss = algorithm.loss(Outputs(logp), batch)
@@ -147,13 +147,13 @@ def test_whitening_per_mini_batch_does_not_see_the_weights() -> None:
 @pytest.mark.parametrize("name", ["sapo", "sapo_authors", "ppo"])
 def test_credit_itself_is_left_alone(name: str) -> None:
     batch = make_algorithm(name).prepare(shifted(0.3)[0])
-    made, _ = corrected(batch, 2.0)
+    made, _ = weighted(batch, 2.0)
     assert made.credit is batch.credit
 
 
 def test_value_targets_stay() -> None:
     batch = make_algorithm("sapo").prepare(shifted(0.3)[0])
-    made, _ = corrected(batch, 2.0)
+    made, _ = weighted(batch, 2.0)
     assert made.credit is not None
     assert batch.credit is not None
     assert torch.equal(made.credit.value_target, batch.credit.value_target)

@@ -8,7 +8,7 @@ from train.small import SMALL, recipe
 
 from segcredit.models.codec import Codec
 from segcredit.train.build import build, make_plan
-from segcredit.train.stages import enter
+from segcredit.train.stages import stage_of
 from segcredit.train.step import train_step
 
 PIECES = ["Step 1: ", "a", "\n", "Step 2: ", "b", "\n"]
@@ -30,7 +30,7 @@ def test_units_by_name_reach_credit_and_ratio(
     made = recipe(SMALL["chains"], {"name": "sapo", "partition": partition}, rollout=rollout)
     state = build(make_plan(made))
     state.stage = len(made.stages) - 1
-    enter(state, made.stages[-1])
+    stage_of(state, made.stages[-1]).enter()
     stepped = train_step(state, state.train.take(0, 12))
     batch = stepped.batch
     segments = batch.credit.segments

@@ -7,13 +7,13 @@ import torch
 from train.small import SMALL, recipe
 from train.test_train_restem import same, step, weights
 
+from segcredit.columns import LOGP_REF
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import collect
+from segcredit.train.collect import Context, collect
 from segcredit.train.metrics import Metrics
-from segcredit.train.seeds import generator
 from segcredit.train.selection import prepare
-from segcredit.train.stages import enter
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.types import Reward
 
@@ -27,7 +27,7 @@ def begun(folder, algorithm: Any, **changes: Any) -> State:
     made = recipe(SMALL["chains"], algorithm, **{**PAIRS, **changes})
     state = build(make_plan(made), Policy.from_pretrained(folder))
     state.stage = len(made.stages) - 1
-    enter(state, made.stages[-1])
+    stage_of(state, made.stages[-1]).enter()
     return state
 
 
@@ -44,7 +44,7 @@ def test_dpo_plus_is_dpo_while_its_hinge_rests(warm) -> None:
     found = []
     for algorithm in ("dpo", {"name": "dpo_positive", "penalty": 50.0}):
         state = begun(warm("chains"), algorithm)
-        spoil(state.reference)
+        spoil(state.providers[LOGP_REF].reference)
         before = weights(state)
         measured = [step(state).metrics for _ in range(2)]
         assert not same(before, weights(state))
@@ -71,7 +71,7 @@ def test_pairs_are_a_right_and_a_wrong_answer_to_one_question(warm) -> None:
     state = begun(warm("chains"), "dpo", rollout=rollout)
     first = weights(state)
     stepped = step(state)
-    rollouts = stepped.collected.rollouts
+    rollouts = stepped.sampled.rollouts
     pairs, without = 0, 0
     for prompt in range(16):
         mine = rollouts.reward[rollouts.group == prompt]
@@ -88,8 +88,9 @@ def test_pairs_are_a_right_and_a_wrong_answer_to_one_question(warm) -> None:
     assert (rejected.reward < 1.0).all()
     step(state)
     assert not same(first, weights(state))
-    assert state.reference is not None
-    assert same(first, list(state.reference.model.parameters())), "π_ref is the first policy"
+    assert same(first, list(state.providers[LOGP_REF].reference.model.parameters())), (
+        "π_ref is the first policy"
+    )
 
 
 def test_without_a_pair_nothing_moves(warm) -> None:
@@ -115,7 +116,7 @@ def test_log_ratios_are_taken_at_the_sampling_temperature(temperature: float | N
     rollout = {**PAIRS["rollout"], "temperature": 0.6}
     algorithm = {"name": "dpo_positive", "temperature": temperature}
     state = begun(warm("chains"), algorithm, rollout=rollout)
-    rollouts = step(state).collected.rollouts
+    rollouts = step(state).sampled.rollouts
     with torch.no_grad():
         expected, _ = begun(warm("chains"), "dpo").policy.score(rollouts, temperature or 0.6)
     assert rollouts.logp_ref is not None
@@ -128,9 +129,11 @@ def test_pairs_are_drawn_by_the_runs_seed_and_step(warm) -> None:
     for before, number in ((1, 0), (2, 0), (1, 1)):
         state = begun(warm("chains"), {"name": "dpo", "pairs_per_prompt": 1})
         torch.manual_seed(before)
-        drawn = generator(state.seed, "prepare", "optimize", number)
-        rollouts = collect(state, state.train.take(0, 8), frozenset(), Metrics(), "test").rollouts
-        learned = prepare(state.algorithm, rollouts, lambda *_: torch.zeros(0), drawn).learned
+        rollouts = collect(
+            Context(state, Metrics(), ("test",)), state.train.take(0, 8), ()
+        ).rollouts
+        context = Context(state, Metrics(), ("optimize", number))
+        learned = prepare(context, state.prepared, rollouts).learned
         assert learned is not None
         found.append(learned.rollouts.tokens)
     assert torch.equal(found[0], found[1])

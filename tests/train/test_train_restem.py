@@ -10,10 +10,11 @@ from train.small import SMALL, recipe
 from segcredit.core.losses import nll
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
+from segcredit.train.collect import Context
 from segcredit.train.metrics import Metrics
-from segcredit.train.stages import enter, step_of
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
-from segcredit.train.step import Stepped
+from segcredit.train.step import StepResult
 from segcredit.train.update import update
 from segcredit.types import Reward
 
@@ -29,12 +30,12 @@ def begun(folder, algorithm: Any = "restem", **changes: Any) -> State:
     made = recipe(SMALL["chains"], algorithm, **{**ROUNDS, **changes})
     state = build(make_plan(made), Policy.from_pretrained(folder))
     state.stage = len(made.stages) - 1
-    enter(state, made.stages[-1])
+    stage_of(state, made.stages[-1]).enter()
     return state
 
 
-def step(state: State) -> Stepped:
-    _, stepped = step_of(state, state.recipe.stages[-1])
+def step(state: State) -> StepResult:
+    _, stepped = stage_of(state, state.recipe.stages[-1]).step()
     state.step += 1
     state.stage_step += 1
     assert stepped is not None
@@ -49,11 +50,25 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def imitated(state: State, stepped: Stepped, number: int) -> list[torch.Tensor]:
+def imitated(state: State, stepped: StepResult, number: int) -> list[torch.Tensor]:
     """The weights after imitating a step's right answers, from where this state stands."""
-    batch = state.algorithm.prepare(stepped.collected.rollouts)
+    batch = state.algorithm.prepare(stepped.sampled.rollouts)
     epochs = state.recipe.update.epochs
-    update(state, state.algorithm, batch, Metrics(), "optimize", number, epochs=epochs)
+    trained = [x.name for x in state.optimizers()]
+    update(
+        Context(
+            state,
+            Metrics(),
+            (
+                "optimize",
+                number,
+            ),
+        ),
+        state.algorithm,
+        batch,
+        trained,
+        epochs=epochs,
+    )
     return weights(state)
 
 
@@ -85,7 +100,7 @@ def test_responses_come_from_the_round_before(warm) -> None:
     state = begun(warm("chains"))
     step(state)
     drawn = copy.deepcopy(state.policy)
-    rollouts = step(state).collected.rollouts
+    rollouts = step(state).sampled.rollouts
     with torch.no_grad():
         logp, _ = drawn.score(rollouts, 0.7)
         before, _ = begun(warm("chains")).policy.score(rollouts, 0.7)
@@ -99,7 +114,7 @@ def test_what_is_kept_and_what_is_minimised(temperature: float | None, warm) -> 
     algorithm = {"name": "restem", "temperature": temperature}
     state = begun(warm("chains"), algorithm, update={"minibatches": 1})
     stepped = step(state)
-    rollouts = stepped.collected.rollouts
+    rollouts = stepped.sampled.rollouts
     kept = [row for row in range(len(rollouts)) if rollouts.reward[row] == 1.0]
     assert 0 < len(kept) < len(rollouts)
     assert stepped.metrics["selected/items"] == len(kept)
@@ -110,7 +125,7 @@ def test_what_is_kept_and_what_is_minimised(temperature: float | None, warm) -> 
     each = [float(nll(logp)[row][rollouts.mask[row]].mean()) for row in kept]
     assert stepped.metrics["nll"] == pytest.approx(sum(each) / len(each), abs=1e-5)
     assert "agreement/ratio_error" not in stepped.metrics
-    assert len(stepped.batch.rollouts) == len(stepped.collected.responses)
+    assert len(stepped.batch.rollouts) == len(stepped.sampled.responses)
 
 
 def test_without_a_right_answer_nothing_moves(warm) -> None:

@@ -26,10 +26,10 @@ from segcredit.runlog.folder import later_than
 from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
-from segcredit.train.collect import collect
-from segcredit.train.distributed import CollectiveWrite, Parallel
+from segcredit.train.collect import Context, collect
+from segcredit.train.distributed import Parallel
 from segcredit.train.metrics import Metrics
-from segcredit.train.stages import enter, next_prompts, step_of
+from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
 from segcredit.train.update import update
 
@@ -247,19 +247,20 @@ def small_state() -> State:
         update={"minibatches": 1, "tokens_per_micro": 64},
     )
     state = build(make_plan(made))
-    enter(state, made.stages[-1])
+    stage_of(state, made.stages[-1]).enter()
     return state
 
 
 def test_out_of_memory_in_another_process_halves_everyones_micro_batches() -> None:
     state = small_state()
-    found = collect(state, next_prompts(state), state.algorithm.needs, Metrics(), "test")
+    found = collect(Context(state, Metrics(), ("test",)), next_prompts(state), state.columns)
     batch = state.algorithm.prepare(found.rollouts)
     for told, halved in ((False, 0), (True, 1)):
         state.parallel = Imagined(others=[told])
-        said = pytest.warns(UserWarning, match="going on with micro-batches of 32 tokens")
+        said = pytest.warns(UserWarning, match="continuing with micro-batches of 32 tokens")
         with said if told else nullcontext():
-            update(state, state.algorithm, batch, Metrics(), "test", epochs=1)
+            trained = [x.name for x in state.optimizers()]
+            update(Context(state, Metrics(), ("test",)), state.algorithm, batch, trained, epochs=1)
         assert state.micro_batches_halved == halved
 
 
@@ -277,8 +278,8 @@ def test_out_of_memory_of_a_sharded_update_says_what_to_type(
 
     monkeypatch.setattr(type(state.policy), "score", never)
     monkeypatch.setattr(type(state), "shards", True)
-    with pytest.raises(ValueError, match=r"process 0: .* Go on with: update.tokens_per_micro=32$"):
-        step_of(state, state.recipe.stages[-1])
+    with pytest.raises(ValueError, match=r"process 0: .* Resume with: update.tokens_per_micro=32$"):
+        stage_of(state, state.recipe.stages[-1]).step()
 
 
 def test_several_processes_cannot_share_a_named_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from tiny_runs import changed
 
+from segcredit.columns import BASELINE
 from segcredit.config import parse_recipe
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import score_now
-from segcredit.train.stages import enter
+from segcredit.train.collect import current_logp
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.train.step import train_step
 from segcredit.types import Rollouts
@@ -31,7 +32,7 @@ def tracked() -> State:
     )
     state = build(make_plan(parse_recipe(made)))
     state.stage = 1
-    enter(state, state.recipe.stages[1])
+    stage_of(state, state.recipe.stages[1]).enter()
     return state
 
 
@@ -45,18 +46,20 @@ def step(state: State) -> dict[str, float]:
 def test_log_probs_are_stored_as_they_are_after_the_update() -> None:
     """spo/spo_ray_trainer.py:297 of verl-recipe: the drift counts the updates since."""
     state = tracked()
-    state.tracker.begin([x.id for x in state.train.prompts], torch.arange(8) % 2.0)
+    state.providers[BASELINE].tracker.begin(
+        [x.id for x in state.train.prompts], torch.arange(8) % 2.0
+    )
     first = train_step(state, list(state.train.prompts))
-    rollouts = first.collected.rollouts
-    after = score_now(state, rollouts)
+    rollouts = first.sampled.rollouts
+    after = current_logp(state, rollouts)
     moved = (after - rollouts.logp_old)[rollouts.mask].abs().mean()
     assert moved > 1e-3, "the update moved the policy"
     for row in range(len(rollouts)):
-        tokens, stored = state.tracker.last[row]
+        tokens, stored = state.providers[BASELINE].tracker.last[row]
         assert torch.equal(tokens, rollouts.tokens[row][rollouts.mask[row]])
         assert stored.tolist() == pytest.approx(after[row][rollouts.mask[row]].tolist(), abs=1e-6)
     # without a further update the policy has not drifted from what is stored
-    measured = state.tracker.update(rollouts, lambda x: score_now(state, x))
+    measured = state.providers[BASELINE].tracker.update(rollouts, lambda x: current_logp(state, x))
     assert measured["tracker/drift"] == pytest.approx(0.0, abs=1e-6)
 
 

@@ -9,10 +9,10 @@ from train.test_train_restem import step
 
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import Collected, collect
+from segcredit.train.collect import Context, RolloutBatch, collect
 from segcredit.train.describe import describe_rewards
 from segcredit.train.metrics import Metrics
-from segcredit.train.stages import enter, next_prompts
+from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
 
 TREE: dict[str, Any] = {
@@ -28,18 +28,18 @@ def begun(folder, **changes: Any) -> State:
     made = recipe(SMALL["chains"], "spo_tree", **{**TREE, **changes})
     state = build(make_plan(made), Policy.from_pretrained(folder))
     state.stage = len(made.stages) - 1
-    enter(state, made.stages[-1])
+    stage_of(state, made.stages[-1]).enter()
     return state
 
 
 @pytest.fixture
-def sampled(warm) -> tuple[State, Collected]:
+def sampled(warm) -> tuple[State, RolloutBatch]:
     state = begun(warm("chains"))
-    found = collect(state, next_prompts(state), state.algorithm.needs, Metrics(), "test")
+    found = collect(Context(state, Metrics(), ("test",)), next_prompts(state), state.columns)
     return state, found
 
 
-def above(collected: Collected) -> torch.Tensor:
+def above(collected: RolloutBatch) -> torch.Tensor:
     """The node under which each branch hangs, numbered."""
     rollouts = collected.rollouts
     return torch.where(rollouts.parent >= 0, rollouts.parent, len(rollouts) + rollouts.group)
@@ -90,7 +90,7 @@ def test_branches_continue_their_parents(sampled) -> None:
     assert float((logp - rollouts.logp_old)[rollouts.mask].abs().max()) < 1e-4
 
 
-def naive_value(collected: Collected, row: int) -> float:
+def naive_value(collected: RolloutBatch, row: int) -> float:
     below = [i for i, x in enumerate(collected.rollouts.parent.tolist()) if x == row]
     if not below:
         return collected.rewards[row].value
@@ -139,7 +139,7 @@ def test_branches_without_credit_are_not_learned_from(warm) -> None:
     moved = (stepped.logp_new - stepped.batch.rollouts.logp_old).abs().amax(dim=1)
     assert float(moved[advantage.abs() <= 1e-6].max()) == 0.0
     assert stepped.metrics["agreement/ratio_error"] < 1e-4
-    assert len(stepped.collected.responses) == len(stepped.batch.rollouts)
+    assert len(stepped.sampled.responses) == len(stepped.batch.rollouts)
 
 
 def test_golden_tree() -> None:

@@ -16,6 +16,7 @@ from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.objective import Clipped, ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import GeometricMean
+from segcredit.columns import VALUE, resolve
 from segcredit.partition import Partition, TopEntropy, partition_of
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
@@ -67,7 +68,7 @@ class SegmentSettings(BaseModel):
             cut = partition_of(spec)
         except ValueError as error:
             raise ValueError(f"segment.partition: {error}") from None
-        if "value" in cut.needs:
+        if VALUE in resolve(cut.needs):
             raise ValueError(f"segment.partition: {NO_VALUES}")
         return spec
 
@@ -168,7 +169,7 @@ class VerlKeys:
 
 def asks_the_critic(made: PolicyGradient) -> bool:
     """Whether responses are cut by the critic's values."""
-    return "value" in made.credit.over.needs | made.ratio.over.needs
+    return VALUE in resolve(made.credit.over.needs | made.ratio.over.needs)
 
 
 def method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:

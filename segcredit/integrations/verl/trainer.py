@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
+from segcredit.columns import PIECES, resolve
 from segcredit.integrations.verl import store
 from segcredit.integrations.verl.checks import check
 from segcredit.integrations.verl.credit import NEEDED, VALUE_MASK, assign
@@ -127,8 +128,8 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
 
     def _pieces(self, columns: dict[str, Any]) -> list[list[str]] | None:
         """Each token's own text, for partitions that read it."""
-        needs = self.method.credit.over.needs | self.method.ratio.over.needs
-        if "pieces" not in needs:
+        needs = resolve(self.method.credit.over.needs | self.method.ratio.over.needs)
+        if PIECES not in needs:
             return None
         return [[self._piece(token) for token in row] for row in columns["responses"].tolist()]
 

@@ -24,6 +24,7 @@ from segcredit.algorithms.objective import (
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import TokenRatio
+from segcredit.columns import VALUE
 from segcredit.config import Optimize, PretrainCritic, Recipe
 from segcredit.config.recipe import algorithm_of
 from segcredit.integrations.verl import reward as reward_module
@@ -684,7 +685,7 @@ def _stages(recipe: Recipe, folder: Path) -> Settings:
     }
     if pretraining:
         settings["+segment.critic_pretraining_steps"] = pretraining
-    if "value" in recipe.make_algorithm().needs:
+    if VALUE in recipe.make_algorithm().needs:
         settings["+segment.recorded_responses"] = save.rollouts if save.rollouts_every else 0
         settings["+segment.recorded_every"] = max(save.rollouts_every, 1)
     return settings

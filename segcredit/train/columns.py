@@ -1,0 +1,290 @@
+"""The providers of the built-in columns, and the table that assigns them.
+
+Log-probabilities, critic, reference model and token texts are here; values tracked per prompt are
+in tracker.py, trees of responses in tree.py, Monte-Carlo values in continuations.py.
+"""
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segcredit import columns as named
+from segcredit.columns import VALUE, Column, in_order
+from segcredit.config import RecipeError
+from segcredit.models import Critic, Policy
+from segcredit.models import lora as adapters
+from segcredit.models.attention import set_attention
+from segcredit.runlog.folder import CRITIC, REFERENCE, exists
+from segcredit.train import checkpoint
+from segcredit.train.collect import Context, forward_in_parts
+from segcredit.train.continuations import ContinuationProvider
+from segcredit.train.distributed import shard_critic, shard_policy
+from segcredit.train.learners import CriticLearner
+from segcredit.train.mismatch import describe_mismatch, weighted
+from segcredit.train.models import freeze, fuse_on_gpu, load_saved_policy, make_ready, own_memory
+from segcredit.train.optim import make_optimizer
+from segcredit.train.provider import Provider, SavedRun
+from segcredit.train.state import State
+from segcredit.train.tracker import UnstartedTracker
+from segcredit.train.tree import TreeProvider
+from segcredit.types import Batch, Rollouts
+
+ADAPTERS = "adapters"
+"""Directory of a checkpoint with what LoRA trains, in PEFT's format."""
+
+
+@dataclass(frozen=True)
+class PolicyProvider(Provider):
+    """log π_old and H: as the engine returned them, or recomputed by the model that is trained."""
+
+    is_prepared = True
+
+    def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
+        state = context.state
+        if not state.recipe.recomputes:
+            return rollouts
+        logp, entropy = forward_in_parts(
+            state,
+            rollouts,
+            lambda part: state.policy.score(
+                part, state.recipe.rollout.temperature, with_entropy=True
+            ),
+        )
+        return rollouts.replace(logp_sampler=rollouts.logp_old, logp_old=logp, entropy=entropy)
+
+    def describe(self, rollouts: Rollouts) -> dict[str, float]:
+        return describe_mismatch(rollouts)
+
+    def before_update(self, context: Context, batch: Batch) -> Batch:
+        """Weight tokens by π_old / π_sampler, if ``rollout.mismatch_cap`` is set."""
+        if (cap := context.state.recipe.rollout.mismatch_cap) is None:
+            return batch
+        batch, metrics = weighted(batch, cap)
+        context.log.add(metrics)
+        return batch
+
+
+@dataclass(frozen=True)
+class PiecesProvider(Provider):
+    """The text of each token, as the tokenizer decodes it alone."""
+
+    is_prepared = True
+
+    def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
+        codec = context.state.policy.codec
+        return rollouts.replace(pieces=[codec.pieces(row) for row in rollouts.tokens.tolist()])
+
+
+@dataclass(frozen=True)
+class ValueProvider(Provider):
+    """The critic's values, before there is a critic."""
+
+    def prepare(self, state: State) -> Provider:
+        """Make a critic from the policy's weights, or load the one that the recipe names."""
+        path = state.recipe.model.critic
+        if path is None:
+            return CriticProvider.of(state, Critic.from_policy(state.whole_policy()))
+        return CriticProvider.of(state, _saved_critic(state, Path(path).expanduser()))
+
+    def restore(self, state: State, saved: SavedRun) -> Provider | None:
+        if state.policy.lora is not None:
+            place = saved.place / ADAPTERS / CRITIC
+            if place.exists():
+                critic = Critic.from_policy(state.policy)
+                critic.load_adapter(place)
+                return CriticProvider.of(state, critic)
+        elif (saved.place / CRITIC).exists():
+            return CriticProvider.of(state, _saved_critic(state, saved.place / CRITIC))
+        if VALUE in state.columns and state.stage_kind in ("pretrain_critic", "optimize"):
+            raise saved.lacks("this algorithm needs a critic", state.recipe)
+        return None
+
+
+def _saved_critic(state: State, place: Path) -> Critic:
+    """Load a saved critic onto the policy's device."""
+    settings = state.recipe.model
+    critic = Critic.from_saved(place, getattr(torch, settings.dtype))
+    own_memory(critic)
+    critic.to(state.policy.device)
+    set_attention(critic.trunk, settings.attention)
+    return critic
+
+
+@dataclass(eq=False)
+class CriticProvider(Provider):
+    """The critic's values; it is trained along with the policy."""
+
+    learners = (CriticLearner.name,)
+
+    critic: Critic
+
+    @classmethod
+    def of(cls, state: State, critic: Critic) -> "CriticProvider":
+        """Make a critic ready to train, and its optimizer."""
+        settings = state.recipe.optimizer
+        if critic.lora is None:  # with LoRA the trunk is the policy's, which is ready
+            make_ready(critic.trunk, state.recipe)
+        if state.shards:
+            shard_critic(critic, state.parallel)
+        optimizer = make_optimizer(
+            CriticLearner.name,
+            critic,
+            settings.critic_lr,
+            settings,
+            state.recipe.memory.offload_optimizer,
+            critic.trained(),
+        )
+        state.learners[CriticLearner.name] = CriticLearner(critic, optimizer)
+        return cls(critic)
+
+    def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
+        (value,) = forward_in_parts(context.state, rollouts, lambda part: (self.critic(part),))
+        return rollouts.replace(value=value)
+
+    def models(self) -> Mapping[str, Policy | Critic]:
+        return {CRITIC: self.critic}
+
+
+@dataclass(frozen=True)
+class InitialPolicyProvider(Provider):
+    """The policy at the start of reinforcement learning, before that has begun."""
+
+    restarts: bool
+    """Whether each update starts from it; otherwise it is the reference model."""
+
+    def prepare(self, state: State) -> Provider:
+        kept = _kept_policy(state)
+        return self._of(state, kept or state.whole_policy().reference(copied=self.restarts))
+
+    def restore(self, state: State, saved: SavedRun) -> Provider | None:
+        lora = state.policy.lora
+        if lora is not None and (saved.place / ADAPTERS / REFERENCE).exists():
+            lora.load(adapters.REFERENCE, saved.place / ADAPTERS / REFERENCE)
+        if not state.has_begun("optimize"):
+            return None
+        if (kept := _kept_policy(state)) is not None:
+            return self._of(state, kept)
+        if lora is None:
+            return self._of(state, _saved_reference(state, saved))
+        adapter = adapters.REFERENCE if adapters.REFERENCE in lora.names else None
+        return self._of(state, replace(state.policy, adapter=adapter))
+
+    def _of(self, state: State, reference: Policy) -> Provider:
+        if reference is not _kept_policy(state):
+            fuse_on_gpu(reference.model)  # the same kernels as the policy, since they are compared
+            if state.shards:
+                shard_policy(reference, state.parallel)
+        return (RestartProvider if self.restarts else ReferenceProvider)(reference)
+
+
+def _kept_policy(state: State) -> Policy | None:
+    """Return the initial policy, if another column has it already."""
+    found = (x.reference for x in state.providers.values() if isinstance(x, KeptPolicy))
+    return next(found, None)
+
+
+def _saved_reference(state: State, saved: SavedRun) -> Policy:
+    """Load the reference model, which a run saves once."""
+    kept, config = saved.folder.checkpoints / REFERENCE, shlex.quote(str(saved.folder.config))
+    if not exists(kept):
+        raise RecipeError(
+            f"this algorithm compares with the reference model, the policy before reinforcement "
+            f"learning; there is none in {kept}, where a run whose algorithm needs it keeps it. "
+            f"Resume with the previous algorithm, put the folder back if it was moved, or start a "
+            f"new run: segcredit train {config} …"
+        )
+    try:
+        checkpoint.verify(kept)
+    except checkpoint.CheckpointError as error:
+        raise checkpoint.CheckpointError(
+            f"the only copy of the reference model cannot be used: {error} So this run cannot be "
+            f"resumed; start again: segcredit train {config}"
+        ) from None
+    reference = load_saved_policy(state.recipe, kept)
+    reference.model.to(state.policy.device)
+    set_attention(reference.model, state.recipe.model.attention)
+    freeze(reference.model)
+    return reference
+
+
+@dataclass(eq=False)
+class KeptPolicy(Provider):
+    """The policy at the start of reinforcement learning."""
+
+    reference: Policy
+
+    def fixed_models(self) -> Mapping[str, Policy]:
+        return {REFERENCE: self.reference}
+
+
+class ReferenceProvider(KeptPolicy):
+    """log π_ref, at the temperature of the loss."""
+
+    def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
+        state = context.state
+        (logp,) = forward_in_parts(
+            state, rollouts, lambda part: self.reference.score(part, state.temperature)[:1]
+        )
+        return rollouts.replace(logp_ref=logp)
+
+
+class RestartProvider(KeptPolicy):
+    """Each update starts from the initial weights, with a new optimizer (RestEM)."""
+
+    @torch.no_grad()
+    def before_update(self, context: Context, batch: Batch) -> Batch:
+        state, lora = context.state, context.state.policy.lora
+        if lora is not None:
+            current, initial = lora.parameters(adapters.POLICY), lora.parameters(adapters.REFERENCE)
+        else:
+            current, initial = state.policy.model.parameters(), self.reference.model.parameters()
+        for now, then in zip(current, initial, strict=True):
+            now.copy_(then)
+        state.new_policy_optimizer(state.recipe.optimizer.lr, state.recipe.optimizer)
+        return batch
+
+
+PROVIDERS: dict[type[Column], Callable[[Any], Provider]] = {
+    named.LogpOld: lambda _: PolicyProvider(),
+    named.Entropy: lambda _: PolicyProvider(),
+    named.Value: lambda _: ValueProvider(),
+    named.InitialPolicy: lambda _: InitialPolicyProvider(restarts=True),
+    named.LogpRef: lambda _: InitialPolicyProvider(restarts=False),
+    named.Pieces: lambda _: PiecesProvider(),
+    named.TrackedBaseline: lambda _: UnstartedTracker(),
+    named.Parent: lambda _: TreeProvider(),
+    named.Continuations: ContinuationProvider,
+}
+"""The provider of each built-in column."""
+
+
+def provider_of(column: Column) -> Provider:
+    """Return the provider of a column, not prepared yet; a user's column is its own."""
+    if isinstance(column, Provider):
+        return column
+    if type(column) not in PROVIDERS:
+        raise ValueError(
+            f"expected a built-in column or one that can fill itself; got {column!r}. Derive "
+            f"{type(column).__name__} from segcredit.train.provider.OwnColumn and define fill."
+        )
+    return PROVIDERS[type(column)](column)
+
+
+def prepare_columns(state: State, columns: Iterable[Column]) -> None:
+    """Prepare columns when a stage begins, unless they are already."""
+    for column in columns:
+        known = state.providers.get(column)
+        if known is None or known.prepares_every_stage:
+            state.providers[column] = provider_of(column).prepare(state)
+
+
+def restore_columns(state: State, saved: SavedRun) -> None:
+    """Restore the columns of the method, and a critic that an earlier method of the run had."""
+    for column in in_order({*state.columns, VALUE}):
+        provider = provider_of(column).restore(state, saved)
+        if provider is not None:
+            state.providers[column] = provider

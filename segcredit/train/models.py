@@ -1,0 +1,80 @@
+"""Load models of a run, and make them ready to train."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from segcredit.config import Recipe, RecipeError
+from segcredit.models import ModelError, Policy
+from segcredit.models.layers import compile_layers, fuse_norms, recompute_activations
+from segcredit.models.lora import VARIANTS, Lora
+
+
+def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
+    """Freeze, compile and checkpoint activations as the recipe says; on a GPU, fuse norms."""
+    fuse_on_gpu(model)
+    if recipe.model.freeze_vision:
+        freeze_vision(model)
+    if recipe.model.compile:
+        if lora is not None:
+            torch._dynamo.config.recompile_limit = VARIANTS
+        compile_layers(model)
+    if recipe.memory.recompute_activations:
+        recompute_activations(model, lora)
+
+
+def fuse_on_gpu(model: PreTrainedModel) -> None:
+    """On a GPU, replace each norm by one fused kernel."""
+    if model.device.type == "cuda":
+        fuse_norms(model)
+
+
+def freeze_vision(model: nn.Module) -> None:
+    """Exclude the vision tower from gradients."""
+    for name, part in model.named_modules():
+        if name.split(".")[-1] == "visual":
+            freeze(part)
+
+
+def freeze(model: nn.Module) -> None:
+    """Exclude all parameters from gradients."""
+    for x in model.parameters():
+        x.requires_grad_(False)
+
+
+def load_policy(recipe: Recipe, source: str | Path) -> Policy:
+    """Load a policy from a directory or hub id with the recipe's settings."""
+    settings = recipe.model
+    dtype = getattr(torch, settings.dtype)
+    try:
+        policy = Policy.from_pretrained(
+            source, dtype, settings.trust_remote_code, recipe.data.template
+        )
+    except ModelError as error:
+        raise RecipeError(f"model.path: {error}") from error
+    own_memory(policy.model)
+    return policy
+
+
+def own_memory(model: nn.Module) -> None:
+    """Copy loaded weights out of their memory-mapped file into newly allocated memory.
+
+    The file may be deleted or replaced. And its data have any alignment, on which the rounding of
+    matrix products may depend; a resumed run must round as an uninterrupted one.
+    """
+    for x in [*model.parameters(), *model.buffers()]:
+        x.data = x.data.clone()
+
+
+def load_saved_policy(recipe: Recipe, place: Path) -> Policy:
+    """Load a policy that a run has saved, with its generation config.
+
+    If generation_config.json cannot be read, transformers silently uses other end tokens.
+    """
+    policy = load_policy(recipe, place)
+    if (place / GENERATION_CONFIG_NAME).exists():
+        policy.model.generation_config = GenerationConfig.from_pretrained(place)
+    return policy
