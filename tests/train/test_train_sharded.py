@@ -27,7 +27,7 @@ from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
 from segcredit.train.collect import Context, collect
-from segcredit.train.distributed import Parallel, Together
+from segcredit.train.distributed import CollectiveWrite, Parallel
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
