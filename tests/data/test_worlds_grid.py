@@ -8,12 +8,18 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from segcredit.data.worlds import ShapeGrid
+from segcredit.data.worlds import ShapeGrid, grid
 from segcredit.data.worlds.grid import listing
 from segcredit.data.worlds.picture import COLOURS, SHAPES, draw_grid
 from segcredit.types import Prompt
 
 MANY = 1000
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pictures empty: drawing them takes most of the time, and here nobody looks."""
+    monkeypatch.setattr(grid, "draw_grid", lambda *arguments: b"")
 
 
 def open_png(prompt: Prompt) -> Image.Image:
@@ -75,6 +81,7 @@ def test_one_mark_per_image() -> None:
         assert prompt.messages[0]["content"].count("<image>") == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_answer_is_what_the_picture_shows() -> None:
     for prompt in ShapeGrid().prompts("test", 0, 300):
         assert prompt.answer == str(sum(count_in(prompt)))
@@ -86,6 +93,7 @@ def test_answer_is_what_the_picture_shows() -> None:
         assert 0 <= int(prompt.answer) <= 20
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_questions_read_from_left_to_right() -> None:
     world = ShapeGrid(terms=3, operations=("plus", "minus", "times"))
     seen = set()
@@ -98,6 +106,7 @@ def test_questions_read_from_left_to_right() -> None:
     assert len(seen) == 9
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -125,6 +134,7 @@ def test_guessing_does_not_pay(settings: dict[str, object]) -> None:
     assert best / 500 < 0.45
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lengths() -> None:
     world = ShapeGrid()
     tokenizer = world.tokenizer()
@@ -152,6 +162,7 @@ def attempts(world: ShapeGrid) -> list[tuple[str, bool, int]]:
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_quality_of_demonstrations() -> None:
     found = attempts(ShapeGrid())
     styles = Counter(style for style, _, _ in found)
@@ -162,6 +173,7 @@ def test_quality_of_demonstrations() -> None:
     assert len(wrong) / styles["glance"] == pytest.approx(0.5, abs=0.04)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_share_of_right_demonstrations() -> None:
     """(1 − ½·½)², and a little for two errors that cancel."""
     world = ShapeGrid()
@@ -170,6 +182,7 @@ def test_share_of_right_demonstrations() -> None:
     assert right / MANY == pytest.approx(0.5625 + 0.01, abs=0.035)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("settings", "style", "share"),
     [
@@ -199,6 +212,7 @@ def test_check_counts_row_by_row() -> None:
             assert words[-1] == str(step * cells.count(kind))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_totals_stay_where_there_are_numbers() -> None:
     """A wrong glance may make a difference negative; the demonstration then says 0."""
     world = ShapeGrid(operations=("minus",), careful=0.0, glance_error=1.0)

@@ -106,6 +106,7 @@ print("told:" + json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_what_was_downloaded_serves_when_the_hub_is_gone(model: Path, tmp_path: Path) -> None:
     """In a process of its own, as transformers remembers where its hub is."""
     snapshot = tmp_path / "hub" / "models--good--model" / "snapshots" / COMMIT
