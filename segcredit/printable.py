@@ -4,6 +4,11 @@ import math
 import unicodedata
 from collections.abc import Iterable
 
+EMPTY = "∅"
+"""Shown for a token without text, such as an end-of-sequence token."""
+NEWLINE = "↵"
+_JOINERS = "\u200c\u200d"  # zero-width: they join letters of Persian words and parts of emoji
+_SYMBOLS = {"\n": NEWLINE, "\t": "⇥", "\x7f": "␡"}
 _LIMIT = 60
 
 
@@ -26,15 +31,41 @@ def change_texts(before: float, after: float, share: bool) -> tuple[str, str, st
     )
 
 
+def visible(text: str, keep: str = f"\n{_JOINERS}") -> str:
+    """Make every character visible that is not printable, except those to keep.
+
+    Control characters become control pictures (␛ ␍ ␈), newlines ↵ and tabs ⇥; direction marks and
+    other invisible characters become their number, as in ‹U+202E›. The report page does the same
+    in report/static/base.js.
+    """
+    if text.isprintable():
+        return text
+    return "".join(x if x in keep else _symbol(x) for x in text)
+
+
+def one_line(text: str) -> str:
+    """Make a text visible on one line, with newlines shown as ↵."""
+    return visible(text, keep=_JOINERS)
+
+
 def printable(text: str, limit: int | None = None) -> str:
-    """The text on one line, control and direction characters made visible, cut at the limit."""
+    """Make a text printable on one line, for messages; cut it at the limit."""
     if limit is not None and len(text) > limit:
-        return printable(text[:limit]) + "…"
-    return text if text.isprintable() else "".join(map(_symbol, text))
+        return visible(text[:limit], keep="") + "…"
+    return visible(text, keep="")
+
+
+def _symbol(character: str) -> str:
+    code = ord(character)
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character  # Zs: a no-break or ideographic space is a space
+    if character in _SYMBOLS:
+        return _SYMBOLS[character]
+    return chr(0x2400 + code) if code < 0x20 else f"‹U+{code:04X}›"
 
 
 def shown(value: object) -> str:
-    """What came, for a message: short texts and numbers as they are, the rest by kind and size."""
+    """Describe a value for a message: short texts and numbers in full, others by kind and size."""
     match value:
         case None:
             return "nothing (null)"
@@ -55,63 +86,12 @@ def shown(value: object) -> str:
 
 
 def named(path: object) -> str:
-    """A path in quotes; of a very long one, the end."""
+    """Quote a path; of a very long path, the end."""
     name = str(path)
     return f"'{printable(name)}'" if len(name) <= 200 else f"'…{printable(name[-200:])}'"
 
 
 def listed(names: Iterable[object], limit: int = 8) -> str:
-    """The first few names, in quotes."""
+    """Quote the first few names."""
     quoted = [f"'{printable(str(name), _LIMIT)}'" for name in names]
     return ", ".join(quoted[:limit]) + (", …" if len(quoted) > limit else "") or "none"
-
-
-def _symbol(character: str) -> str:
-    code = ord(character)
-    if character.isprintable() or unicodedata.category(character) == "Zs":
-        return character
-    if character == "\n":
-        return "↵"
-    if code < 0x20:
-        return chr(0x2400 + code)  # ␛ for an escape, ␀ for a NUL
-    return f"‹U+{code:04X}›"
-
-
-EMPTY = "∅"
-"""Stands for a token without text, such as an end-of-sequence token."""
-
-
-NEWLINE = "↵"
-
-
-_JOINERS = "\u200c\u200d"  # shape Persian words and emoji; they move nothing
-
-
-_DELETE = 0x7F
-
-
-def visible(text: str) -> str:
-    """The text with every character that is not plainly printable made visible.
-
-    Escape, carriage return, backspace and their like become control pictures (␛ ␍ ␈), tabs ⇥;
-    direction marks and other invisible characters their number, as in ‹U+202E›. Newlines stay.
-    """
-    return text if text.isprintable() else "".join(map(_visible_symbol, text))
-
-
-def one_line(text: str) -> str:
-    """The same on a single line, newlines shown as ↵."""
-    return visible(text).replace("\n", NEWLINE)
-
-
-def _visible_symbol(character: str) -> str:
-    code = ord(character)
-    if character == "\n" or character.isprintable() or character in _JOINERS:
-        return character
-    if unicodedata.category(character) == "Zs":  # a no-break or ideographic space is a space
-        return character
-    if character == "\t":
-        return "⇥"
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == _DELETE else f"‹U+{code:04X}›"

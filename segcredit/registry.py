@@ -178,9 +178,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return entry(**settings)
 
 
-def require_settings(owner: str, settings: Iterable[str], of: Callable[..., Any]) -> None:
-    """Raise ValueError for the first setting that is no parameter of a class or function."""
-    known = list(signature(of).parameters)
+def require_settings(
+    owner: str, settings: Iterable[str], of: Callable[..., Any] | Iterable[str]
+) -> None:
+    """Raise ValueError for the first setting that a class, function or list does not know."""
+    known = list(signature(of).parameters if callable(of) else of)
     for setting in settings:
         if setting not in known:
             its = f"Its settings are: {', '.join(known)}." if known else "It has no settings."

@@ -159,6 +159,18 @@ class Rollouts:
     prompts: Sequence[Encoded] | None = None
     """What each response answers: the models read it when they score a response."""
 
+    @classmethod
+    def from_columns(cls, mask: Bool[Tensor, "B T"], **columns: Any) -> "Rollouts":
+        """Rollouts made of known columns; a required column that is not given is zeros."""
+        filled = {
+            "tokens": torch.zeros_like(mask, dtype=torch.long),
+            "logp_old": torch.zeros_like(mask, dtype=torch.float32),
+            "reward": torch.zeros(len(mask), device=mask.device),
+            "group": torch.arange(len(mask), device=mask.device),
+            "truncated": torch.zeros(len(mask), dtype=torch.bool, device=mask.device),
+        }
+        return cls(mask=mask, **filled | columns)
+
     def column(self, name: str, reader: str) -> Tensor:
         """A later column, or one sentence on what is missing and who wanted it."""
         x = getattr(self, name)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from segcredit import Trainer, __version__
 from segcredit.cli import app, main
 from segcredit.config import load_recipe
-from segcredit.report.responses import STRATEGIES
+from segcredit.partition import PARTITIONS
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 PLAIN = {"tokens": ["So", " x", " =", " 2"]}
@@ -200,7 +200,7 @@ def test_rollouts_of_a_run_are_shown_under_every_partition(trained):
         result = segment(str(file), "-s", "all", "--json")
         assert result.exit_code == 0, result.stderr
         cuts = [json.loads(line) for line in result.stdout.splitlines()]
-        assert [cut["strategy"] for cut in cuts] == [*STRATEGIES] * len(rows)
+        assert [cut["strategy"] for cut in cuts] == [*PARTITIONS] * len(rows)
         by_token = [cut for cut in cuts if cut["strategy"] == "token"]
         for row, cut in zip(rows, by_token, strict=True):
             assert cut["id"] == row["prompt_id"]
@@ -291,7 +291,7 @@ def test_what_is_not_utf8_is_said(tmp_path):
 
 
 def test_what_cannot_be_opened_is_said(tmp_path):
-    assert "there is none of that name" in error_of(segment(str(tmp_path / "none.jsonl")))
+    assert "there is no file of that name" in error_of(segment(str(tmp_path / "none.jsonl")))
     assert "this is a directory" in error_of(segment(str(tmp_path)))
     assert "cannot be opened" in error_of(segment("\0"))
 

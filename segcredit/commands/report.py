@@ -1,4 +1,4 @@
-"""``segcredit report``."""
+"""``segcredit report``: write or serve the report page of runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segcredit.commands.output import complain
+from segcredit.commands.train import TrustRun
 from segcredit.registry import load_object
 
 if TYPE_CHECKING:
@@ -15,49 +16,55 @@ if TYPE_CHECKING:
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit report runs/demo-20261115-101500  [dim]# writes report.html into the run's folder[/dim]
+segcredit report runs/demo-20261115-101500  [dim]# writes report.html into the run directory[/dim]
 
-segcredit report runs/sapo-* runs/ppo-* -o comparison.html  [dim]# curves over one another[/dim]
+segcredit report runs/sapo-* runs/ppo-* -o comparison.html  [dim]# curves of several runs[/dim]
 
 segcredit report --serve runs/demo-20261115-101500  [dim]# follow a run in progress[/dim]
 
-segcredit report RUN --responses 200 --megabytes 60  [dim]# more of it[/dim]
+segcredit report RUN --responses 200 --megabytes 60  [dim]# more responses[/dim]
 """
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN…")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN…")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The page; RUN/report.html, or report.html for several runs."
+            "--output",
+            "-o",
+            help="HTML file; default: RUN/report.html, or report.html for several runs.",
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Recorded steps shown, evenly spread.")
+        int, typer.Option("--steps", min=1, help="Recorded steps shown of each run, evenly spaced.")
     ] = 20,
     responses: Annotated[
         int, typer.Option("--responses", min=1, help="Responses shown of each step.")
     ] = 24,
     megabytes: Annotated[
-        float, typer.Option("--megabytes", min=0.1, help="Room for responses on the page.")
+        float, typer.Option("--megabytes", min=0.1, help="Maximum size of all responses.")
     ] = 18.0,
     analyses: Annotated[
-        bool, typer.Option("--analyses/--no-analyses", help="Draw the analyses too.")
+        bool, typer.Option("--analyses/--no-analyses", help="Include the analyses.")
     ] = True,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Show it in a browser of this machine, and follow.")
+        bool,
+        typer.Option("--serve", help="Serve the page to a browser on this machine, and update it."),
     ] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of --serve; 0: any free port.")
+    ] = 0,
+    trust_run: TrustRun = False,
 ) -> None:
-    """One page on which to see segments, values and credit, and how runs compare."""
+    """Write one HTML page that shows segments, values, credit and curves of one or more runs."""
     from segcredit.runlog import read_run
 
     try:
         _adopt_verl(runs)
-        found = [read_run(path) for path in runs]
+        found = [read_run(path, trust_run) for path in runs]
         if serve:
-            _serve(runs, port)
+            _serve(runs, port, trust_run)
             return
         path = output or (found[0].path if len(found) == 1 else Path()) / "report.html"
         _write(found, path, steps, responses, megabytes, analyses)
@@ -67,7 +74,7 @@ def report(
 
 
 def _adopt_verl(runs: list[Path]) -> None:
-    """What verl wrote into a run's folder, in the words of our own runs."""
+    """Convert the files that verl wrote into a run directory to those of our own runs."""
     for folder in runs:
         if (folder / "verl").is_dir():
             from segcredit.integrations.verl.dumps import adopt
@@ -84,7 +91,7 @@ def _write(
     from segcredit.report.page import write_report
 
     console = Console(soft_wrap=True)
-    with console.status("reading") as status:
+    with console.status("Reading") as status:
         figures = draw_analyses(runs) if analyses else []
         write_report(
             runs, path, Limits(steps, responses, megabytes), figures, progress=status.update
@@ -93,11 +100,11 @@ def _write(
     console.print(f"report  {path.absolute()}  ({size:.1f} MB)", markup=False, highlight=False)
 
 
-def _serve(folders: list[Path], port: int) -> None:
+def _serve(folders: list[Path], port: int, trusted: bool) -> None:
     from segcredit.report.serve import Server
 
     try:
-        server = Server(folders, port)
+        server = Server(folders, port, trusted)
     except OSError as error:
         raise ValueError(
             f"port {port} cannot be used: {error.strerror}. Leave --port out to take a free one."
@@ -117,10 +124,10 @@ def draw_analyses(runs: "list[Run]") -> "list[Figure]":
 
 
 def write_quick_report(folder: Path) -> Path:
-    """The page of a run that has just ended, into its folder."""
+    """Write the page of a run that has just ended; its code has run already, so it is trusted."""
     from segcredit.report.data import Limits
     from segcredit.report.page import write_report
     from segcredit.runlog import read_run
 
-    run = read_run(folder)
+    run = read_run(folder, trusted=True)
     return write_report([run], folder / "report.html", Limits(), draw_analyses([run]))

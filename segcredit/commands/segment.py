@@ -1,32 +1,27 @@
-"""``segcredit segment``: its options, and what it answers to mistakes."""
+"""``segcredit segment``: show responses cut into segments."""
 
 from typing import Annotated, Any
 
 import typer
 
-from segcredit.printable import one_line
-from segcredit.report.responses import (
-    ALL,
-    EXAMPLE,
-    STRATEGIES,
-    InputError,
-    Settings,
-    ValueAt,
-    check_names,
-)
+from segcredit.printable import printable
+from segcredit.report.responses import EXAMPLE, CreditSettings, InputError, ValueAt
 
-ROWS_ON_A_TERMINAL = 20
-NARROWEST = 40
+MAX_ROWS = 20
+"""Rows shown on a terminal by default."""
+MIN_WIDTH = 40
 
-_DEFAULT = Settings()
-_STRATEGIES = "\n".join(f"  [cyan]{name:<12}[/cyan]{way.about}" for name, way in STRATEGIES.items())
+_CREDIT = CreditSettings()
 
-EPILOG = rf"""[bold]Strategies: where to cut[/bold]
-{_STRATEGIES}
-  [cyan]{ALL:<12}[/cyan]each of these for which the row has the numbers
+EPILOG = r"""[bold]Partitions[/bold]
+  segcredit segment --list describes them, with their settings
+  [cyan]-s entropy -s newline[/cyan]         two of them
+  [cyan]-s all[/cyan]                        each for which the row has the numbers
+  [cyan]-s my_partitions.py:Name[/cyan]      one of your own
+  [cyan]-s '{name: fixed, size: 8}'[/cyan]   with settings, as in recipes
 
 [bold]A line of FILE[/bold]
-  {{"tokens": \["So", " x", " =", " 2"], "entropy": \[1.2, 0.3, 0.1, 0.9]}}
+  {"tokens": \["So", " x", " =", " 2"], "entropy": \[1.2, 0.3, 0.1, 0.9]}
 
   Instead of "tokens": "text", a string. One entry per token, as far as known:
   "entropy", "prob" or "logp", "value" (V of the prefix before the token),
@@ -41,7 +36,7 @@ EPILOG = rf"""[bold]Strategies: where to cut[/bold]
   segcredit segment runs/demo-20261115-101500 -s all --limit 1
   segcredit segment rollouts.jsonl --fraction 0.1 --json | jq .segments
 
-The responses of --example are hand-made; their numbers are made up to illustrate."""
+The responses of --example are hand-written; their numbers are made up to illustrate."""
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
@@ -59,11 +54,15 @@ def segment(
     example: Annotated[
         bool, typer.Option("--example", help="Show the responses that come with segcredit.")
     ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Describe the partitions and their settings.")
+    ] = False,
     strategy: Annotated[
         list[str] | None,
         _option(
             "Cutting",
-            "Where to cut: see below. Repeat it for several.",
+            "Partition, as in recipes: entropy, newline, … (--list), file.py:Name, or all. "
+            "Repeat it for several.",
             "--strategy",
             "-s",
             metavar="NAME",
@@ -71,67 +70,105 @@ def segment(
         ),
     ] = None,
     fraction: Annotated[
-        float,
-        _option("Cutting", "entropy, peaks, smooth, value: share to cut after.", metavar="SHARE"),
-    ] = _DEFAULT.fraction,
+        float | None,
+        _option(
+            "Cutting",
+            "entropy, peaks, smooth, value: fraction of tokens to cut after.",
+            metavar="SHARE",
+            show_default="0.3",
+        ),
+    ] = None,
     threshold: Annotated[
-        float,
-        _option("Cutting", "probability, accumulate: unlikely is less than this.", metavar="P"),
-    ] = _DEFAULT.threshold,
+        float | None,
+        _option(
+            "Cutting",
+            "probability, accumulate: tokens below this probability count.",
+            metavar="P",
+            show_default="0.9",
+        ),
+    ] = None,
     every: Annotated[
-        int, _option("Cutting", "probability, accumulate: unlikely tokens each.", metavar="N")
-    ] = _DEFAULT.every,
+        int | None,
+        _option(
+            "Cutting",
+            "probability, accumulate: number of such tokens per segment.",
+            metavar="N",
+            show_default="5",
+        ),
+    ] = None,
     size: Annotated[
-        int, _option("Cutting", "fixed: tokens per segment.", metavar="N")
-    ] = _DEFAULT.size,
+        int | None,
+        _option("Cutting", "fixed: tokens per segment.", metavar="N", show_default="16"),
+    ] = None,
     window: Annotated[
-        int, _option("Cutting", "smooth: tokens whose entropy is averaged.", metavar="N")
-    ] = _DEFAULT.window,
+        int | None,
+        _option(
+            "Cutting",
+            "smooth: number of tokens whose entropy is averaged.",
+            metavar="N",
+            show_default="5",
+        ),
+    ] = None,
     gamma: Annotated[
         float, _option("Credit", "γ of the advantages, per segment.", metavar="γ")
-    ] = _DEFAULT.gamma,
+    ] = _CREDIT.gamma,
     lam: Annotated[
         float, _option("Credit", "λ of the advantages, per segment.", metavar="λ")
-    ] = _DEFAULT.lam,
+    ] = _CREDIT.lam,
     value_at: Annotated[
         ValueAt,
         _option("Credit", "V before a segment's first token (paper) or last (authors' code)."),
-    ] = _DEFAULT.value_at,
+    ] = _CREDIT.value_at,
     limit: Annotated[
         int | None,
         _option(
             "Output",
-            "Rows to show; 0 is all.",
+            "Maximum number of rows; 0 is all.",
             metavar="N",
-            show_default=f"{ROWS_ON_A_TERMINAL}; with --json all",
+            show_default=f"{MAX_ROWS}; with --json all",
         ),
     ] = None,
     width: Annotated[
         int | None,
-        _option("Output", "Columns to use.", metavar="N", show_default="the terminal's"),
+        _option("Output", "Width in columns.", metavar="N", show_default="the terminal's"),
     ] = None,
     as_json: Annotated[
-        bool, _option("Output", "One JSON object per row and strategy.", "--json")
+        bool, _option("Output", "Print one JSON object per row and partition.", "--json")
     ] = False,
 ) -> None:
     """Show responses cut into segments, with each segment's entropy, value and credit."""
+    options = {
+        "fraction": fraction,
+        "threshold": threshold,
+        "every": every,
+        "size": size,
+        "window": window,
+    }
     try:
-        path = _source(file, example)
-        strategies = strategy or []
-        check_names(strategies)
         _check_count("--limit", limit, 0, "0 shows all rows")
-        _check_count("--width", width, NARROWEST, "leave it out to use the terminal's")
-        settings = Settings(fraction, threshold, every, size, window, gamma, lam, value_at)
+        _check_count("--width", width, MIN_WIDTH, "leave it out to use the terminal's")
+        path = EXAMPLE if list_ else _source(file, example)
 
-        from segcredit.report.terminal import to_json, to_terminal  # torch takes its seconds here
+        from segcredit.core.checks import require_unit_interval  # torch loads here
+        from segcredit.report.segments import load_partitions
+        from segcredit.report.terminal import show_partitions, to_json, to_terminal
 
+        strategies = strategy or []
+        given = {name: x for name, x in options.items() if x is not None}
+        partitions = load_partitions(strategies, given)
+        if list_:
+            show_partitions(partitions, width)
+            return
+        require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
+        require_unit_interval("lam", lam, "The paper uses 0.99 per segment.")
+        credit = CreditSettings(gamma, lam, value_at)
         if as_json:
-            to_json(path, strategies, settings, limit or None)
+            to_json(path, strategies, partitions, credit, limit or None)
         else:
-            rows = ROWS_ON_A_TERMINAL if limit is None else limit or None
-            to_terminal(path, strategies, settings, rows, width)
-    except InputError as error:
-        typer.echo(one_line(str(error)), err=True)
+            rows = MAX_ROWS if limit is None else limit or None
+            to_terminal(path, strategies, partitions, credit, rows, width)
+    except (InputError, ValueError) as error:
+        typer.echo(printable(str(error)), err=True)
         raise typer.Exit(2) from None
 
 

@@ -1,6 +1,8 @@
-"""What a partition is: a frozen object that reads rollouts and returns their segments."""
+"""The base class of partitions: frozen objects that read rollouts and return their segments."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -12,10 +14,15 @@ from segcredit.types import Rollouts
 
 @dataclass(frozen=True)
 class Partition:
-    """Base of all partitions. A subclass declares ``needs`` and says how to cut.
+    """Base class of all partitions. A subclass declares ``needs`` and defines ``__call__``.
 
-    Frozen, so that equal settings compare equal and each distinct partition is computed once.
+    Partitions are frozen dataclasses: equal settings compare equal, so each distinct partition is
+    computed once per batch. The first line of a subclass's docstring describes it to users
+    (``segcredit segment --list``, the report page), and its fields are its settings in recipes.
     """
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Settings to show it with; the first must hold every setting that has no default."""
 
     @property
     def needs(self) -> Needs:
@@ -23,9 +30,37 @@ class Partition:
         return frozenset()
 
     def __call__(self, rollouts: Rollouts) -> Segments:
-        """The segments of every response."""
+        """Compute the segments of every response."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(rollouts)")
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
         """Segments at whose start Monte-Carlo methods estimate a value; all by default."""
         return segments.mask
+
+    @classmethod
+    def description(cls) -> str:
+        """The first line of its docstring, without the period."""
+        return (cls.__doc__ or cls.__name__).strip().partition("\n")[0].removesuffix(".")
+
+    @classmethod
+    def setting_fields(cls) -> dict[str, Field[Any]]:
+        """Its settings in recipes, by name.
+
+        A function, such as a rounding rule, can be set in Python only.
+        """
+        return {x.name: x for x in fields(cls) if not callable(x.default)}
+
+    def settings(self) -> dict[str, Any]:
+        """The values of its settings."""
+        return {name: getattr(self, name) for name in self.setting_fields()}
+
+    def label(self) -> str:
+        """Description and settings, as a heading."""
+        settings = ", ".join(f"{name} = {x}" for name, x in self.settings().items())
+        return f"{self.description()}{settings and ': '}{settings}"
+
+
+def require_count(name: str, x: object, what: str = "a whole number", hint: str = "") -> None:
+    """Raise ValueError unless a setting is a positive integer."""
+    if isinstance(x, bool) or not isinstance(x, int) or x < 1:
+        raise ValueError(f"{name} must be {what}, at least 1; got {x!r}.{hint}")

@@ -1,4 +1,4 @@
-"""SAPO's partition: a response is cut after its most uncertain tokens."""
+"""Partitions at the highest-ranked tokens: by entropy (SAPO) or by changes of the value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from segcredit.columns import ENTROPY, Needs
+from segcredit.columns import ENTROPY, VALUE, Needs
 from segcredit.core.checks import (
     empty_rows,
     finite,
@@ -21,7 +21,7 @@ from segcredit.core.checks import (
     require_shape,
 )
 from segcredit.core.segments import Segments
-from segcredit.partition.base import Partition
+from segcredit.partition.base import Partition, require_count
 from segcredit.types import Rollouts, named_repr
 
 CountRule = Callable[[Tensor, float], Tensor]
@@ -45,7 +45,7 @@ def float_nudge(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]
 
 
 LONGEST = 65_536
-"""Tokens of one response that fit into one CUDA program; longer ones are sorted."""
+"""Longest response, in tokens, that the CUDA kernel handles; longer ones are sorted."""
 
 
 def top_entropy(
@@ -96,7 +96,7 @@ def _by_kernel(entropy: Tensor, mask: Tensor, table: Tensor) -> Segments:
         raise ValueError(empty_rows(mask))
     width = max(counted)
     segments = Segments(token_mask=mask, slot=slot, num=info[:-1], width=width)
-    # what the kernel found on the way fills the cached properties
+    # the kernel computes these too, so fill the cached properties
     segments.__dict__.update(start=start[:, :width], starts=starts)
     return segments
 
@@ -108,15 +108,79 @@ def _count_table(count: CountRule, fraction: float, width: int, device: torch.de
 
 
 def check_fraction(fraction: float) -> None:
-    """Refuse what is no share of a response."""
+    """Raise ValueError unless the fraction is in (0, 1]."""
     if not 0.0 < fraction <= 1.0:
         hint = f" For top-{fraction:g}% pass {fraction / 100:.2f}." if 1 < fraction <= 100 else ""
         raise ValueError(f"fraction must be in (0, 1]; got {fraction}.{hint}")
 
 
+def entropy_peaks(
+    entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], fraction: float
+) -> Segments:
+    """Cut after those of the ⌈T · fraction⌉ tokens of largest H_t that no neighbor exceeds.
+
+    Entropy often stays high for several tokens; :func:`top_entropy` cuts after each of them.
+    """
+    _check(entropy, mask, fraction, "entropy")
+    near, order = _close_holes(keep(mask, entropy, -torch.inf), mask)
+    edge = near.new_full((len(near), 1), -torch.inf)
+    before, after = torch.cat([edge, near[:, :-1]], dim=1), torch.cat([near[:, 1:], edge], dim=1)
+    peak = torch.zeros_like(mask).scatter_(1, order, (near > before) & (near >= after))
+    ends = most(entropy, mask, fraction) & peak
+    return Segments.from_trusted_ends(ends & mask, mask, finite(mask, entropy=entropy))
+
+
+def smooth_entropy(
+    entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], fraction: float, window: int
+) -> Segments:
+    """Cut after the ⌈T · fraction⌉ tokens with the largest mean of H over the last ``window``.
+
+    The mean is over H_{t−w+1} … H_t; over fewer tokens at the beginning of a response.
+    """
+    _check(entropy, mask, fraction, "entropy")
+    require_count("window", window, "a whole number of tokens")
+    near, order = _close_holes(keep(mask, entropy), mask)
+    summed = near.double().cumsum(dim=1)
+    summed = summed - torch.nn.functional.pad(summed, (window, 0))[:, : mask.shape[1]]
+    place = torch.arange(mask.shape[1], device=mask.device)
+    mean = (summed / (place + 1).clamp(max=window)).to(entropy.dtype)
+    smooth = torch.zeros_like(entropy).scatter_(1, order, mean)
+    return top_entropy(smooth.where(entropy.isfinite(), entropy), mask, fraction)
+
+
+def value_jumps(
+    value: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], fraction: float
+) -> Segments:
+    """Cut after the ⌈T · fraction⌉ tokens with the largest change of the value, |V_{t+1} − V_t|.
+
+    A critic that is trained only at segment boundaries is arbitrary between them, so train it at
+    every token (``value_everywhere``). The last token ends a segment in any case.
+    """
+    _check(value, mask, fraction, "value")
+    near, order = _close_holes(keep(mask, value.detach()), mask)
+    jump = torch.nn.functional.pad(near.diff(dim=1).abs(), (0, 1))
+    counted = torch.arange(mask.shape[1], device=mask.device) < mask.sum(dim=1, keepdim=True) - 1
+    jumps = torch.zeros_like(near).scatter_(1, order, jump.where(counted, 0.0))
+    return top_entropy(jumps.where(value.isfinite(), value.detach()), mask, fraction)
+
+
+def _close_holes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the tokens of each response together, without holes; also return their positions."""
+    order = (~mask).long().argsort(dim=1, stable=True)
+    return x.gather(1, order), order
+
+
+def _check(x: Tensor, mask: Tensor, fraction: float, name: str) -> None:
+    check_fraction(fraction)
+    require_mask("mask", mask)
+    require_shape(name, x, "mask", mask)
+
+
 @dataclass(frozen=True, repr=False)
 class TopEntropy(Partition):
-    """Cut after each response's top fraction of tokens by entropy (SAPO)."""
+    """Cut after the tokens of highest entropy (SAPO)."""
+
+    examples = ({"fraction": 0.1}, {"fraction": 0.3}, {"fraction": 0.5})
 
     fraction: float = 0.30
     count: CountRule = exact_ceil
@@ -134,3 +198,59 @@ class TopEntropy(Partition):
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "TopEntropy")
         return top_entropy(entropy, rollouts.mask, self.fraction, self.count)
+
+
+@dataclass(frozen=True)
+class EntropyPeaks(Partition):
+    """Cut after local peaks among the tokens of highest entropy."""
+
+    fraction: float = 0.30
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({ENTROPY})
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        entropy = rollouts.column("entropy", "EntropyPeaks")
+        return entropy_peaks(entropy, rollouts.mask, self.fraction)
+
+
+@dataclass(frozen=True)
+class SmoothEntropy(Partition):
+    """Cut after the tokens of highest entropy, averaged over a window of preceding tokens."""
+
+    fraction: float = 0.30
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+        require_count("window", self.window, "a whole number of tokens")
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({ENTROPY})
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        entropy = rollouts.column("entropy", "SmoothEntropy")
+        return smooth_entropy(entropy, rollouts.mask, self.fraction, self.window)
+
+
+@dataclass(frozen=True)
+class ValueJumps(Partition):
+    """Cut after the tokens at which the critic's value changes most."""
+
+    fraction: float = 0.30
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({VALUE})
+
+    def __call__(self, rollouts: Rollouts) -> Segments:
+        value = rollouts.column("value", "ValueJumps")
+        return value_jumps(value, rollouts.mask, self.fraction)

@@ -1,13 +1,14 @@
-"""Partitions at tokens that π_old found unlikely, in two readings."""
+"""Partitions at tokens of low probability under π_old, in two variants."""
 
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from segcredit.columns import LOGP_OLD, Needs
 from segcredit.core.checks import finite, require_mask, require_probability, require_shape
 from segcredit.core.segments import Segments
-from segcredit.partition.base import Partition
+from segcredit.partition.base import Partition, require_count
 from segcredit.types import Rollouts
 
 
@@ -19,7 +20,7 @@ def probability_cutpoints(
 ) -> Segments:
     """SPO's code: cut just before the 1st, (n+1)-th, (2n+1)-th, … token with π_old < threshold.
 
-    So every segment but perhaps the first begins with an unlikely token and holds n of them.
+    Every segment except perhaps the first begins with an unlikely token and contains n of them.
     Without an unlikely token there is one segment.
     """
     low = _low(logp_old, mask, threshold, every)
@@ -48,13 +49,12 @@ def _low(logp_old: Tensor, mask: Tensor, threshold: float, every: int) -> Tensor
 
 def _check(threshold: float, every: int) -> None:
     require_probability("threshold", threshold, "SPO uses 0.9.")
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"every must be a whole number, at least 1; got {every!r}. SPO: 5.")
+    require_count("every", every, hint=" SPO: 5.")
 
 
 @dataclass(frozen=True)
 class ProbabilityCutpoints(Partition):
-    """Cut before every n-th unlikely token, from the first one on (SPO's code)."""
+    """Cut before every n-th token of low probability (SPO)."""
 
     threshold: float = 0.9
     every: int = 5
@@ -62,24 +62,32 @@ class ProbabilityCutpoints(Partition):
     def __post_init__(self) -> None:
         _check(self.threshold, self.every)
 
+    @property
+    def needs(self) -> Needs:
+        return frozenset({LOGP_OLD})
+
     def __call__(self, rollouts: Rollouts) -> Segments:
         return probability_cutpoints(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
-        """Every cut. The prompt is one only if the response opens with an unlikely token."""
+        """All cuts; the start of the response counts only if its first token is unlikely."""
         low = _low(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
         return segments.at_start(low.float()).bool()
 
 
 @dataclass(frozen=True)
 class ProbabilityAccumulate(Partition):
-    """Cut after every n-th unlikely token (the SAPO paper's wording)."""
+    """Cut after every n-th token of low probability (the SAPO paper's wording)."""
 
     threshold: float = 0.9
     every: int = 5
 
     def __post_init__(self) -> None:
         _check(self.threshold, self.every)
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({LOGP_OLD})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return probability_accumulate(rollouts.logp_old, rollouts.mask, self.threshold, self.every)

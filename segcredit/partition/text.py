@@ -1,7 +1,7 @@
-"""Partitions read off the text: lines, and "Step N" headings.
+"""Partitions of the text: lines, and "Step N" headings.
 
-They walk strings, one response at a time, on the CPU. ``pieces[i][t]`` is the text of token t of
-response i; a special token (end of sequence) is the empty string.
+They loop over strings on the CPU, one response at a time. ``pieces[i][t]`` is the text of token t
+of response i; a special token (end of sequence) is the empty string.
 """
 
 import re
@@ -24,19 +24,19 @@ _STEP = re.compile(r"^[#* ]*(Step [0-9]+)", re.MULTILINE)
 
 
 def newline(pieces: Pieces, mask: Bool[Tensor, "B T"]) -> Segments:
-    r"""A token whose text holds "\n" ends its segment.
+    r"""Cut after each token whose text contains "\n".
 
-    A blank segment joins the one before it (at the very beginning, the one after it), and so does
-    the end-of-sequence token. Without a newline there is one segment.
+    A blank segment is merged into the one before it (at the very beginning, the one after it), and
+    so is the end-of-sequence token. Without a newline there is one segment.
     """
     return _from_rows(_newline_ends, pieces, mask)
 
 
 def step_markers(pieces: Pieces, mask: Bool[Tensor, "B T"]) -> Segments:
-    """A segment ends before the token that holds the S of "Step 1", "Step 2", … at a line's start.
+    """Cut before the token with the S of "Step 1", "Step 2", … at the start of a line.
 
-    The marker may follow #, * or spaces. What comes before the first marker is a segment of its
-    own, unless it is blank or only # and *. Without a marker there is one segment.
+    The marker may follow #, * or spaces. The text before the first marker is a segment of its own,
+    unless it is blank or only # and *. Without a marker there is one segment.
     """
     return _from_rows(_step_ends, pieces, mask)
 
@@ -74,7 +74,7 @@ def _from_rows(ends_of: Callable[[list[str]], list[int]], pieces: Pieces, mask: 
     for row, (texts, valid) in enumerate(zip(pieces, mask.tolist(), strict=True)):
         positions = [t for t, ok in enumerate(valid) if ok]
         if not positions:
-            continue  # named below
+            continue  # Segments raises the error for an empty row
         if len(texts) <= positions[-1]:
             raise ValueError(
                 f"pieces[{row}] must hold the text of each of the response's tokens, at least "
@@ -87,7 +87,7 @@ def _from_rows(ends_of: Callable[[list[str]], list[int]], pieces: Pieces, mask: 
 
 @dataclass(frozen=True)
 class Newline(Partition):
-    """One segment per line (VinePPO, DVO; SAPO's Table 3)."""
+    """Cut after each line (VinePPO, DVO; SAPO's Table 3)."""
 
     @property
     def needs(self) -> Needs:
@@ -99,7 +99,7 @@ class Newline(Partition):
 
 @dataclass(frozen=True)
 class StepMarkers(Partition):
-    """One segment per "Step N" (SAPO's Table 3; the prompt must ask for that format)."""
+    """Cut before each "Step N" (SAPO's Table 3; the prompt must ask for that format)."""
 
     @property
     def needs(self) -> Needs:

@@ -1,4 +1,4 @@
-"""The plain units: tokens, whole responses, runs of a fixed length."""
+"""Partitions into simple units: tokens, whole responses, runs of a fixed length."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from segcredit.core.checks import require_mask
 from segcredit.core.segments import Segments, first_token
-from segcredit.partition.base import Partition
+from segcredit.partition.base import Partition, require_count
 from segcredit.types import Rollouts
 
 
@@ -24,20 +24,15 @@ def response(mask: Bool[Tensor, "B T"]) -> Segments:
 
 
 def fixed_length(mask: Bool[Tensor, "B T"], size: int) -> Segments:
-    """Segments of ``size`` tokens, the last one what remains: ends L−1, 2L−1, …, T−1."""
-    _check_size(size)
+    """Segments of ``size`` tokens; the last may be shorter: ends L−1, 2L−1, …, T−1."""
+    require_count("size", size, "a whole number of tokens")
     require_mask("mask", mask)
     return Segments.from_trusted_starts(mask & ((mask.cumsum(dim=1) - 1) % size == 0), mask)
 
 
-def _check_size(size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"size must be a whole number of tokens, at least 1; got {size!r}.")
-
-
 @dataclass(frozen=True)
 class Token(Partition):
-    """Each token by itself (PPO)."""
+    """Cut after every token (PPO)."""
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return tokens(rollouts.mask)
@@ -45,7 +40,7 @@ class Token(Partition):
 
 @dataclass(frozen=True)
 class Response(Partition):
-    """The whole response (GRPO, GSPO, RLOO)."""
+    """The whole response is one segment (GRPO, GSPO, RLOO)."""
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return response(rollouts.mask)
@@ -53,12 +48,14 @@ class Response(Partition):
 
 @dataclass(frozen=True)
 class FixedLength(Partition):
-    """Runs of a fixed number of tokens."""
+    """Cut after a fixed number of tokens."""
+
+    examples = ({"size": 16},)
 
     size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        require_count("size", self.size, "a whole number of tokens")
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return fixed_length(rollouts.mask, self.size)

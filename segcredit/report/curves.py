@@ -1,4 +1,4 @@
-"""A run's curves as one picture: what it learned, and how healthy the learning was."""
+"""Draw a run's curves as one image: results, and the health of training."""
 
 import math
 from pathlib import Path
@@ -23,27 +23,27 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Critic: explained variance",
         (
             ("pretrain_critic", "explained_variance", "pretraining"),
-            ("optimize", "explained_variance", "optimisation"),
+            ("optimize", "explained_variance", "optimization"),
         ),
     ),
     (
         "Critic: value loss",
         (
             ("pretrain_critic", "value_loss", "pretraining"),
-            ("optimize", "value_loss", "optimisation"),
+            ("optimize", "value_loss", "optimization"),
         ),
     ),
     ("Segments per response", (("optimize", "segments", "segments"),)),
     ("Imitation: −log π per token", (("warm_start", "nll", "warm start"),)),
 )
 LARGEST = 1e100
-"""Larger numbers are not drawn: their differences would be infinite."""
+"""Larger numbers are not drawn, because their differences would be infinite."""
 INK, GRID = "#333a45", "#e3e6ea"
-COLOURS = ("#3b6fd4", "#e07b39", "#2c9c79")
+COLORS = ("#3b6fd4", "#e07b39", "#2c9c79")
 
 
 def draw_curves(run: Run, path: Path) -> Path | None:
-    """Draw every panel for which the run has numbers; None if it has none."""
+    """Draw every panel for which the run has numbers; return None if there is none."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -79,16 +79,16 @@ def _series(run: Run, key: str, stage: str) -> tuple[list[int], list[float]]:
 
 
 def _panel(axis: Any, run: Run, title: str, lines: list[tuple[str, str, str]]) -> None:
-    for colour, (stage, key, label) in zip(COLOURS, lines, strict=False):
+    for color, (stage, key, label) in zip(COLORS, lines, strict=False):
         steps, values = _series(run, key, stage)
         if stage == "evaluation":
-            axis.plot(steps, values, color=colour, marker="o", markersize=3.5, label=label)
-            _interval(axis, run, key, colour)
+            axis.plot(steps, values, color=color, marker="o", markersize=3.5, label=label)
+            _interval(axis, run, key, color)
         elif len(values) > 30:
-            axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-            axis.plot(steps, _smooth(values), color=colour, label=label)
-        else:  # a point alone, or between gaps, would have no line
-            axis.plot(steps, values, color=colour, marker=".", markersize=4, label=label)
+            axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+            axis.plot(steps, _smooth(values), color=color, label=label)
+        else:  # a marker, because a single point has no line
+            axis.plot(steps, values, color=color, marker=".", markersize=4, label=label)
     axis.set_title(title, fontsize=10, color=INK, loc="left")
     axis.set_xlabel("step", fontsize=8, color=INK)
     axis.tick_params(labelsize=8, colors=INK)
@@ -98,15 +98,15 @@ def _panel(axis: Any, run: Run, title: str, lines: list[tuple[str, str, str]]) -
         axis.legend(fontsize=8, frameon=False)
 
 
-def _interval(axis: Any, run: Run, key: str, colour: str) -> None:
-    """The 95 % interval over prompts, where it was measured."""
+def _interval(axis: Any, run: Run, key: str, color: str) -> None:
+    """Draw the 95 % interval over prompts, where it was measured."""
     if not {f"{key}_low", f"{key}_high"} <= set(run.keys("evaluation")):
         return
     steps, low = _series(run, f"{key}_low", "evaluation")
     others, high = _series(run, f"{key}_high", "evaluation")
     if steps != others:
         return
-    axis.fill_between(steps, low, high, color=colour, alpha=0.13, linewidth=0)
+    axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
 
 
 def _smooth(values: list[float], weight: float = 0.8) -> list[float]:

@@ -1,4 +1,4 @@
-"""The page itself: one file that needs nothing else, and can run nothing but its own script."""
+"""The report page: one HTML file without dependencies, which runs no script but its own."""
 
 import base64
 import hashlib
@@ -14,10 +14,10 @@ from segcredit.report.data import (
     Limits,
     Rows,
     gather_images,
-    gather_overview,
     gather_rows,
     to_json,
 )
+from segcredit.report.overview import gather_overview
 from segcredit.runlog import Run
 from segcredit.runlog.files import write_text_atomically
 
@@ -25,13 +25,13 @@ SCRIPTS = (
     *("base", "colours", "charts", "overview", "tokens", "staircase", "panel"),
     *("trajectories", "partitions", "main"),
 )
-"""In the order in which they build on one another."""
+"""In order of dependence."""
 _STATIC = files("segcredit.report") / "static"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what it says, drawn elsewhere."""
+    """A figure with its title and explanation."""
 
     title: str
     note: str
@@ -39,13 +39,13 @@ class Figure:
 
 
 def script() -> str:
-    """All of the page's code, in one closed scope."""
+    """All of the page's JavaScript, in one function scope."""
     parts = [(_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     return '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 def policy(live: bool) -> str:
-    """What a browser lets the page do: run this script, show pictures it holds, nothing else."""
+    """The content security policy: run this script, show embedded images, nothing else."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     connect = "'self'" if live else "'none'"
     return (
@@ -62,7 +62,7 @@ def render_page(
     figures: Sequence[Figure] = (),
     live: bool = False,
 ) -> str:
-    """HTML. The overview comes first, so that it shows before the responses are read."""
+    """Render the HTML; the overview comes first, so it shows before the responses are parsed."""
     frame = (_STATIC / "page.html").read_text(encoding="utf-8")
     parts = {
         "POLICY": html.escape(policy(live)),
@@ -90,7 +90,7 @@ def _figure(figure: Figure) -> str:
 
 
 def report_title(runs: Sequence[Run]) -> str:
-    """Of the page."""
+    """The title of the page."""
     first = printable(runs[0].path.name)
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more"
 
@@ -102,7 +102,7 @@ def write_report(
     figures: Sequence[Figure] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """The page, whole or not at all."""
+    """Write the page atomically and return its path."""
     rows = gather_rows(runs, limits, progress)
     images = gather_images(runs, rows, limits.picture_megabytes)
     page = render_page(report_title(runs), gather_overview(runs, rows), rows, images, figures)

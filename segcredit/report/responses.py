@@ -1,16 +1,15 @@
-"""The one exception that the command line turns into one line."""
+"""Read the responses that ``segcredit segment`` shows: rows of JSONL, checked field by field."""
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple, Never
+from typing import IO, Annotated, Any, Never
 
 from pydantic import (
     BaseModel,
@@ -22,31 +21,26 @@ from pydantic import (
     model_validator,
 )
 
+from segcredit.registry import nearest
 from segcredit.runlog.folder import RunFolder, by_step
 
 
 class InputError(Exception):
-    """What the person at the terminal gave cannot be used; the message says what to type."""
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """`` Did you mean 'entropy'?``, or nothing where no known name is near."""
-    near = get_close_matches(name.lower(), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    """A mistake in the input or the options; the message says what to type."""
 
 
 _PIECE = re.compile(
     r"""
-      [^\S\n]* \S+     # a word with the blanks before it
-    | [^\S\n]* \n      # a line's end
-    | [^\S\n]+ \Z      # blanks at the very end
+      [^\S\n]* \S+     # a word with the spaces before it
+    | [^\S\n]* \n      # the end of a line
+    | [^\S\n]+ \Z      # spaces at the very end
     """,
     re.VERBOSE,
 )
 
 
 def split_text(text: str) -> list[str]:
-    """Words with the blanks before them, and line ends; joined, they are the text again."""
+    """Split into words with the spaces before them, and line ends; joined, they are the text."""
     return _PIECE.findall(text)
 
 
@@ -55,7 +49,7 @@ def _flag(x: object) -> object:
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
-"""true or false; 1 or 0, as training frameworks store masks, will do."""
+"""true or false; also 1 or 0, as training frameworks store masks."""
 Probability = Annotated[FiniteFloat, Field(gt=0, le=1)]
 LogProbability = Annotated[FiniteFloat, Field(le=0)]
 
@@ -63,7 +57,7 @@ PER_TOKEN = ("entropy", "prob", "logp", "value", "mask")
 
 
 class Row(BaseModel):
-    """A response. Each field's description says what is expected; its example, what to type."""
+    """One response. Error messages quote each field's description and example."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -159,7 +153,7 @@ class Row(BaseModel):
 
 STDIN = "-"
 EXAMPLE = str(Path(__file__).with_name("example.jsonl"))
-"""Hand-made responses; their numbers are made up to illustrate."""
+"""Hand-written responses; their numbers are made up."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TYPE = 'type e.g. {"text": "The answer is 12."}'
@@ -178,7 +172,7 @@ def rollouts_of(path: str) -> str:
 
 @contextmanager
 def open_lines(path: str) -> Iterator[IO[bytes]]:
-    """The file's lines as bytes; ``-`` is standard input."""
+    """Open a file of lines as bytes; ``-`` is standard input."""
     if path == STDIN:
         yield sys.stdin.buffer
         return
@@ -192,7 +186,7 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
 
 def _why(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
-        return "there is none of that name; check the path, or type --example"
+        return "there is no file of that name; check the path, or type --example"
     if isinstance(error, IsADirectoryError):
         return "this is a directory; name one of the files in it, or a run that kept rollouts"
     reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -200,7 +194,7 @@ def _why(error: Exception) -> str:
 
 
 def filled_lines(path: str, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not blank, with its number from 1 on."""
+    """Yield each line that is not blank, with its number from 1 on."""
     found = False
     try:
         for number, line in enumerate(lines, start=1):
@@ -215,7 +209,7 @@ def filled_lines(path: str, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes
 
 
 def parse_row(line: bytes) -> Row:
-    """The row, or an InputError that names the field."""
+    """Parse one line; an InputError names the wrong field."""
     try:
         content = json.loads(line.decode().rstrip("\r\n"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -230,7 +224,7 @@ def parse_row(line: bytes) -> Row:
         ) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 5000 brackets
         raise InputError(
-            f"expected one JSON object per line; got what Python cannot read ({error}); {_TYPE}"
+            f"expected one JSON object per line; got a line that cannot be read ({error}); {_TYPE}"
         ) from None
     if not isinstance(content, dict):
         raise InputError(
@@ -248,7 +242,7 @@ def parse_row(line: bytes) -> Row:
 _NAMES_IN_TRAINING = {"prompt_id": "id", "prompt": "prompt", "reward": "reward"} | {
     name: name for name in ("entropy", "value")
 }
-"""Columns of a run's rollouts, watched and evaluations → fields of a row."""
+"""Columns of the files that training writes → fields of a row."""
 _ROUNDING = 1e-3
 """Maximum amount by which a low-precision log-probability may exceed zero."""
 
@@ -293,7 +287,7 @@ def _refuse_constant(name: str) -> Never:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing wrong with a row; unknown keys first, since they explain the rest."""
+    """Describe the first mistake in a row; unknown keys first, since they often explain others."""
     problems = error.errors(include_url=False)
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     if first["type"] == "value_error":
@@ -326,80 +320,9 @@ class ValueAt(StrEnum):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the partitions and of the credit; the defaults are the library's own."""
+class CreditSettings:
+    """Settings of the advantages; the defaults are SAPO's."""
 
-    fraction: float = 0.30
-    threshold: float = 0.9
-    every: int = 5
-    size: int = 16
-    window: int = 5
     gamma: float = 1.0
     lam: float = 0.99
     value_at: ValueAt = ValueAt.START
-
-
-ALL = "all"
-
-
-class Strategy(NamedTuple):
-    """A way to cut."""
-
-    about: str
-    needs: tuple[str, ...] = ()
-    """Fields of a row; any one of them will do."""
-
-
-STRATEGIES = {
-    "entropy": Strategy("after the most uncertain tokens (SAPO)", ("entropy",)),
-    "probability": Strategy("before every n-th unlikely token (SPO)", ("prob", "logp")),
-    "accumulate": Strategy("after every n-th unlikely token", ("prob", "logp")),
-    "newline": Strategy("after each line"),
-    "step": Strategy("before each Step 1, Step 2, …"),
-    "fixed": Strategy("every so many tokens"),
-    "token": Strategy("after each token (PPO)"),
-    "response": Strategy("nowhere (GRPO, GSPO)"),
-    "peaks": Strategy("after peaks of uncertainty", ("entropy",)),
-    "smooth": Strategy("after the most uncertain stretches", ("entropy",)),
-    "value": Strategy("where the critic changes its mind", ("value",)),
-}
-
-
-def check_names(asked: Sequence[str]) -> None:
-    """Refuse a name that is not a strategy."""
-    known = [*STRATEGIES, ALL]
-    for name in asked:
-        if name not in known:
-            raise InputError(
-                f"--strategy must be one of {', '.join(known)} (repeat -s for several); "
-                f"got {name!r}.{nearest(name, known)}"
-            )
-
-
-def choose(asked: Sequence[str], row: Row) -> list[str]:
-    """The strategies to show for a row: those asked for, each once, or the row's natural one."""
-    if not asked:
-        return ["entropy" if _can(row, "entropy") else "newline"]
-    names: dict[str, None] = {}
-    for name in asked:
-        if name == ALL:
-            names.update(dict.fromkeys(name for name in STRATEGIES if _can(row, name)))
-        elif _can(row, name):
-            names[name] = None
-        else:
-            raise InputError(_missing(name))
-    return list(names)
-
-
-def _can(row: Row, name: str) -> bool:
-    needs = STRATEGIES[name].needs
-    return not needs or any(getattr(row, field) is not None for field in needs)
-
-
-def _missing(name: str) -> str:
-    needs = STRATEGIES[name].needs
-    example = (Row.model_fields[needs[0]].examples or [""])[0]
-    return (
-        f"strategy {name!r} needs the field {' or '.join(map(repr, needs))}; this row has none; "
-        f"add {example}, or type -s newline"
-    )

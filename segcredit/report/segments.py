@@ -1,29 +1,91 @@
-"""What can be set on the command line, apart from the strategies themselves."""
+"""Cut responses with partitions, and compute each segment's entropy, value and credit."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass
 
 import torch
+import yaml
 from torch import Tensor
 
+from segcredit.columns import in_order, resolve
 from segcredit.core.advantages import segment_gae
-from segcredit.core.checks import require_unit_interval
 from segcredit.core.segments import Segments
-from segcredit.partition import PARTITIONS, Partition, make_partition, settings_of
-from segcredit.report.responses import InputError, Row, Settings
+from segcredit.partition import PARTITIONS, Partition, make_partition, partition_class, partition_of
+from segcredit.report.responses import CreditSettings, InputError, Row
 from segcredit.types import Rollouts
+
+ALL = "all"
+"""Strategy that stands for every built-in partition."""
+FIELDS = {"entropy": ("entropy",), "value": ("value",), "logp_old": ("prob", "logp"), "pieces": ()}
+"""Columns that a partition may need → fields of a row, any one of which provides the column."""
+
+
+def column_names(partition: Partition) -> list[str]:
+    """The names of the columns that a partition needs."""
+    return [column.name for column in in_order(resolve(partition.needs))]
+
+
+def load_partitions(asked: Iterable[str], options: Mapping[str, float]) -> dict[str, Partition]:
+    """Make every built-in partition and those asked for.
+
+    Args:
+        asked: Names as typed: ``entropy``, ``file.py:Name``, or ``{name: fixed, size: 8}``.
+        options: Settings from the command line, used by every partition that has them.
+    """
+    names = dict.fromkeys([*PARTITIONS, *(name for name in asked if name != ALL)])
+    return {name: _make(name, options) for name in names}
+
+
+def _make(name: str, options: Mapping[str, float]) -> Partition:
+    if name.startswith("{"):
+        return partition_of(yaml.safe_load(name))
+    kind = partition_class(name)
+    known = kind.setting_fields()
+    required = {key: x for key, x in kind.examples[0].items() if known[key].default is MISSING}
+    return make_partition(name, **required | {key: x for key, x in options.items() if key in known})
+
+
+def choose(asked: Sequence[str], row: Row, partitions: Mapping[str, Partition]) -> list[str]:
+    """The strategies to show for a row: those asked for, or entropy, or else newline."""
+    if not asked:
+        return ["newline" if missing_column("entropy", row) else "entropy"]
+    names: dict[str, None] = {}
+    for name in asked:
+        candidates = PARTITIONS if name == ALL else [name]
+        for candidate in candidates:
+            lacking = [x for x in column_names(partitions[candidate]) if missing_column(x, row)]
+            if lacking and name != ALL:
+                raise InputError(f"strategy {name!r} needs {missing_column(lacking[0], row)}")
+            if not lacking:
+                names[candidate] = None
+    return list(names)
+
+
+def missing_column(column: str, row: Row) -> str:
+    """What to add to a row that lacks a column; empty if the row has it."""
+    if column not in FIELDS:
+        return f"the column {column!r}, which rows of a file cannot hold; type -s newline"
+    fields = FIELDS[column]
+    if not fields or any(getattr(row, field) is not None for field in fields):
+        return ""
+    example = (Row.model_fields[fields[0]].examples or [""])[0]
+    return (
+        f"the field {' or '.join(map(repr, fields))}; this row has none; "
+        f"add {example}, or type -s newline"
+    )
 
 
 @dataclass(frozen=True)
 class SegmentNumbers:
-    """One segment z_m; a number is None where the row lacks what it is made of."""
+    """One segment z_m; a number is None if the row lacks the columns it is computed from."""
 
     start: int
     """b_m: position of the first token, from 0 on."""
     end: int
     """e_m: position of the last token."""
     text: str
-    """Text of its tokens; a hole's is left out."""
+    """Text of its tokens, without holes."""
     num_tokens: int
     entropy_at_end: float | None
     entropy_mean: float | None
@@ -37,7 +99,7 @@ class SegmentNumbers:
 
 @dataclass(frozen=True)
 class Cut:
-    """A row under one strategy."""
+    """A row under one partition."""
 
     strategy: str
     partition: Partition
@@ -47,36 +109,29 @@ class Cut:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that belong to a segment."""
+        """Number of tokens that belong to a segment."""
         return sum(segment.num_tokens for segment in self.segments)
 
-
-def partitions(settings: Settings) -> dict[str, Partition]:
-    """Every strategy's partition; a setting that one of them refuses is an InputError."""
-    try:
-        require_unit_interval("gamma", settings.gamma, "Language tasks use 1.0.")
-        require_unit_interval("lam", settings.lam, "The paper uses 0.99 per segment.")
-        return {name: _made(name, settings) for name in PARTITIONS}
-    except ValueError as error:
-        raise InputError(str(error)) from None
-
-
-def _made(name: str, settings: Settings) -> Partition:
-    return make_partition(name, **{x: getattr(settings, x) for x in settings_of(name)})
-
-
-def partition_settings(partition: Partition) -> dict[str, object]:
-    """The partition's own settings; functions, such as a rounding rule, are left out."""
-    values = {field.name: getattr(partition, field.name) for field in fields(partition)}
-    return {name: value for name, value in values.items() if not callable(value)}
+    def to_json(self, label: str, credit: CreditSettings) -> str:
+        """One line of ``--json``: unrounded numbers, in ASCII, so it is safe to print."""
+        settings = self.partition.settings() | asdict(credit)
+        return json.dumps(
+            {
+                "id": label,
+                "strategy": self.strategy,
+                "settings": settings,
+                "tokens": self.num_tokens,
+                "segments": [asdict(segment) for segment in self.segments],
+            }
+        )
 
 
-def cut_row(row: Row, strategy: str, partition: Partition, settings: Settings) -> Cut:
-    """Cut one row and read off each segment's entropy, value and credit."""
+def cut_row(row: Row, strategy: str, partition: Partition, credit: CreditSettings) -> Cut:
+    """Cut one row and compute each segment's entropy, value and credit."""
     try:
         rollouts = _rollouts(row)
         segments = partition(rollouts)
-        numbers = _numbers(rollouts, segments, row.reward, settings)
+        numbers = _numbers(rollouts, segments, row.reward, credit)
     except ValueError as error:
         raise InputError(str(error)) from None
     index = segments.index[0].tolist()
@@ -84,49 +139,32 @@ def cut_row(row: Row, strategy: str, partition: Partition, settings: Settings) -
     for piece, m in zip(row.pieces, index, strict=True):
         if m >= 0:
             texts[m] += piece
-    columns = [
+    columns = (
         segments.start[0].tolist(),
         segments.end[0].tolist(),
         texts,
         segments.length[0].tolist(),
-        *(
-            [None] * segments.width if x is None else x[0].tolist()  # (1, M) → a list
-            for x in numbers
-        ),
-    ]
-    return Cut(
-        strategy,
-        partition,
-        index,
-        [SegmentNumbers(*column) for column in zip(*columns, strict=True)],
+        *([None] * segments.width if x is None else x[0].tolist() for x in numbers),
     )
+    found = [SegmentNumbers(*column) for column in zip(*columns, strict=True)]
+    return Cut(strategy, partition, index, found)
 
 
 def _rollouts(row: Row) -> Rollouts:
-    """A batch of one, in float64."""
-    mask = torch.tensor([row.on_mask])
-    logp = _tensor(row.logp)
+    """A batch of one response, in float64."""
+    given = {"entropy": row.entropy, "value": row.value, "logp_old": row.logp}
+    columns = {
+        name: torch.tensor([x], dtype=torch.float64) for name, x in given.items() if x is not None
+    }
     if row.prob is not None:
-        logp = torch.tensor([row.prob], dtype=torch.float64).log()
-    return Rollouts(
-        tokens=torch.zeros(mask.shape, dtype=torch.long),
-        mask=mask,
-        logp_old=torch.zeros(mask.shape, dtype=torch.float64) if logp is None else logp,
-        reward=torch.tensor([row.reward or 0.0], dtype=torch.float64),
-        group=torch.zeros(1, dtype=torch.long),
-        truncated=torch.zeros(1, dtype=torch.bool),
-        entropy=_tensor(row.entropy),
-        value=_tensor(row.value),
-        pieces=[row.pieces],
-    )
-
-
-def _tensor(numbers: list[float] | None) -> Tensor | None:
-    return None if numbers is None else torch.tensor([numbers], dtype=torch.float64)
+        columns["logp_old"] = torch.tensor([row.prob], dtype=torch.float64).log()
+    reward = torch.tensor([row.reward or 0.0], dtype=torch.float64)
+    mask = torch.tensor([row.on_mask])
+    return Rollouts.from_columns(mask, reward=reward, pieces=[row.pieces], **columns)
 
 
 def _numbers(
-    rollouts: Rollouts, segments: Segments, reward: float | None, settings: Settings
+    rollouts: Rollouts, segments: Segments, reward: float | None, credit: CreditSettings
 ) -> tuple[Tensor | None, ...]:
     """H at the end, mean H, V, Â and R̂ of every segment."""
     entropy, value = rollouts.entropy, rollouts.value
@@ -134,20 +172,15 @@ def _numbers(
     if entropy is not None:
         at_end, mean = segments.at_end(entropy), segments.mean(entropy)
     if value is not None:
-        read = segments.at_start if settings.value_at == "start" else segments.at_end
+        read = segments.at_start if credit.value_at == "start" else segments.at_end
         state_value = read(value)
     if value is not None and reward is not None:
-        credit = segment_gae(
-            rollouts.reward,
-            value,
-            segments,
-            settings.gamma,
-            settings.lam,
-            settings.value_at.value,
+        made = segment_gae(
+            rollouts.reward, value, segments, credit.gamma, credit.lam, credit.value_at.value
         )
-        assert credit.value_target is not None
-        advantage = segments.at_end(credit.advantage)
-        target = segments.at_end(credit.value_target)
+        assert made.value_target is not None
+        advantage = segments.at_end(made.advantage)
+        target = segments.at_end(made.value_target)
     numbers = (at_end, mean, state_value, advantage, target)
     if not all(x is None or x.isfinite().all() for x in numbers):
         raise ValueError(
@@ -155,21 +188,3 @@ def _numbers(
             "look at what wrote them"
         )
     return numbers
-
-
-def as_json(label: str, cut: Cut, settings: Settings) -> str:
-    """The numbers unrounded, and ASCII throughout, so that a terminal may print it as it is."""
-    return json.dumps(
-        {
-            "id": label,
-            "strategy": cut.strategy,
-            "settings": {
-                **partition_settings(cut.partition),
-                "gamma": settings.gamma,
-                "lam": settings.lam,
-                "value_at": settings.value_at.value,
-            },
-            "tokens": cut.num_tokens,
-            "segments": [asdict(segment) for segment in cut.segments],
-        }
-    )

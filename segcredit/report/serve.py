@@ -16,47 +16,48 @@ from segcredit.report.data import (
     Rows,
     files,
     gather_images,
-    gather_overview,
     read_rows,
     to_json,
 )
+from segcredit.report.overview import gather_overview
 from segcredit.report.page import policy, render_page, report_title
 from segcredit.runlog import Run, RunFolder, read_run
 from segcredit.runlog.folder import require_run
 
 HOST = "127.0.0.1"
 RESPONSES = 64
-"""Of each step."""
+"""Maximum number of responses shown of each step."""
 _ROWS = re.compile(r"/rows/(\d{1,4})-(rollouts|watched)-(\d{1,9})")
 
 
 class Server(ThreadingHTTPServer):
-    """Reads the run folders anew for every question."""
+    """HTTP server that reads the run folders again for every request."""
 
     daemon_threads = True
 
-    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+    def __init__(self, folders: Sequence[Path], port: int = 0, trusted: bool = False) -> None:
         self.folders = list(folders)
+        self.trusted = trusted
         self.token = secrets.token_urlsafe(16)
         super().__init__((HOST, port), _Handler)
 
     @property
     def address(self) -> str:
-        """What to type into a browser."""
+        """The address to open in a browser."""
         return f"http://localhost:{self.server_address[1]}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away is no error."""
+        """Ignore a browser that closes the connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def runs(self) -> list[Run]:
-        """As they are now."""
-        return [read_run(folder) for folder in self.folders]
+        """Read the runs in their current state."""
+        return [read_run(folder, self.trusted) for folder in self.folders]
 
 
 def list_rows(runs: Sequence[Run]) -> list[Rows]:
-    """Which files there are, without reading them."""
+    """List the files with responses, without reading them."""
     kinds: tuple[Kind, ...] = ("rollouts", "watched")
     return [
         Rows(number, kind, step, 0, 0, (), "", ())
@@ -70,8 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """Page, numbers, or responses; nothing else is there."""
-        # a foreign site may point its own name at this machine; its requests carry that name
+        """Answer with the page, its overview, or responses; everything else is 404."""
+        # DNS rebinding: another site can point its own name at this machine
         host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
         if host not in ("localhost", HOST):
             self.send_error(403, "only for a browser on this machine")
@@ -84,9 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self._answer(slash + rest)
-        except ConnectionError:  # the browser went away: there is nobody to tell
+        except ConnectionError:  # the browser closed the connection
             raise
-        except (OSError, ValueError) as error:  # a run that was moved away, or is half-written
+        except (OSError, ValueError) as error:  # a run that was moved, or is being written
             self._send(to_json({"error": str(error)}), "application/json", 503)
 
     def _answer(self, path: str) -> None:
@@ -102,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def _overview(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Of all that is there; a run that is moved away while it is read would look empty."""
+        """Overview of all runs; raise an error for a run that was moved while it was read."""
         found = gather_overview(runs, list_rows(runs))
         for run in runs:
             require_run(RunFolder(run.path))
@@ -131,4 +132,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""Colours: a cycle for neighbouring segments, and green and red for credit."""
+"""Show segments in the terminal: colored text, a table of numbers, bars of credit."""
 
 import os
 import sys
@@ -21,27 +21,26 @@ from segcredit.printable import EMPTY, NEWLINE, one_line, visible
 from segcredit.report.responses import (
     EXAMPLE,
     STDIN,
+    CreditSettings,
     InputError,
     Row,
-    Settings,
     ValueAt,
-    choose,
     filled_lines,
     open_lines,
     parse_row,
     rollouts_of,
 )
 from segcredit.report.segments import (
+    FIELDS,
     Cut,
     SegmentNumbers,
-    as_json,
+    choose,
+    column_names,
     cut_row,
-    partition_settings,
-    partitions,
 )
 
 _INK = "#1c2128"
-_CYCLE = [  # (a segment, its last token); distinct in the 256-colour palette too
+_CYCLE = [  # (a segment, its last token); also distinct in the 256-color palette
     ("#bfdbfc", "#7fb0f5"),  # blue
     ("#fdebb8", "#f5cf56"),  # amber
     ("#e3d8fb", "#b898f0"),  # violet
@@ -55,27 +54,22 @@ HOLE = Style(dim=True, italic=True)
 
 @dataclass(frozen=True)
 class Palette:
-    """The looks of segments. Ink and ground are both set, so they suit dark and light terminals."""
+    """Styles of segments; they set text and background color, so any terminal theme works."""
 
-    colour: bool
-    """Without it, segments are told apart by other means, and only boldness remains."""
+    color: bool
+    """Whether the terminal has many colors; without them, bars separate the segments."""
 
     def body(self, segment: int) -> Style:
-        """A segment's tokens."""
-        return self._ground(segment, 0) if self.colour else Style.null()
+        """Style of a segment's tokens."""
+        return self._style(segment, 0) if self.color else Style.null()
 
     def last(self, segment: int) -> Style:
-        """A segment's last token."""
+        """Style of a segment's last token."""
         bold = Style(bold=True)
-        return self._ground(segment, 1) + bold if self.colour else bold
+        return self._style(segment, 1) + bold if self.color else bold
 
-    def _ground(self, segment: int, strength: int) -> Style:
+    def _style(self, segment: int, strength: int) -> Style:
         return Style(color=_INK, bgcolor=_CYCLE[segment % len(_CYCLE)][strength])
-
-
-def sign(number: float) -> str:
-    """Green above zero, red below."""
-    return GAIN if number > 0 else LOSS if number < 0 else "dim"
 
 
 BAR = "┃"
@@ -83,9 +77,9 @@ HOLE_OPENS, HOLE_CLOSES = "⟦", "⟧"
 
 
 def response_text(row: Row, cut: Cut, palette: Palette) -> Text:
-    """The text as it was written, line breaks kept and marked ↵, holes in ⟦ ⟧."""
+    """The response's text, with line breaks kept and marked ↵, and holes in ⟦ ⟧."""
     text = Text()
-    in_hole = [False, *(m < 0 for m in cut.index), False]  # with a neighbour at either end
+    in_hole = [False, *(m < 0 for m in cut.index), False]  # with a neighbor at either end
     for t, (piece, m) in enumerate(zip(row.pieces, cut.index, strict=True)):
         if m < 0:
             opens = "" if in_hole[t] else HOLE_OPENS
@@ -94,13 +88,13 @@ def response_text(row: Row, cut: Cut, palette: Palette) -> Text:
         elif t < cut.segments[m].end:
             _append(text, "", visible(piece) or EMPTY, "", palette.body(m))
         else:
-            bar = BAR if not palette.colour and m + 1 < len(cut.segments) else ""
+            bar = BAR if not palette.color and m + 1 < len(cut.segments) else ""
             _append(text, "", visible(piece) or EMPTY, bar, palette.last(m))
     return text
 
 
 def _append(text: Text, before: str, piece: str, after: str, style: Style) -> None:
-    """One token; what comes after it stays on its line, before a final line break."""
+    """Append one token; put ``after`` before a final line break, so that it stays on the line."""
     marked = piece.replace("\n", NEWLINE + "\n")
     line, broken = marked.removesuffix("\n"), marked.endswith("\n")
     text.append(before + line + after, style)
@@ -109,11 +103,11 @@ def _append(text: Text, before: str, piece: str, after: str, style: Style) -> No
 
 
 _LEAST = 8
-"""Columns below which nothing can be recognised."""
+"""Minimum width of a text cell, in columns."""
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` columns of the text, with … for what was taken out of its middle."""
+    """Shorten a text to ``width`` columns, with … in its middle."""
     if cell_len(text) <= width:
         return text
     room = max(width - 1, 0)
@@ -123,13 +117,13 @@ def shorten(text: str, width: int) -> str:
 
 
 def _fitting(text: str, width: int) -> int:
-    """How many characters fit into ``width`` columns."""
+    """Number of characters that fit into ``width`` columns."""
     ends = accumulate(map(cell_len, text))
     return sum(1 for _ in takewhile(lambda end: end <= width, ends))
 
 
 class Shortened:
-    """A table cell that shortens its text to whatever room the table leaves it."""
+    """A table cell that shortens its text to the width it gets."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -143,7 +137,7 @@ class Shortened:
 
 
 class Bars:
-    """The bars of one table, all to one scale; a side that nothing needs takes no room."""
+    """The bars of one table, all to the same scale; a side without bars takes no space."""
 
     def __init__(self, advantages: list[float], length: int) -> None:
         self._length = length
@@ -152,7 +146,7 @@ class Bars:
         self._right = length if max(advantages) > 0 else 0
 
     def draw(self, advantage: float) -> Text:
-        """One bar, to the nearest half column."""
+        """Draw one bar, to the nearest half column."""
         full, half = divmod(round(2 * self._length * abs(advantage) / self._limit), 2)
         left = "╺" * half + "━" * full if advantage < 0 else ""
         right = "━" * full + "╸" * half if advantage > 0 else ""
@@ -164,28 +158,28 @@ class Bars:
 
 
 LEAST_FOR_ALL, LEAST_FOR_BARS, LEAST_FOR_LONG_BARS = 60, 72, 110
-"""Columns of terminal from which on there is room for every number, and for credit as bars."""
+"""Minimum terminal widths for all numbers, for bars of credit, and for long bars."""
 BAR_WIDTH, LONG_BAR_WIDTH = 8, 16
-"""Columns of the longest bar."""
+"""Length of the longest bar, in columns."""
 SHOWN_FIRST, SHOWN_LAST = 30, 10
-"""Rows of a long table; --json lists all."""
+"""Rows shown of a long table; --json lists all."""
 
 NUMBERS = {"H": "entropy_at_end", "V": "value", "Â": "advantage", "R̂": "value_target"}
 """Heading → field."""
 
 
 def known_numbers(cut: Cut, width: int) -> list[str]:
-    """The headings for which the row has numbers; R̂ = Â + V is the first to give way."""
+    """Headings of the known numbers; a narrow terminal leaves out R̂ = Â + V."""
     first = cut.segments[0]
     known = [name for name, field in NUMBERS.items() if getattr(first, field) is not None]
     return known if width >= LEAST_FOR_ALL else [name for name in known if name != "R̂"]
 
 
 def segment_table(cut: Cut, width: int, palette: Palette) -> Table:
-    """One row per segment; in a very long table the middle is left out."""
+    """A table with one row per segment; a very long table leaves out its middle."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("text")  # takes the room that is left
+    table.add_column("text")  # takes the remaining width
     columns = ["tokens"] if width >= LEAST_FOR_ALL else []
     columns += known_numbers(cut, width)
     for name in columns:
@@ -197,7 +191,7 @@ def segment_table(cut: Cut, width: int, palette: Palette) -> Table:
         bars = Bars([segment.advantage or 0.0 for segment in cut.segments], length)
 
     hidden = range(SHOWN_FIRST, len(cut.segments) - SHOWN_LAST)
-    if len(hidden) == 1:  # the row that says so would take its place
+    if len(hidden) == 1:  # the row that reports it would take as much space
         hidden = range(0)
     for m, segment in enumerate(cut.segments):
         if m not in hidden:
@@ -219,7 +213,7 @@ def _cell(name: str, segment: SegmentNumbers) -> Text:
         return Text(str(segment.num_tokens), "dim")
     number: float = getattr(segment, NUMBERS[name])
     if name == "Â":
-        return Text(_number(number, "+"), sign(number))
+        return Text(_number(number, "+"), GAIN if number > 0 else LOSS if number < 0 else "dim")
     return Text(_number(number), "dim" if name == "R̂" else "")
 
 
@@ -231,17 +225,17 @@ INDENT = 2
 
 
 class Page:
-    """Writes rows to a console, and remembers what the legend must explain."""
+    """Writes rows to a console, and collects the headings for the legend."""
 
-    def __init__(self, console: Console, settings: Settings) -> None:
+    def __init__(self, console: Console, credit: CreditSettings) -> None:
         self._console = console
-        self._settings = settings
-        many_colours = console.color_system in ("256", "truecolor") and not console.no_color
-        self._palette = Palette(colour=many_colours)
+        self._credit = credit
+        many_colors = console.color_system in ("256", "truecolor") and not console.no_color
+        self._palette = Palette(color=many_colors)
         self._explain: set[str] = set()
 
     def row(self, row: Row, label: str, cuts: list[Cut]) -> None:
-        """A row's heading, then each of its cuts."""
+        """Print a row's heading, then each of its cuts."""
         title = Text(shorten(one_line(label), self._console.width // 2), "bold")
         if row.reward is not None:
             title.append("  reward ", "not bold dim").append(f"{row.reward:g}", "bold")
@@ -266,28 +260,28 @@ class Page:
         self._console.print()
 
     def legend(self) -> None:
-        """What the colours, symbols and columns mean."""
+        """Explain the colors, symbols and columns."""
         grid = Table.grid(padding=(0, 2))
         for name in NUMBERS:
             if name in self._explain:
-                grid.add_row(Text(name, "dim"), Text(_meaning(name, self._settings), "dim"))
+                grid.add_row(Text(name, "dim"), Text(_meaning(name, self._credit), "dim"))
         self._console.print(Rule(style="dim"))
         self._print(self._swatch())
         self._print(grid)
         self._console.print()
 
     def _swatch(self) -> Text:
-        """A small response, cut in two."""
+        """A small sample of two segments."""
         return Text.assemble(
             ("one segment, its", self._palette.body(0)),
             (" end", self._palette.last(0)),
-            "" if self._palette.colour else BAR,
+            "" if self._palette.color else BAR,
             (" the next", self._palette.body(1)),
             (f"   {NEWLINE} line break   {EMPTY} token without text", "dim"),
         )
 
     def note(self, text: str) -> None:
-        """A remark of our own."""
+        """Print a remark."""
         self._print(Text(text, "dim"))
         self._console.print()
 
@@ -296,43 +290,57 @@ class Page:
 
 
 def _heading(cut: Cut) -> Text:
-    settings = ", ".join(f"{k}={v}" for k, v in partition_settings(cut.partition).items())
     outside = len(cut.index) - cut.num_tokens
     return Text.assemble(
-        (f"{type(cut.partition).__name__}({settings})", "bold cyan"),
+        (f"{type(cut.partition).__name__}({_settings(cut.partition)})", "bold cyan"),
         f"  {_count(len(cut.segments), 'segment')} · {_count(cut.num_tokens, 'token')}",
         (f" · {outside} off the mask" if outside else "", "dim"),
     )
+
+
+def _settings(partition: Partition) -> str:
+    return ", ".join(f"{name}={x}" for name, x in partition.settings().items())
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _meaning(name: str, settings: Settings) -> str:
-    token = "first" if settings.value_at is ValueAt.START else "last"
+def _meaning(name: str, credit: CreditSettings) -> str:
+    token = "first" if credit.value_at is ValueAt.START else "last"
     return {
-        "H": "entropy at the segment's last token: how open the choice was",
-        "V": f"value of all that comes before the segment's {token} token",
-        "Â": f"advantage: how much better it went than V (γ={settings.gamma:g}, "
-        f"λ={settings.lam:g})",
-        "R̂": "Â + V: what the critic should have said",
+        "H": "entropy at the segment's last token: how uncertain the policy was",
+        "V": f"value of the text before the segment's {token} token",
+        "Â": f"advantage: how much better the result was than V (γ={credit.gamma:g}, "
+        f"λ={credit.lam:g})",
+        "R̂": "Â + V: target of the critic",
     }[name]
 
 
-Show = Callable[[Row, str, list[Cut]], None]
-"""Called with each row, its name and its cuts."""
+def show_partitions(partitions: Mapping[str, Partition], width: int | None) -> None:
+    """Print partitions with their settings and the fields of a row that they need."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for heading in ("partition", "description", "settings", "needs"):
+        table.add_column(heading, no_wrap=heading == "partition")
+    for name, partition in partitions.items():
+        needs = [" or ".join(FIELDS.get(x, (x,))) for x in column_names(partition)]
+        cells = (partition.description(), _settings(partition), ", ".join(filter(None, needs)))
+        table.add_row(Text(name, "cyan"), *map(Text, cells))
+    console = Console(width=width, highlight=False)
+    console.print(table)
+    console.print("\nall: each of these for which the row has the fields it needs")
+    console.print("your own: -s my_partitions.py:Name (docs/extending.md)")
 
 
-def run(
+def show_rows(
     path: str,
-    asked: Sequence[str],
-    made: Mapping[str, Partition],
-    settings: Settings,
+    strategies: Sequence[str],
+    partitions: Mapping[str, Partition],
+    credit: CreditSettings,
     limit: int | None,
-    show: Show,
+    show: Callable[[Row, str, list[Cut]], None],
 ) -> int:
-    """Show the file's first ``limit`` rows; return how many were left out."""
+    """Call ``show`` with the file's first ``limit`` rows; return the number of rows left out."""
     name = "stdin" if path == STDIN else path
     left_out = 0
     with open_lines(path) as lines:
@@ -342,7 +350,8 @@ def run(
                 continue
             try:
                 row = parse_row(line)
-                cuts = [cut_row(row, way, made[way], settings) for way in choose(asked, row)]
+                chosen = choose(strategies, row, partitions)
+                cuts = [cut_row(row, x, partitions[x], credit) for x in chosen]
             except InputError as error:
                 raise InputError(f"{name}:{number}: {error}") from None
             show(row, row.id or f"line {number}", cuts)
@@ -350,17 +359,21 @@ def run(
 
 
 def to_terminal(
-    path: str, strategies: Sequence[str], settings: Settings, limit: int | None, width: int | None
+    path: str,
+    strategies: Sequence[str],
+    partitions: Mapping[str, Partition],
+    credit: CreditSettings,
+    limit: int | None,
+    width: int | None,
 ) -> None:
-    """Each row with its cuts, a legend, and how many rows were left out."""
-    made = partitions(settings)  # first: a refused setting leaves the page empty
-    page = Page(Console(width=width, highlight=False), settings)
+    """Print each row with its cuts, a legend, and the number of rows left out."""
+    page = Page(Console(width=width, highlight=False), credit)
     if path == EXAMPLE:
-        page.note("Hand-made responses; the numbers are made up to illustrate.")
+        page.note("Hand-written responses; the numbers are made up to illustrate.")
     file = rollouts_of(path)
     if file != path:
         page.note(f"The last rollouts of this run: {one_line(os.path.relpath(file, path))}")
-    left_out = run(file, strategies, made, settings, limit, page.row)
+    left_out = show_rows(file, strategies, partitions, credit, limit, page.row)
     page.legend()
     if path == EXAMPLE:
         page.note("Next: segcredit segment --example -s all, then a file of yours (--help).")
@@ -368,14 +381,20 @@ def to_terminal(
         page.note(_left_out(left_out))
 
 
-def to_json(path: str, strategies: Sequence[str], settings: Settings, limit: int | None) -> None:
-    """One line per row and strategy on standard output, and nothing else there."""
+def to_json(
+    path: str,
+    strategies: Sequence[str],
+    partitions: Mapping[str, Partition],
+    credit: CreditSettings,
+    limit: int | None,
+) -> None:
+    """Print one line of JSON per row and strategy, and nothing else, to standard output."""
 
     def show(row: Row, label: str, cuts: list[Cut]) -> None:
         for cut in cuts:
-            print(as_json(label, cut, settings))
+            print(cut.to_json(label, credit))
 
-    left_out = run(rollouts_of(path), strategies, partitions(settings), settings, limit, show)
+    left_out = show_rows(rollouts_of(path), strategies, partitions, credit, limit, show)
     if left_out:
         print(_left_out(left_out), file=sys.stderr)
 

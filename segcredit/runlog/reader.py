@@ -9,23 +9,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from segcredit.printable import printable
 from segcredit.runlog.files import read_lines, revived
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.metrics import WARNING
 from segcredit.runlog.rollouts import read_rollouts
 from segcredit.runlog.storage import CheckpointError, verify
-from segcredit.runlog.untrusted import read_yaml
+from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
 
 class Run:
     """What a run has written so far; each part is read on first use and then kept."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, trusted: bool = False) -> None:
         self.folder = RunFolder(path)
+        self.trusted = trusted
+        """Whether code that config.yaml names may run (``--trust-run``)."""
         require_run(self.folder)
         self.path = self.folder.path
         self.config = _read_config(self.folder.config)
         """As plain data."""
+
+    def require_trust(self, section: str) -> None:
+        """Raise ValueError if a section of config.yaml names code and the run is not trusted."""
+        code = requests_of({section: self.config.get(section)})
+        if code and not self.trusted:
+            named = ", ".join(f"{key}: {printable(x, 300)}" for key, x in code.items())
+            raise ValueError(f"its config.yaml names code ({named}), which runs only with {FLAG}.")
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -148,9 +158,13 @@ def _files(folder: Path) -> dict[int, Path]:
     return {step: path for step, path in by_step(folder) if path.suffix == ".jsonl"}
 
 
-def read_run(path: str | Path) -> Run:
-    """A run, to look at; raises ValueError if the path holds none."""
-    return Run(path)
+def read_run(path: str | Path, trusted: bool = False) -> Run:
+    """Read a run folder; raise ValueError if the path holds none.
+
+    Args:
+        trusted: Allow code that the run's config.yaml names to run (``--trust-run``).
+    """
+    return Run(path, trusted)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

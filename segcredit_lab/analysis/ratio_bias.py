@@ -37,14 +37,9 @@ def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
     mask = torch.from_numpy(padded.mask[full])
     if not len(mask):
         return np.full(len(step.owner), -1)
-    number = len(mask)
-    rollouts = Rollouts(
-        tokens=torch.zeros(mask.shape, dtype=torch.long),
-        mask=mask,
+    rollouts = Rollouts.from_columns(
+        mask,
         logp_old=torch.from_numpy(padded.spread(step.logp_old)[full]),
-        reward=torch.zeros(number),
-        group=torch.arange(number),
-        truncated=torch.zeros(number, dtype=torch.bool),
         entropy=torch.from_numpy(padded.spread(step.entropy)[full]),
     )
     try:

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from segcredit.printable import number_text, printable
 from segcredit.runlog import Run
 from segcredit.runlog.rollouts import evenly, sample_rollouts
-from segcredit.runlog.untrusted import requests_of
 
 if TYPE_CHECKING:
     from segcredit.algorithms import PolicyGradient
@@ -263,11 +262,10 @@ def method_of(run: Run) -> "PolicyGradient":
     spec = run.config.get("algorithm")
     if not isinstance(spec, str | dict) or (isinstance(spec, dict) and "name" not in spec):
         raise CannotAnalyseError("its config.yaml names no algorithm.")
-    if own := requests_of({"algorithm": spec}):
-        raise CannotAnalyseError(
-            f"its algorithm is code that the run folder names, which is not run: "
-            f"{printable(', '.join(own.values()), 300)}"
-        )
+    try:
+        run.require_trust("algorithm")
+    except ValueError as error:
+        raise CannotAnalyseError(str(error)) from None
     try:
         made = algorithm_of(spec)
     except (ValueError, TypeError) as error:

@@ -68,7 +68,7 @@ def analyze(
 
     console = Console()
     try:
-        found_runs = [read_run(path) for path in runs]
+        found_runs = [read_run(path, trust_run) for path in runs]
         names = only or []
         settings = Settings(
             threshold=threshold,

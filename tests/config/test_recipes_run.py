@@ -17,7 +17,7 @@ from segcredit.data.worlds import make_world
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.models import Policy
 from segcredit.models.template import fill_template
-from segcredit.partition import PARTITIONS, make_partition, settings_of
+from segcredit.partition import PARTITIONS, make_partition
 from segcredit.runlog import read_run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -156,7 +156,7 @@ def test_the_names_of_partitions_are_listed_with_their_settings() -> None:
     listed = {name: re.findall(r"`(\w+)`(?:: ([\d.]+))?", settings) for name, settings in rows}
     assert list(listed) == list(PARTITIONS)
     for name, settings in listed.items():
-        assert [key for key, _ in settings] == settings_of(name)
+        assert [key for key, _ in settings] == list(PARTITIONS[name].setting_fields())
         numbers = {key: yaml.safe_load(x) for key, x in settings if x}
         missing = {key: 16 for key, x in settings if not x}
         assert make_partition(name, **missing) == make_partition(name, **missing | numbers)

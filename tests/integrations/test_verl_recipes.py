@@ -22,7 +22,7 @@ from segcredit.integrations.verl.dumps import (
 from segcredit.integrations.verl.settings import METHODS, SegmentSettings, parse
 from segcredit.integrations.verl.translate import Machines, translate
 from segcredit.integrations.verl.versions import refusal
-from segcredit.partition import PARTITIONS, Newline, TopEntropy, settings_of
+from segcredit.partition import PARTITIONS, Newline, TopEntropy
 from segcredit.runlog import read_run
 
 RECIPE = "geo3k/qwen2.5-vl-3b-sapo"
@@ -213,7 +213,9 @@ def test_the_document_lists_every_setting() -> None:
     lines = {name: row for row in table.split("\n\n")[0].splitlines() for name in _names(row)}
     assert lines.keys() == PARTITIONS.keys()
     for name, row in lines.items():
-        assert re.findall(r"`(\w+)`", row.split("|")[2]) == settings_of(name), name
+        assert re.findall(r"`(\w+)`", row.split("|")[2]) == list(
+            PARTITIONS[name].setting_fields()
+        ), name
     defaults = {k: str(x.default) for k, x in SegmentSettings.model_fields.items() if x.default}
     for name, default in defaults.items():
         assert re.search(rf"`segment\.{name}` \| `?{default}`? \|", text), name

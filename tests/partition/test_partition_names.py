@@ -16,10 +16,11 @@ from segcredit.partition import (
     ProbabilityCutpoints,
     TopEntropy,
     ValueJumps,
+    partition_class,
     partition_of,
-    settings_of,
+    spec_of,
 )
-from segcredit.report.data import PARTITIONS as SHOWN
+from segcredit.report.data import shown_partitions
 
 NAMES = (
     "The partitions are: entropy, probability, accumulate, newline, step, fixed, token, response, "
@@ -35,8 +36,17 @@ def test_every_partition_has_a_name() -> None:
 
 
 def test_the_report_shows_them_all() -> None:
-    """But for the critic's, who is not asked there."""
-    assert {type(x) for _, x in SHOWN} == set(PARTITIONS.values()) - {ValueJumps}
+    """All but the one that needs the critic's values, which a run need not record."""
+    assert {type(x) for x in shown_partitions()} == set(PARTITIONS.values()) - {ValueJumps}
+
+
+def test_every_partition_describes_itself() -> None:
+    for name, kind in PARTITIONS.items():
+        example = kind(**kind.examples[0])
+        assert kind.description().startswith(("Cut ", "The whole response")), name
+        assert not kind.description().endswith("."), name
+        assert example.label().startswith(kind.description())
+        assert partition_of(spec_of(example)) == example
 
 
 @each(
@@ -66,8 +76,10 @@ def test_every_method_that_takes_a_partition_takes_a_name(method: str) -> None:
 
 
 def test_settings_are_numbers_alone() -> None:
-    assert settings_of("entropy") == ["fraction"], "a rounding rule is no setting of a file"
-    assert settings_of("newline") == []
+    assert list(partition_class("entropy").setting_fields()) == ["fraction"], (
+        "a rounding rule is no setting of a file"
+    )
+    assert partition_class("newline").setting_fields() == {}
 
 
 @each(

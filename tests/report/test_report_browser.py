@@ -14,7 +14,15 @@ import pytest
 import torch
 from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, make_big_run, make_run
 
-from segcredit.partition import FixedLength, Newline, ProbabilityCutpoints, StepMarkers, TopEntropy
+from segcredit.partition import (
+    FixedLength,
+    Newline,
+    ProbabilityCutpoints,
+    Response,
+    StepMarkers,
+    Token,
+    TopEntropy,
+)
 from segcredit.report.data import Limits
 from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server
@@ -643,30 +651,20 @@ def test_partitions_cut_where_the_package_cuts(
         )
     )
     count = len(real["tokens"])
-    rollouts = Rollouts(
-        tokens=torch.tensor([real["tokens"]]),
-        mask=torch.ones(1, count, dtype=torch.bool),
+    rollouts = Rollouts.from_columns(
+        torch.ones(1, count, dtype=torch.bool),
         logp_old=torch.tensor([real["logp_old"]]),
-        reward=torch.zeros(1),
-        group=torch.zeros(1, dtype=torch.long),
-        truncated=torch.zeros(1, dtype=torch.bool),
         entropy=torch.tensor([real["entropy"]]),
         pieces=[real["pieces"]],
     )
     last = [t for t in range(count) if real["segment"][t : t + 2] != [real["segment"][t]] * 2]
-    assert found["as recorded: the run's own segments"] == last
-    for name, partition in {
-        "after the most uncertain 10 % of tokens": TopEntropy(0.1),
-        "after the most uncertain 30 % (SAPO)": TopEntropy(0.3),
-        "before every 5th token below p = 0.9 (SPO)": ProbabilityCutpoints(),
-        "lines": Newline(),
-        "“Step N” marks": StepMarkers(),
-        "every 16 tokens": FixedLength(16),
-    }.items():
+    assert found["As recorded: the segments that the run used"] == last
+    shown = (TopEntropy(0.1), TopEntropy(0.3), ProbabilityCutpoints(), Newline(), StepMarkers())
+    for partition in (*shown, FixedLength(16)):
         segments = partition(rollouts)
-        assert found[name] == segments.end[0][segments.mask[0]].tolist(), name
-    assert found["tokens (PPO)"] == list(range(count))
-    assert found["the whole response (GRPO)"] == [count - 1]
+        assert found[partition.label()] == segments.end[0][segments.mask[0]].tolist()
+    assert found[Token().label()] == list(range(count))
+    assert found[Response().label()] == [count - 1]
     assert len({tuple(x) for x in found.values()}) >= 8
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from segcredit import __version__
-from segcredit.report.data import gather_overview
+from segcredit.report.overview import gather_overview
 from segcredit.runlog import read_run
 from segcredit.runlog.environment import describe_environment, source_commit, without_secrets
 

@@ -14,7 +14,7 @@ from segcredit import Trainer
 from segcredit.commands.terminal import Terminal, result_table
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
-from segcredit.report.data import overview
+from segcredit.report.overview import overview
 from segcredit.runlog import read_run
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, collect

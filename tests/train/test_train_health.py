@@ -12,7 +12,7 @@ from tiny_runs import changed
 from segcredit import Trainer
 from segcredit.algorithms import make_algorithm
 from segcredit.config import parse_recipe
-from segcredit.report.data import overview
+from segcredit.report.overview import overview
 from segcredit.runlog import read_run
 from segcredit.train.describe import describe_rewards
 from segcredit.train.health import STEPS, Health

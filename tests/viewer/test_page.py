@@ -8,8 +8,8 @@ from each import each
 from rich.cells import cell_len
 from rich.console import Console
 
-from segcredit.report.responses import Row, Settings
-from segcredit.report.segments import cut_row, partitions
+from segcredit.report.responses import CreditSettings, Row
+from segcredit.report.segments import cut_row, load_partitions
 from segcredit.report.terminal import Page, Palette, response_text
 
 ROW = Row(
@@ -26,8 +26,7 @@ CHINESE = Row(
 
 
 def cut_of(row: Row, strategy: str):
-    settings = Settings()
-    return cut_row(row, strategy, partitions(settings)[strategy], settings)
+    return cut_row(row, strategy, load_partitions([], {})[strategy], CreditSettings())
 
 
 def page(row: Row, strategy: str, width: int = 80, colour_system: str | None = None) -> str:
@@ -39,19 +38,19 @@ def page(row: Row, strategy: str, width: int = 80, colour_system: str | None = N
         color_system=colour_system,
         no_color=False,
     )
-    page = Page(console, Settings())
+    page = Page(console, CreditSettings())
     page.row(row, row.id or "line 1", [cut_of(row, strategy)])
     page.legend()
     return file.getvalue()
 
 
 def test_without_colour_bars_stand_between_segments_and_brackets_around_holes():
-    text = response_text(ROW, cut_of(ROW, "token"), Palette(colour=False)).plain
+    text = response_text(ROW, cut_of(ROW, "token"), Palette(color=False)).plain
     assert text == "So┃ x┃.↵┃\n⟦<tool>↵⟧\n y┃∅"
 
 
 def test_with_colour_there_are_no_bars_and_neighbours_differ():
-    palette = Palette(colour=True)
+    palette = Palette(color=True)
     text = response_text(ROW, cut_of(ROW, "token"), palette)
     assert text.plain == "So x.↵\n⟦<tool>↵⟧\n y∅"
     assert palette.body(0) != palette.body(1) != palette.last(1)

@@ -39,7 +39,7 @@ from segcredit.integrations.verl.settings import (
     method,
     parse,
 )
-from segcredit.partition import PARTITIONS, Partition, Token, settings_of
+from segcredit.partition import Token, spec_of
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{x}" for x in ("actor", "rollout", "ref"))
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -511,13 +511,8 @@ def _segment(name: str, made: PolicyGradient, credit: GAE, critic: BoundaryMSE |
     if credit.lam_critic is not None:
         settings["+segment.lam_critic"] = credit.lam_critic
     if not isinstance(credit.over, Token):
-        settings |= {f"+segment.partition.{key}": x for key, x in _partition(credit.over).items()}
+        settings |= {f"+segment.partition.{key}": x for key, x in spec_of(credit.over).items()}
     return settings
-
-
-def _partition(over: Partition) -> Mapping[str, Any]:
-    name = next(name for name, kind in PARTITIONS.items() if type(over) is kind)
-    return {"name": name, **{x: getattr(over, x) for x in settings_of(name)}}
 
 
 def _group(made: PolicyGradient) -> Settings:

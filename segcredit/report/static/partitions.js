@@ -1,4 +1,4 @@
-// One response under every partition, one below the other.
+// One response under every partition.
 
 const partitionsView = {
   state: { file: null, row: 0 },
@@ -21,17 +21,17 @@ const partitionsView = {
       el("div", { class: "controls" },
         el("label", {}, "Step ", el("select", { id: "cut-file", onchange: (event) => again({ file: event.target.value, row: 0 }) }, data.files.map((file) => el("option", { value: fileName(file), text: trajectoriesView.fileLabel.call({ data }, file), selected: fileName(file) === this.state.file })))),
         el("label", {}, "Response ", el("select", { id: "cut-row", onchange: (event) => again({ row: Number(event.target.value) }) }, rows.map((x, i) => el("option", { value: i, text: `${i + 1}: ${MARKS[grade(x)]} ${x.length} tokens`, selected: i === place }))))),
-      el("p", { class: "quiet", text: "The marks are where a segment ends; shades only tell neighbours apart. Below each: how many segments there are, and their mean length." }),
+      el("p", { class: "quiet", text: "A mark shows where a segment ends; shades separate neighboring segments. Below each response: the number of segments and their mean length." }),
       row ? el("div", { class: "cuts" }, this.recorded(row, texts), data.partitions.map((name, i) => this.card(name, row, texts, row.cuts[i] ?? []))) : el("p", { class: "card", text: error ? visible(error) : "No response was recorded at this step." }));
   },
 
   recorded(row, texts) {
     if (!row.segment.length) return [];
-    return [this.cardOf("as recorded: the run's own segments", row, texts, groupsOfRow(row))];
+    return [this.cardOf("As recorded: the segments that the run used", row, texts, groupsOfRow(row))];
   },
 
   card(name, row, texts, ends) {
-    if (!ends.length) return el("article", { class: "card cut" }, el("h3", { text: name }), el("p", { class: "quiet", text: "The run did not record what this partition reads." }));
+    if (!ends.length) return el("article", { class: "card cut" }, el("h3", { text: name }), el("p", { class: "quiet", text: "The run did not record the columns that this partition needs." }));
     return this.cardOf(name, row, texts, groupsFrom(ends, row.pieces.length));
   },
 
