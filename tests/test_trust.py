@@ -88,21 +88,21 @@ def test_a_runs_reward_function_is_not_run(
         assert "--trust-run" in said
 
 
-@pytest.mark.parametrize(
-    ("key", "change"),
-    [
-        ("data.world", {"data": {"world": "CODE", "settings": {}}}),
-        ("algorithm", {"algorithm": "CODE"}),
-        ("algorithm.name", {"algorithm": {"name": "CODE", "lam": 1.0}}),
-        ("algorithm.partition", {"algorithm": {"name": "sapo", "partition": "CODE"}}),
-        (
-            "algorithm.partition.name",
-            {"algorithm": {"name": "sapo", "partition": {"name": "CODE"}}},
-        ),
-        ("rollout.engine", {"rollout": {"engine": "CODE"}}),
-        ("model.tiny", {"model": {"tiny": "CODE"}}),
-    ],
-)
+NAMES_CODE: list[tuple[str, dict[str, Any]]] = [
+    ("data.world", {"data": {"world": "CODE", "settings": {}}}),
+    ("algorithm", {"algorithm": "CODE"}),
+    ("algorithm.name", {"algorithm": {"name": "CODE", "lam": 1.0}}),
+    ("algorithm.partition", {"algorithm": {"name": "sapo", "partition": "CODE"}}),
+    (
+        "algorithm.partition.name",
+        {"algorithm": {"name": "sapo", "partition": {"name": "CODE"}}},
+    ),
+    ("rollout.engine", {"rollout": {"engine": "CODE"}}),
+    ("model.tiny", {"model": {"tiny": "CODE"}}),
+]
+
+
+@pytest.mark.parametrize(("key", "change"), NAMES_CODE)
 def test_no_code_of_a_run_is_imported(
     trained: Path, tmp_path: Path, key: str, change: dict[str, Any]
 ) -> None:
@@ -116,9 +116,21 @@ def test_no_code_of_a_run_is_imported(
         assert exit_code == 2
         assert f"{key}: {code}" in said.replace("\n", ""), said
         assert "--trust-run" in said
-    segcredit("report", run)
-    segcredit("analyze", run)
     assert not (tmp_path / "ran").exists()
+
+
+def test_report_and_analyze_import_no_code_of_a_run(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+
+    def name_code_everywhere(config: dict[str, Any]) -> None:
+        for _, change in NAMES_CODE:
+            text = json.dumps(change).replace("CODE", f"{tmp_path}/hostile.py:score")
+            config.update(merge_settings(config, json.loads(text)))
+
+    run = theirs(trained, tmp_path, name_code_everywhere)
+    for command in ("report", "analyze"):
+        segcredit(command, run)
+        assert not (tmp_path / "ran").exists(), command
 
 
 def test_code_that_an_override_replaces_is_not_imported(trained: Path, tmp_path: Path) -> None:

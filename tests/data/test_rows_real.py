@@ -18,6 +18,7 @@ def num_lines(path: Path) -> int:
         return sum(1 for _ in file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_gsm8k(split: str) -> None:
     path = DATA / "gsm8k" / f"{split}.jsonl"

@@ -803,6 +803,7 @@ def test_a_browser_that_goes_away_costs_nothing(tmp_path: Path, capfd: Any) -> N
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     command = [sys.executable, "-c", "from segcredit.cli import main; main()", "report", "--serve"]

@@ -86,6 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_runs_what_is_needed_and_writes_it_down(whole: Path) -> None:
     assert runs_of(whole) == ["ppo-s0", "sapo-s0", "warm-critic-s0", "warm-start-s0"]
     for place in (whole / "studies" / "runs").glob("*-s0-*"):
@@ -97,6 +98,7 @@ def test_it_runs_what_is_needed_and_writes_it_down(whole: Path) -> None:
     assert list((whole / "studies" / "logs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_second_time_it_runs_nothing(whole: Path) -> None:
     before = {x: x.stat().st_mtime_ns for x in (whole / "studies" / "runs").rglob("*.jsonl")}
     kept = results(whole)
@@ -109,6 +111,7 @@ def test_a_second_time_it_runs_nothing(whole: Path) -> None:
     assert results(whole) == kept
 
 
+@pytest.mark.slow
 def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +142,7 @@ def test_another_study_shares_its_runs_and_one_that_fails_stops_no_other(
     assert "**Incomplete: 1 of 3 runs" in again
 
 
+@pytest.mark.slow
 def test_light_copies_of_runs_suffice(whole: Path, tmp_path: Path) -> None:
     """Records of finished runs without models and warm starts, as one brings them home."""
     write(tmp_path)
@@ -154,6 +158,7 @@ def test_light_copies_of_runs_suffice(whole: Path, tmp_path: Path) -> None:
     assert results(tmp_path) == results(whole)
 
 
+@pytest.mark.slow
 def test_list_and_dry_run_train_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole)
     listed = segcredit("mine.yaml", "--list", "--seeds", "0,1")
@@ -172,6 +177,7 @@ def test_list_and_dry_run_train_nothing(whole: Path, monkeypatch: pytest.MonkeyP
     assert not (whole / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_tables_of_what_is_there_are_written_without_a_run(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return worst
 
 
-@pytest.mark.parametrize("world", ["grid", "chains"])
+@pytest.mark.parametrize("world", [pytest.param("grid", marks=pytest.mark.slow), "chains"])
 @pytest.mark.parametrize("method", METHODS)
 def test_micro_batches_do_not_change_the_gradient(method, world):
     state = small_state(method, world)

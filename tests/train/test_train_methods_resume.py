@@ -39,7 +39,13 @@ SHARED: dict[str, dict[str, Any]] = {
 """The same and one whose resumption test_train_resume.py has."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("vineppo", "spo_tree", "restem", "dpo"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spo_chain", "dvo")),
+    ],
+)
 def test_killed_and_resumed_it_is_the_same_run(method: str, tmp_path: Path) -> None:
     changes = {**SHORT, **METHODS[method]}
     whole = undisturbed(make(tmp_path / "whole"), **changes)

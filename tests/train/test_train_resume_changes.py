@@ -80,6 +80,7 @@ def test_settings_of_the_optimizers_act_within_a_stage(tmp_path: Path, whole: Pa
         assert groups(copy, 7, name)[0]["betas"] == (0.9, 0.999)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "setting", "metric"),
     [
@@ -105,6 +106,7 @@ def test_a_second_warm_start_has_its_own_beta(whole: Path) -> None:
     assert groups(whole, 4, "policy")[0]["betas"] == (0.9, 0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said", "lower"),
     [
