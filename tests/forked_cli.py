@@ -24,7 +24,7 @@ import torch
 torch.set_num_threads(1)
 from segcredit.cli import main
 import segcredit.commands.report, segcredit.commands.terminal, segcredit.evaluate.checkpoint
-import segcredit.report
+import segcredit.report.curves
 import segcredit.train.trainer
 import forked_worker, segcredit_lab.study.workers
 import segcredit_lab.study.execute, segcredit_lab.study.tables
@@ -34,6 +34,10 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.qwen2 import modeling_qwen2
 get_checkpoint_conversion_mapping("qwen2")  # makes those of all models
 assert threading.active_count() == 1, threading.enumerate()
+
+def replace(module, name, value):
+    getattr(module, name)  # a name that moved would silently no longer be replaced
+    setattr(module, name, value)
 
 def serve():
     for line in sys.stdin:
@@ -57,10 +61,10 @@ if order is not None:
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
         os.dup2(file, number)
     if not order["pictures"]:  # they take longer than the run
-        segcredit.report.draw_curves = lambda run, path: None
-        segcredit.commands.report.draw_analyses = lambda runs: []
+        replace(segcredit.report.curves, "draw_curves", lambda run, path: None)
+        replace(segcredit.commands.report, "draw_analyses", lambda runs: [])
     if order["forks"]:
-        segcredit_lab.study.workers.start_worker = forked_worker.start_worker
+        replace(segcredit_lab.study.workers, "start_worker", forked_worker.start_worker)
     sys.argv = ["segcredit", *order["arguments"]]
     try:
         main()
