@@ -16,7 +16,7 @@ from tiny_policies import (
 
 from segcredit.models import Critic
 from segcredit.models.attention import sees_all
-from segcredit.rollout.prefill import ROOM, GrowingLayer
+from segcredit.rollout.prefill import ROOM, GrowingLayer, growing_cache
 from segcredit.train.micro import by_tokens
 from segcredit.types import Encoded, Rollouts, Sampling
 
@@ -146,7 +146,16 @@ def test_a_prompt_is_read_once_for_all_its_beginnings(
     prefixes = [long, nothing, long, short, short, long]
     found = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
     assert passes[:3] == [2, 5, 6]
-    monkeypatch.setattr("segcredit.rollout.prefill.GrowingLayer", type(None))
+
+    class OtherLayer(GrowingLayer):
+        """A layer of a kind that must see text without gaps."""
+
+    def other_cache(config: object) -> object:
+        cache = growing_cache(config)
+        cache.layers = [OtherLayer() for _ in cache.layers]
+        return cache
+
+    monkeypatch.setattr("segcredit.rollout.prefill.growing_cache", other_cache)
     del passes[:]
     again = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
     assert passes[:2] == [5, 6]

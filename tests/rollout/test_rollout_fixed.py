@@ -228,11 +228,14 @@ def test_sizes_are_few() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout": {"graphs": True, "engine": "vllm"}}, r"graphs is hf's: remove it"),
+        (
+            {"rollout": {"graphs": True, "engine": "vllm"}},
+            "graphs is a setting of the hf engine: remove it",
+        ),
         ({"rollout": {"graphs": "sometimes"}}, "graphs.*auto"),
         (
             {"rollout": {"graphs": True}, "model": {"attention": "flash_attention_2"}},
-            r"set model\.attention=auto, or graphs=false",
+            r"set model\.attention=auto, or rollout\.graphs=false",
         ),
     ],
 )
