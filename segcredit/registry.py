@@ -29,11 +29,17 @@ T = TypeVar("T")
 _OWN = re.compile(r"(?:.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``" Did you mean 'x'?"`` for the known name closest to a mistyped one, else ``""``."""
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most similar to a mistyped one, or None."""
     by_spelling = {_spelling(x): x for x in known}
     near = get_close_matches(_spelling(name), by_spelling, n=1, cutoff=cutoff)
-    return f" Did you mean {by_spelling[near[0]]!r}?" if near else ""
+    return by_spelling[near[0]] if near else None
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean 'x'?"`` for the known name closest to a mistyped one, else ``""``."""
+    near = closest(name, known, cutoff)
+    return "" if near is None else f" Did you mean {near!r}?"
 
 
 def _spelling(name: str) -> str:

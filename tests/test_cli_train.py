@@ -335,9 +335,9 @@ def test_rows_the_model_cannot_process_are_found_before_training(tmp_path: Path)
         first, bad, advice = refused.complained.splitlines()
         assert first == "error: 1 bad row:"
         assert bad == (
-            "train.jsonl:3: expected a prompt the model can read; got the model's image processor "
-            "rejects an image of 1500×4 pixels (absolute aspect ratio must be smaller than 200, "
-            "got 375.0). Crop or resize it"
+            "train.jsonl:3: expected a prompt the model can process; got the model's image "
+            "processor rejects an image of 1500×4 pixels (absolute aspect ratio must be smaller "
+            "than 200, got 375.0). Crop or resize it"
         )
         assert "--skip-bad-rows" in advice
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""``segcredit prepare``: verl's rows in parquet from Geometry3K, GSM8K, MATH or files."""
+"""``segcredit prepare``: convert Geometry3K, GSM8K, MATH or your own files for training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit prepare geo3k  [dim]# from the Hub into data/geo3k/train.parquet, test.parquet …[/dim]
+segcredit prepare geo3k  [dim]# download, then write data/geo3k/train.parquet, test.parquet …[/dim]
 
-segcredit prepare gsm8k --from downloads/gsm8k -o rows  [dim]# a folder, with or without Hub[/dim]
+segcredit prepare gsm8k --from downloads/gsm8k -o rows  [dim]# from a local folder[/dim]
 
 segcredit prepare math --from test=HuggingFaceH4/MATH-500 --from train=my-math.jsonl
 
@@ -33,8 +33,8 @@ def prepare(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="geo3k, gsm8k or math; or files of your own: .parquet, .jsonl, .json, .csv, .tsv, "
-            ".arrow, a folder of them, an id on the Hub.",
+            help="geo3k, gsm8k or math; or your own data: .parquet, .jsonl, .json, .csv, .tsv or "
+            ".arrow files, folders of them, or a Hub id.",
             metavar="geo3k|gsm8k|math|FILE…",
         ),
     ],
@@ -42,16 +42,16 @@ def prepare(
         list[str] | None,
         typer.Option(
             "--from",
-            help="Where the data set lies: folder, file or id on the Hub; test=PLACE for a split.",
+            help="Folder, file or Hub id of the dataset; test=PLACE for one split.",
             metavar="PLACE",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder; data/geo3k … or prepared if not given."),
+        typer.Option("--output", "-o", help="Output folder.", show_default="data/NAME or prepared"),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", help="The part of a data set that has several.")
+        str | None, typer.Option("--config", help="Part of a dataset that has several.")
     ] = None,
     question: Annotated[
         str | None, typer.Option("--question", help="Column with the question.", metavar="COLUMN")
@@ -60,42 +60,49 @@ def prepare(
         str | None, typer.Option("--answer", help="Column with the answer.", metavar="COLUMN")
     ] = None,
     image: Annotated[
-        str | None, typer.Option("--image", help="Column with the pictures.", metavar="COLUMN")
+        str | None, typer.Option("--image", help="Column with the images.", metavar="COLUMN")
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option("--keep", help="Column that goes into extra_info, too.", metavar="COLUMN"),
+        typer.Option("--keep", help="Further column to copy into extra_info.", metavar="COLUMN"),
     ] = None,
     suffix: Annotated[
-        str | None, typer.Option("--suffix", help="Behind every question; verl's if not given.")
+        str | None,
+        typer.Option("--suffix", help="Text appended to every question.", show_default="verl's"),
     ] = None,
     data_source: Annotated[
-        str | None, typer.Option("--data-source", help="Name by which verl chooses its scorer.")
+        str | None, typer.Option("--data-source", help="Name by which verl selects its scorer.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Count tokens by it: a folder or a hub id.")
+        str | None, typer.Option("--tokenizer", help="Folder or Hub id; counts the tokens.")
     ] = None,
     max_prompt_tokens: Annotated[
         int | None,
-        typer.Option("--max-prompt-tokens", help="Count longer prompts; 1024.", min=1),
+        typer.Option(
+            "--max-prompt-tokens", help="Count longer prompts.", min=1, show_default="1024"
+        ),
     ] = None,
     drop_duplicates: Annotated[
         bool,
         typer.Option(
             "--drop-duplicates",
-            help="Leave out training rows whose question and picture held-out data has.",
+            help="Drop training rows with the question and image of a held-out row.",
         ),
     ] = False,
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Go on without rows that cannot be used.")
+        bool, typer.Option("--skip-bad-rows", help="Skip rows that cannot be used.")
     ] = False,
     allow_outside: Annotated[
         bool,
         typer.Option("--allow-outside", help="Allow image paths outside the data folder."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Data as verl and segcredit train on it: parquet files with pictures, checked for leaks."""
+    """Convert data to parquet files for segcredit and verl.
+
+    Checks every row, embeds the images, and reports test questions that are also in the
+    training data.
+    """
     from rich.console import Console
 
     from segcredit.data.prepare import KNOWN, Columns
@@ -108,7 +115,7 @@ def prepare(
     folder = output or (Path("data") / what[0] if what[0] in KNOWN else Path("prepared"))
     console = Console()
     try:
-        with console.status("looking…") as status:
+        with console.status("searching…") as status:
             report = prepare_data(
                 what,
                 folder,
@@ -123,7 +130,7 @@ def prepare(
                 skip_bad_rows=skip_bad_rows,
                 allow_outside=allow_outside,
                 force=force,
-                watch=lambda doing: status.update(f"{doing}…"),
+                progress=lambda text: status.update(f"{text}…"),
             )
     except (ValueError, OSError) as error:
         complain(error)
@@ -135,10 +142,10 @@ def prepare(
 
 def _show(console: "Console", report: "Report", folder: Path) -> None:
     console.print(_splits(report, folder))
-    if any(shared.question or shared.picture for shared in report.shared):
+    if any(shared.question or shared.image for shared in report.shared):
         console.print(_shared(report))
     else:
-        console.print("no question and no picture occurs twice")
+        console.print("no question and no image occurs twice")
     for note in _notes(report):
         console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(_recipe(report), markup=False, highlight=False, soft_wrap=True)
@@ -155,17 +162,17 @@ def _splits(report: "Report", folder: Path) -> "Table":
     title = escape(f"{', '.join(names)} → {folder}")
     table = Table(title=title, title_justify="left")
     table.add_column("split")
-    names = ["read", "left out", "dropped", "written", "MB"]
+    names = ["read", "skipped", "dropped", "written", "MB"]
     if report.max_prompt_tokens is not None:
         names += [f"text > {report.max_prompt_tokens}", "longest"]
     for name in names:
         table.add_column(name, justify="right")
     for split in report.splits:
-        bad = sum(split.left_out.values())
+        bad = sum(split.skipped.values())
         size = f"{split.path.stat().st_size / 1e6:.1f}"
         cells = [str(n) for n in (split.read, bad, split.dropped, split.written)] + [size]
         if report.max_prompt_tokens is not None:
-            cells += [str(split.over_long), str(split.longest)]
+            cells += [str(split.too_long), str(split.longest)]
         table.add_row(escape(split.name), *cells)
     return table
 
@@ -174,52 +181,52 @@ def _shared(report: "Report") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Rows that are not new, by what was seen before", title_justify="left")
+    table = Table(title="Rows that repeat an earlier row or a training row", title_justify="left")
     table.add_column("split")
     table.add_column("rows", justify="right")
-    table.add_column("seen in")
+    table.add_column("compared with")
     names = ["question"]
-    if report.with_pictures:
-        names += ["file", "picture", "both"]
+    if report.with_images:
+        names += ["file", "image", "both"]
     for name in names:
         table.add_column(name, justify="right")
     for shared in report.shared:
         where = "itself" if shared.within == shared.split else shared.within
-        cells = _senses(shared) if report.with_pictures else [str(shared.question)]
+        cells = _senses(shared) if report.with_images else [str(shared.question)]
         table.add_row(escape(shared.split), str(shared.rows), escape(where), *cells)
     return table
 
 
 def _senses(shared: "Shared") -> list[str]:
-    return [str(n) for n in (shared.question, shared.file, shared.picture, shared.both)]
+    return [str(n) for n in (shared.question, shared.file, shared.image, shared.both)]
 
 
 def _notes(report: "Report") -> list[str]:
     notes = []
     for split in report.splits:
-        if split.left_out:
-            why = ", ".join(f"{num} {reason}" for reason, num in sorted(split.left_out.items()))
-            notes.append(f"left out of {split.name}: {why}")
+        if split.skipped:
+            why = ", ".join(f"{num} {reason}" for reason, num in sorted(split.skipped.items()))
+            notes.append(f"skipped in {split.name}: {why}")
     notes += [f"  {bad}" for bad in report.bad[:_BAD_SHOWN]]
     if len(report.bad) > _BAD_SHOWN:
         notes.append(f"  and {len(report.bad) - _BAD_SHOWN} more")
     if report.leaking:
-        what = "question and picture" if report.with_pictures else "question"
+        what = "question and image" if report.with_images else "question"
         dropped = sum(split.dropped for split in report.splits)
-        advice = "left out" if dropped else "--drop-duplicates leaves them out"
-        notes.append(f"training rows whose {what} held-out data has: {report.leaking}; {advice}")
-    if report.max_prompt_tokens is not None and report.with_pictures:
-        notes.append("tokens are those of the text; pictures come on top")
+        advice = "dropped" if dropped else "drop them with --drop-duplicates"
+        notes.append(f"training rows with the {what} of a held-out row: {report.leaking}; {advice}")
+    if report.max_prompt_tokens is not None and report.with_images:
+        notes.append("token counts are for the text alone; images need additional tokens")
     if "custom" in report.data_sources:
         notes.append(
             "verl has no scorer for the data source 'custom': name one with --data-source, such as "
-            "openai/gsm8k, or give verl a reward function of your own"
+            "openai/gsm8k, or pass a reward function to verl"
         )
     return notes
 
 
 def _recipe(report: "Report") -> str:
-    """What stands in a recipe, or behind ``segcredit train``."""
+    """Return the overrides with which ``segcredit train`` uses the files."""
     paths = {split.name: split.path for split in report.splits}
     words = [f"data.{name}=[{paths[name]}]" for name in ("train", "test") if name in paths]
     if report.reward is not None:

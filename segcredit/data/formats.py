@@ -1,4 +1,4 @@
-"""What a row means, whoever wrote it: verl, TRL, EasyR1, GSM8K, MATH and their like."""
+"""Find question, answer and images in a row as verl, TRL, EasyR1, GSM8K or MATH write it."""
 
 import json
 import re
@@ -9,43 +9,46 @@ from typing import Any
 from segcredit.printable import listed, shown
 
 SHOWN = 20
-ADVICE = (
-    "Repair these rows, or go on without them: --skip-bad-rows (in Python, skip_bad_rows=True)."
+SKIP = "Repair these rows, or skip them: --skip-bad-rows (in Python, skip_bad_rows=True)."
+NOTHING_LEFT = (
+    "Every row is bad, so skipping bad rows would leave nothing. If all rows have the same "
+    "problem, look for it in the keys of the data or in the model's chat template."
 )
 
 
 class RowError(ValueError):
-    """What is wrong with one row: what was expected, what came."""
+    """A problem with one row: what was expected, and what the row has instead."""
 
     def __init__(self, problem: str, line: int = 1) -> None:
         super().__init__(problem)
         self.line = line
-        """Where in the text that was parsed."""
+        """Line of the problem in the text that was parsed."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used."""
+    """A row that cannot be used, for the error message."""
 
     where: str
     """``train.jsonl:3``, ``train.parquet row 3`` (both counted from 1) or ``rows[3]``."""
     problem: str
-    """What was expected, what came."""
+    """What was expected, and what the row has instead."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}"
 
 
 class BadRows(ValueError):  # noqa: N818
-    """Every bad row of the data, in one message."""
+    """All bad rows of the data, the first 20 of them in the message."""
 
-    def __init__(self, bad: Sequence[BadRow], advice: str = ADVICE) -> None:
+    def __init__(self, bad: Sequence[BadRow], advice: str = SKIP) -> None:
         lines = [f"{len(bad)} bad row{'s' if len(bad) > 1 else ''}:"]
         lines += [str(row) for row in bad[:SHOWN]]
         if len(bad) > SHOWN:
             lines.append(f"and {len(bad) - SHOWN} more")
         super().__init__("\n".join([*lines, advice]))
         self.bad = tuple(bad)
+        self.advice = advice
 
 
 MARK = "<image>"
@@ -56,25 +59,26 @@ _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?")
 
 @dataclass(frozen=True)
 class Keys:
-    """Under which keys a row holds what; the first that is filled counts.
+    """Keys under which rows hold each part; the first key with a value is used.
 
-    A dot leads into a nested object. The answer letter of a multiple-choice set, for example, is
-    ``Keys(answer=("answer",))`` where ``ground_truth`` has its text.
+    A dot selects a key of a nested object. For example, ``Keys(answer=("answer",))`` reads the
+    letter of a multiple-choice set whose ``ground_truth`` is the text of the choice.
     """
 
     question: tuple[str, ...] = ("prompt", "problem", "question")
-    """A text, or chat messages."""
+    """Key of a text, or of chat messages."""
     answer: tuple[str, ...] = ("reward_model.ground_truth", "ground_truth", "answer", "solution")
     images: tuple[str, ...] = ("images", "image")
     id: tuple[str, ...] = ("id", "unique_id")
-    """Must differ from row to row."""
+    """Key of an id, which must be unique."""
     index: tuple[str, ...] = ("index", "extra_info.index", "extra_info.id")
-    """The id of rows without one; verl counts anew in each file, so it need not differ."""
+    """Key of an id for rows without one; it need not be unique, because verl restarts it in each
+    file."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A row taken apart: pictures not yet looked for."""
+class RowParts:
+    """The parts of a row; images are as the row has them and not yet read."""
 
     messages: list[dict[str, str]]
     images: list[object]
@@ -84,48 +88,48 @@ class Parts:
     columns: dict[str, Any]
 
 
-def take_apart(
+def split_row(
     row: object, keys: Keys, answer_pattern: re.Pattern[str] | None, one_answer: bool = False
-) -> Parts:
-    """The row's parts, or a RowError that says what was expected and what came."""
+) -> RowParts:
+    """Split a row into its parts; raise RowError if a part is missing or malformed."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object, {{…}}, with the row's keys; got {shown(row)}")
     asked, question = _first(row, keys.question)
     if question is None:
         raise RowError(
-            f"expected a question under {_either(keys.question)}; got {_came(row, keys.question)}"
+            f"expected a question under {either(keys.question)}; got {_came(row, keys.question)}"
         )
     messages, inside = _messages(question)
     _, value = _first(row, keys.images)
     images = _as_list(value)
     if images and inside:
         raise RowError(
-            f"expected the pictures in the messages or under {_either(keys.images)}; got "
-            f"{len(inside)} there and {len(images)} here"
+            f"expected images either in the messages or under {either(keys.images)}; got "
+            f"{len(inside)} in the messages and {len(images)} under the key"
         )
     images = images or inside
-    return Parts(
+    return RowParts(
         _marked(messages, len(images)),
         images,
         _answer(row, keys.answer, answer_pattern, one_answer),
-        _name(_first(row, keys.id)),
-        _name(_first(row, keys.index)),
+        _id(*_first(row, keys.id)),
+        _id(*_first(row, keys.index)),
         _columns(row, {asked, *keys.images, *keys.id}),
     )
 
 
 def missing_columns(columns: Iterable[str], keys: Keys, need_answer: bool) -> str | None:
-    """What a table lacks, told once instead of row by row."""
+    """Problem of a table that has no column for a required part; None if it has all."""
     columns = list(columns)
     needed = {"question": keys.question} | ({"answer": keys.answer} if need_answer else {})
     for what, names in needed.items():
         if not any(name in columns or name.partition(".")[0] in columns for name in names):
-            return f"expected a column with the {what}, {_either(names)}; got {listed(columns)}"
+            return f"expected a column with the {what}, {either(names)}; got {listed(columns)}"
     return None
 
 
 def _first(row: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, object]:
-    """The first key that holds something, and what; None if there is none."""
+    """Return the first key with a value, and the value; ``("", None)`` if there is none."""
     for key in keys:
         value = _plain(_look_up(row, key))
         if not _is_blank(value):
@@ -142,7 +146,7 @@ def _look_up(row: Mapping[str, Any], key: str) -> object:
 
 
 def _plain(value: Any) -> object:
-    """Arrays and numbers of NumPy, as pandas hands them out, to lists and numbers of Python."""
+    """Convert NumPy arrays and numbers, as pandas returns them, to lists and Python numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -153,7 +157,7 @@ def _is_blank(value: object) -> bool:
         case str():
             return not value.strip()
         case float():
-            return value != value  # pandas: NaN for a missing value
+            return value != value  # pandas has NaN for a missing value
         case list() | tuple():
             return len(value) == 0
         case {"bytes": None, "path": None}:
@@ -161,7 +165,8 @@ def _is_blank(value: object) -> bool:
     return False
 
 
-def _either(keys: tuple[str, ...]) -> str:
+def either(keys: tuple[str, ...]) -> str:
+    """The keys in quotes, joined by "or"."""
     return " or ".join(f"'{key}'" for key in keys)
 
 
@@ -173,7 +178,7 @@ def _came(row: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _messages(question: object) -> tuple[list[dict[str, str]], list[object]]:
-    """Chat messages with text alone, and the pictures that lay between the text."""
+    """Return chat messages with plain text, and the images that were in their content."""
     if isinstance(question, str):
         question = [{"role": "user", "content": question}]
     if not isinstance(question, list | tuple):
@@ -203,7 +208,7 @@ def _messages(question: object) -> tuple[list[dict[str, str]], list[object]]:
 
 def _content(content: object, number: int) -> tuple[str, list[object]]:
     if isinstance(content, str):
-        return _text(content, f"message {number}"), []
+        return check_text(content, f"message {number}"), []
     if not isinstance(content, list | tuple):
         raise RowError(
             f"expected text, or a list of parts, in message {number}; got {shown(content)}"
@@ -212,7 +217,7 @@ def _content(content: object, number: int) -> tuple[str, list[object]]:
     for part in content:
         match part:
             case {"type": "text", "text": str(text)}:
-                texts.append(_text(text, f"message {number}"))
+                texts.append(check_text(text, f"message {number}"))
             case {"type": "image" | "image_url" as kind}:
                 texts.append(MARK)
                 inside = [part.get(key) for key in (kind, "image", "url", "path", "bytes")]
@@ -226,10 +231,10 @@ def _content(content: object, number: int) -> tuple[str, list[object]]:
 
 
 def _marked(messages: list[dict[str, str]], num_images: int) -> list[dict[str, str]]:
-    """The messages with one mark per picture.
+    """Return the messages with one ``<image>`` per image.
 
-    Where there is none at all, the marks open the first user message without anything between,
-    as TRL lays out rows whose messages are plain text.
+    If there is none at all, they are put at the start of the first user message, as TRL does with
+    messages of plain text.
     """
     marks = sum(message["content"].count(MARK) for message in messages)
     if num_images and not marks:
@@ -237,8 +242,8 @@ def _marked(messages: list[dict[str, str]], num_images: int) -> list[dict[str, s
         first["content"] = MARK * num_images + first["content"]
     elif marks != num_images:
         raise RowError(
-            f"expected one {MARK} in the prompt per picture; got {marks} {MARK} and {num_images} "
-            f"picture{'' if num_images == 1 else 's'}"
+            f"expected one {MARK} in the prompt per image; got {marks} {MARK} and {num_images} "
+            f"image{'' if num_images == 1 else 's'}"
         )
     return messages
 
@@ -249,7 +254,8 @@ def _as_list(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _text(text: str, where: str) -> str:
+def check_text(text: str, where: str) -> str:
+    """Return the text; raise RowError if it cannot be encoded as UTF-8, as JSON allows."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -271,7 +277,7 @@ def _answer(
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = _text(text, f"'{key}'").strip()
+    text = check_text(text, f"'{key}'").strip()
     if pattern is not None:
         return _matched(text, pattern, key)
     return text if key.endswith("ground_truth") else _final_answer(text)
@@ -279,8 +285,6 @@ def _answer(
 
 def _only(value: object, key: str) -> object:
     """Return the answer; unwrap a list with one element."""
-    if hasattr(value, "tolist"):  # numpy values, as pandas reads them
-        value = value.tolist()
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, list | tuple | Mapping):
@@ -305,7 +309,7 @@ def _matched(text: str, pattern: re.Pattern[str], key: str) -> str:
 
 
 def _final_answer(text: str) -> str:
-    r"""The end of a worked solution: ``#### 18`` as in GSM8K, the last ``\boxed{}``, or all."""
+    r"""Return the ``#### 18`` of the last line (GSM8K), else the last ``\boxed{}``, else all."""
     *_, last_line = text.rpartition("\n")
     _, hashes, final = (part.strip() for part in last_line.rpartition("####"))
     if hashes and final:
@@ -334,9 +338,8 @@ def _last_boxed(text: str) -> str | None:
     return None
 
 
-def _name(found: tuple[str, object]) -> str | None:
-    key, value = found
-    if isinstance(value, float) and value.is_integer():  # pandas, where some rows have none
+def _id(key: str, value: object) -> str | None:
+    if isinstance(value, float) and value.is_integer():  # pandas, if some rows have none
         value = int(value)
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
@@ -344,7 +347,7 @@ def _name(found: tuple[str, object]) -> str | None:
 
 
 def _columns(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
-    """The rest of the row; verl's extra_info is opened, and gives way to the row's own keys."""
+    """Return the other columns; keys of verl's extra_info are included, the row's own go first."""
     extra = row.get(_EXTRA)
     if not isinstance(extra, Mapping):
         return {key: value for key, value in row.items() if key not in used}

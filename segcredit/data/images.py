@@ -1,4 +1,4 @@
-"""Pictures as data files hold them: bytes, paths, data URIs, or PIL images."""
+"""Read images as data files store them: bytes, paths, data URIs, or PIL images."""
 
 import base64
 import binascii
@@ -16,18 +16,21 @@ _KEYS = ("bytes", "path", "image", "url")
 
 
 def as_source(value: object, folder: Path, outside: bool = False) -> bytes | Path:
-    """The encoded picture, or the absolute path of its file.
+    """Return the encoded image, or the absolute path of its file.
 
-    A row could name any file on this machine, and images are copied into runs and reports. The
-    resolved path must therefore lie in ``folder``, unless ``outside`` is set.
+    A row could name any file on this machine, and images are copied into runs and reports.
+    Therefore the resolved path must be inside ``folder``, unless ``outside`` is set.
 
-    Takes a PIL image, bytes, ``{"bytes": …, "path": …}`` (bytes first, as Hugging Face stores
-    them; base64 where the file is JSON), a data URI, or a path, relative to ``folder``.
+    Args:
+        value: A PIL image, bytes, a data URI, a path relative to ``folder``, or
+            ``{"bytes": …, "path": …}`` as Hugging Face stores images (base64 in a JSON file).
+        folder: Directory of the data file.
+        outside: Whether paths may lead out of ``folder``.
     """
     match value:
         case bytes() | bytearray() | memoryview():
             if not len(value):
-                raise RowError("expected an encoded picture; got no bytes")
+                raise RowError("expected an encoded image; got no bytes")
             return bytes(value)
         case Path():
             return _file(str(value), folder, outside)
@@ -40,7 +43,7 @@ def as_source(value: object, folder: Path, outside: bool = False) -> bytes | Pat
         case Mapping():
             return _from_mapping(value, folder, outside)
     raise RowError(
-        f"expected a picture: bytes, a path, a data URI, {{'bytes', 'path'}} or a PIL image; "
+        f"expected an image: bytes, a path, a data URI, {{'bytes', 'path'}} or a PIL image; "
         f"got {shown(value)}"
     )
 
@@ -53,12 +56,12 @@ def _from_mapping(value: Mapping[str, object], folder: Path, outside: bool) -> b
         if key == "bytes" and isinstance(inside, str):
             return _base64(inside)
         return as_source(inside, folder, outside)
-    raise RowError(f"expected a picture under 'bytes' or 'path'; got {shown(dict(value))}")
+    raise RowError(f"expected an image under 'bytes' or 'path'; got {shown(dict(value))}")
 
 
 def _file(name: str, folder: Path, outside: bool) -> Path:
     if "://" in name[:12]:
-        raise RowError(f"expected a picture on this machine; got {shown(name)}. Download it first")
+        raise RowError(f"expected an image on this machine; got {shown(name)}. Download it first")
     path = (folder / name).absolute()
     try:
         if not outside and not path.resolve().is_relative_to(folder.resolve()):
@@ -76,7 +79,7 @@ def _file(name: str, folder: Path, outside: bool) -> Path:
         ) from None
     if not found:
         what = "a folder" if path.is_dir() else "no such file"
-        raise RowError(f"expected a picture in {shown(name)}; got {what} in {named(folder)}")
+        raise RowError(f"expected an image in {shown(name)}; got {what} in {named(folder)}")
     return path
 
 
@@ -95,5 +98,5 @@ def _base64(text: str) -> bytes:
             f"expected base64; got {shown(text)} ({printable(str(error), 120)})"
         ) from None
     if not decoded:
-        raise RowError("expected an encoded picture; got no bytes")
+        raise RowError("expected an encoded image; got no bytes")
     return decoded

@@ -1,61 +1,62 @@
-"""From a file's name, or a dataset's on the Hub, to its rows; what is no row says why."""
+"""Read rows from jsonl, json and parquet files and from datasets on the Hub."""
 
 import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from segcredit.data.formats import RowError
 from segcredit.printable import listed, named, printable, shown
+from segcredit.registry import nearest
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(/(?P<config>[\w.-]+))?(:(?P<split>\S+))?")
-_ROWS_AT_ONCE = 64
-"""Rows of a parquet file held twice at a time; they may carry pictures."""
+ROWS_AT_ONCE = 64
+"""Rows to read per batch; a row may contain images."""
 _RATIO = 100
 """Maximum ratio of a parquet file's unpacked size to its file size."""
 _UNPACKED, _READ = 2**26, 2**30
-"""Bytes that any parquet file may unpack to, however small: in its pages, in all its rows."""
+"""Bytes that a parquet file of any size may unpack to: in its pages, and in all its rows."""
 _ROW = 500
-"""Bytes that a row takes in Python besides its values, at least."""
+"""Minimum number of bytes that a row takes in Python, besides its values."""
 _BATCH = 2**29
 """Maximum number of bytes in one batch of rows."""
 
 
-class Found(NamedTuple):
-    """One row as it lies there."""
+class RawRow(NamedTuple):
+    """One row as it is stored."""
 
     where: str
+    """File and line, for messages."""
     number: int
-    """Line or row, from 1 on."""
+    """Line or row number, from 1."""
     content: object
-    """The row; a RowError where it cannot be read."""
+    """The row, or a RowError if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something with rows in it."""
+    """A file or dataset, and how to iterate over its rows."""
 
     name: str
-    """As it was given."""
+    """Name as the user gave it."""
     stem: str
-    """The beginning of the ids of rows without one."""
+    """Prefix of the ids of rows without one."""
     folder: Path
-    """Relative paths of pictures begin here."""
+    """Directory to which image paths are relative."""
     columns: list[str] | None
-    """What every row has; None: each row has its own keys."""
-    rows: Callable[[], Iterator[Found]]
+    """Columns of a table. None: each row has its own keys."""
+    rows: Callable[[], Iterator[RawRow]]
     outside: bool = False
     """Whether rows may name images outside ``folder``."""
 
 
 def open_source(name: str | Path) -> Source:
-    """A file, or else a dataset of the Hub: ``owner/name``, ``owner/name/config:split``."""
+    """Open a file, or a dataset on the Hub: ``owner/name`` or ``owner/name/config:split``."""
     path, suffix = Path(name), Path(name).suffix.lower()
     local = suffix in SUFFIXES or _exists(path) or _exists(path.parent)
     if isinstance(name, str) and not local and (match := _HUB_ID.fullmatch(name)):
@@ -95,21 +96,20 @@ def _check_file(path: Path) -> None:
 
 
 def no_rows(name: str) -> ValueError:
-    """The error for a file with nothing in it."""
+    """Make the error for a file without rows."""
     return ValueError(
-        f"expected at least one row; {named(name)} is empty. Was it written, or downloaded, whole?"
+        f"expected at least one row; {named(name)} is empty. Was the download or export complete?"
     )
 
 
 def _near(path: Path) -> str:
-    """`` Did you mean 'train.jsonl'?``, else what data the folder holds."""
+    """Suggest a data file with a similar name or the same stem, else list the folder's files."""
     if not _exists(path.parent):
         return f" There is no folder {named(path.parent)} either."
     names = _data_files(path.parent)
-    near = get_close_matches(path.name, names, n=3, cutoff=0.6)
-    if not near:  # train.csv beside train.jsonl
-        near = [name for name in names if Path(name).stem == path.stem]
-    return f" Did you mean {listed(near)}?" if near else _in_folder(path.parent)
+    same = [name for name in names if Path(name).stem == path.stem]  # train.csv and train.jsonl
+    hint = nearest(path.name, names) or (f" Did you mean {listed(same)}?" if same else "")
+    return hint or _in_folder(path.parent)
 
 
 def _in_folder(folder: Path) -> str:
@@ -125,29 +125,29 @@ def _data_files(folder: Path) -> list[str]:
     return [name for name in names if Path(name).suffix.lower() in SUFFIXES]
 
 
-def _json_lines(path: Path) -> Iterator[Found]:
+def _json_lines(path: Path) -> Iterator[RawRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
             if line.strip():
-                yield Found(f"{path}:{number}", number, _parsed_or_why(line))
+                yield RawRow(f"{path}:{number}", number, _parse(line))
 
 
-def _json(path: Path) -> Iterator[Found]:
-    """A list of rows; JSON lines and a single row go by this ending, too."""
+def _json(path: Path) -> Iterator[RawRow]:
+    """Read a list of rows, one row, or JSON lines, all of which occur with this suffix."""
     content = path.read_bytes().removeprefix(_BYTE_ORDER_MARK)
-    parsed = _parsed_or_why(content)
+    parsed = _parse(content)
     if isinstance(parsed, RowError) and not content.lstrip().startswith(b"["):
         yield from _json_lines(path)
     elif isinstance(parsed, RowError):
-        yield Found(f"{path}:{parsed.line}", parsed.line, parsed)
+        yield RawRow(f"{path}:{parsed.line}", parsed.line, parsed)
     else:
         rows = parsed if isinstance(parsed, list) else [parsed]
         for number, row in enumerate(rows, start=1):
-            yield Found(f"{path} row {number}", number, row)
+            yield RawRow(f"{path} row {number}", number, row)
 
 
-def _parsed_or_why(content: bytes) -> object:
+def _parse(content: bytes) -> object:
     try:
         return json.loads(content.decode().strip())
     except UnicodeDecodeError as error:
@@ -161,9 +161,9 @@ def _parsed_or_why(content: bytes) -> object:
             f"{error.msg[1:]} at column {error.colno}",
             line=error.lineno,
         )
-    except (ValueError, RecursionError) as error:  # a number of 5000 digits, 5000 brackets
+    except (ValueError, RecursionError) as error:  # thousands of digits or of open brackets
         return RowError(
-            f"expected a JSON object; got what Python cannot read ({printable(str(error), 120)})"
+            f"expected a JSON object; got unreadable JSON ({printable(str(error), 120)})"
         )
 
 
@@ -171,11 +171,11 @@ def _parquet_columns(path: Path) -> list[str]:
     parquet = _library("pyarrow.parquet", "pyarrow", "or pass the rows as .jsonl")
     try:
         return list(parquet.read_schema(path).names)
-    except Exception as error:  # pyarrow's errors share no class of their own
+    except Exception as error:  # pyarrow's errors have no common class
         raise _not_parquet(path, error) from None
 
 
-def _parquet(path: Path) -> Iterator[Found]:
+def _parquet(path: Path) -> Iterator[RawRow]:
     parquet = import_module("pyarrow.parquet")
     number, read = 1, 0
     most = max(_READ, _RATIO * path.stat().st_size)
@@ -192,14 +192,14 @@ def _parquet(path: Path) -> Iterator[Found]:
 
 
 def _row_bytes(batch: Any) -> int:
-    """Bytes of a batch as rows: a dictionary's value counts for every row that repeats it."""
+    """Size of a batch as rows; a value of a dictionary counts for every row that repeats it."""
     kind = import_module("pyarrow").DictionaryArray
     columns = [x.dictionary_decode() if isinstance(x, kind) else x for x in batch.columns]
     return sum(x.nbytes for x in columns)
 
 
 def rows_at_once(metadata: Any, path: Path) -> int:
-    """Number of rows of a parquet file to read per batch; ValueError if its contents are too large.
+    """Number of rows to read per batch; raises ValueError if the file unpacks to too much.
 
     Dictionary and prefix encodings store a value once for many rows, so a batch may need the
     unpacked size of a column once per row: a file of 1 kB can hold a text of 100 MB that every row
@@ -215,7 +215,7 @@ def rows_at_once(metadata: Any, path: Path) -> int:
     most = max(_READ, _RATIO * size)
     if metadata.num_rows > most // _ROW:
         raise _too_large(path, most, f"{metadata.num_rows:,} rows")
-    return min(max(_BATCH // max([1, *unpacked]), 1), _ROWS_AT_ONCE)
+    return min(max(_BATCH // max([1, *unpacked]), 1), ROWS_AT_ONCE)
 
 
 def _too_large(path: Path, most: int, got: str) -> ValueError:
@@ -229,21 +229,21 @@ def _too_large(path: Path, most: int, got: str) -> ValueError:
 def _not_parquet(path: Path, error: Exception) -> ValueError:
     return ValueError(
         f"expected a parquet file; {named(path)} cannot be read: "
-        f"{printable(str(error), 200)} Was it downloaded whole?"
+        f"{printable(str(error), 200)} Was the download complete?"
     )
 
 
-def table_rows(name: str, table: Any, first: int) -> Iterator[Found]:
-    """The rows of an Arrow table or batch; a row that Python cannot hold is found by itself."""
+def table_rows(name: str, table: Any, first: int) -> Iterator[RawRow]:
+    """Yield the rows of an Arrow table or batch; an unreadable row becomes a RowError."""
     try:
         rows: list[object] = table.to_pylist()
-    except (ValueError, OverflowError):  # text that is not UTF-8, a date in the year 300,000
-        rows = [_row_or_why(table.slice(place, 1)) for place in range(len(table))]
+    except (ValueError, OverflowError):  # not UTF-8, or a date that Python cannot represent
+        rows = [_one_row(table.slice(place, 1)) for place in range(len(table))]
     for number, row in enumerate(rows, start=first):
-        yield Found(f"{name} row {number}", number, row)
+        yield RawRow(f"{name} row {number}", number, row)
 
 
-def _row_or_why(table: Any) -> object:
+def _one_row(table: Any) -> object:
     try:
         return table.to_pylist()[0]
     except (ValueError, OverflowError) as error:
@@ -257,20 +257,25 @@ def _hub(name: str, repository: str, config: str | None, split: str) -> Source:
         f"or pass a local file ({', '.join(SUFFIXES)}); there is none of the name {shown(name)}",
     )
     try:
-        table = datasets.load_dataset(repository, config, split=split).with_format("arrow")
-    except Exception as error:  # the library's errors share no class
+        table = datasets.load_dataset(repository, config, split=split)
+    except Exception as error:  # the library's errors have no common class
         raise ValueError(
-            f"expected a file or a dataset of the Hub, owner/name or owner/name/config:split; "
+            f"expected a file or a dataset on the Hub, owner/name or owner/name/config:split; "
             f"{shown(name)} cannot be loaded: {printable(str(error), 300)}"
         ) from None
+    return dataset_source(name, repository.rpartition("/")[2], table)
 
-    def rows() -> Iterator[Found]:
+
+def dataset_source(name: str, stem: str, table: Any) -> Source:
+    """Make a source from a table of the datasets library."""
+    arrow = table.with_format("arrow")  # images stay encoded
+
+    def rows() -> Iterator[RawRow]:
         number = 1
-        for part in table.iter(batch_size=_ROWS_AT_ONCE):  # Arrow: pictures stay encoded
+        for part in arrow.iter(batch_size=ROWS_AT_ONCE):
             yield from table_rows(name, part, number)
             number += len(part)
 
-    stem = repository.rpartition("/")[2]
     return Source(name, stem, Path.cwd(), list(table.column_names), rows)
 
 

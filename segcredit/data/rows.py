@@ -1,143 +1,125 @@
-"""Prompts from data files: every row checked before training, every bad one told at once."""
+"""Load prompts from data files; check every row before training and report all bad ones at once."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from segcredit.data.formats import (
+    NOTHING_LEFT,
     BadRow,
     BadRows,
     Keys,
-    Parts,
     RowError,
+    RowParts,
+    either,
     missing_columns,
-    take_apart,
+    split_row,
 )
 from segcredit.data.images import as_source
-from segcredit.data.readers import Found, Source, no_rows, open_source
+from segcredit.data.readers import RawRow, Source, no_rows, open_source
 from segcredit.models.images import PictureError, check_image
 from segcredit.models.template import BrokenTemplate
 from segcredit.printable import named, printable, shown
 from segcredit.types import Prompt
 
 CountTokens = Callable[[Prompt], int]
-"""How many tokens the model reads for a prompt, chat template and pictures included; a ValueError
-says why it cannot be read."""
+"""Counts the tokens of a prompt, chat template and images included; raises ValueError if the model
+cannot process the prompt."""
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What the data held."""
+class PromptSet:
+    """The prompts of the data, and the rows that were skipped."""
 
     prompts: list[Prompt]
     bad: list[BadRow]
-    """Left out, and why: empty unless bad rows are skipped."""
+    """Bad rows; empty unless ``skip_bad_rows`` was set."""
+
+
+class RowOptions(TypedDict, total=False):
+    """Options of ``load_prompts`` and ``prompts_from_rows``, described at ``load_prompts``."""
+
+    limit: int | None
+    max_prompt_tokens: int | None
+    count_tokens: CountTokens | None
+    skip_bad_rows: bool
+    suffix: str | None
+    answer_pattern: str | None
+    need_answer: bool
+    one_answer: bool
+    keys: Keys | None
 
 
 def load_prompts(
     paths: str | Path | Sequence[str | Path],
     *,
-    limit: int | None = None,
-    max_prompt_tokens: int | None = None,
-    count_tokens: CountTokens | None = None,
-    skip_bad_rows: bool = False,
-    suffix: str | None = None,
-    answer_pattern: str | None = None,
-    need_answer: bool = True,
-    one_answer: bool = False,
-    keys: Keys | None = None,
     allow_outside: bool = False,
-) -> Loaded:
-    r"""Prompts of .jsonl, .json and .parquet files, or of datasets on the Hub (``owner/name``).
+    **options: Unpack[RowOptions],
+) -> PromptSet:
+    r"""Load prompts from .jsonl, .json and .parquet files or from datasets on the Hub.
 
-    Rows of verl, TRL, EasyR1, GSM8K and MATH load as they are; ``keys`` names other keys. Where
-    the messages hold no ``<image>`` at all, the pictures come first in the first user message,
-    as in TRL. The whole row, less the prompt, its pictures and its id, is in ``Prompt.columns``,
-    with verl's ``extra_info`` opened.
+    Rows of verl, TRL, EasyR1, GSM8K and MATH load as they are; ``keys`` names other keys. If the
+    messages contain no ``<image>``, the images come first in the first user message, as in TRL.
+    ``Prompt.columns`` has all columns but the prompt, its images and its id; the keys of verl's
+    ``extra_info`` become columns.
 
     Args:
-        limit: At most so many prompts, the first ones; rows after them are not read.
+        paths: Files, or ids on the Hub: ``owner/name`` or ``owner/name/config:split``.
+        allow_outside: Whether rows may name images outside the folder of their file.
+        limit: Maximum number of prompts; later rows are not read.
         max_prompt_tokens: A longer prompt is a bad row; needs ``count_tokens``.
         count_tokens: Called for every row; if it raises a ValueError, the row is bad.
         skip_bad_rows: Return bad rows in ``.bad`` instead of raising BadRows.
-        suffix: Joined by one space to the last user message that does not end so already.
-        answer_pattern: The answer is the last match (its first group) of this regular expression.
-            Without one: ``ground_truth`` as it is; of ``answer`` and ``solution`` what follows
-            ``####`` in the last line, else the last ``\boxed{}``, else all.
-        need_answer: Whether a row without an answer is bad.
-        one_answer: Whether to reject answers that are an object or a list of several elements,
-            because the reward compares one text.
-        allow_outside: Whether rows may name images outside the folder of their file.
+        suffix: Appended, after a space, to a last user message that does not end with it.
+        answer_pattern: Regular expression; the answer is its last match (the first group). By
+            default the answer is ``ground_truth`` unchanged; in ``answer`` and ``solution`` it is
+            what follows ``####`` in the last line, else the last ``\boxed{}``, else everything.
+        need_answer: Whether a row without an answer is bad. Default: True.
+        one_answer: Whether an object or a list of several answers is bad, because the reward
+            compares one text.
+        keys: Keys of the rows, if they have other names.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     if not names:
         raise ValueError("expected at least one data file; got none.")
-    _refuse_twice(names)
-    collector = _Collector(
-        limit,
-        max_prompt_tokens,
-        count_tokens,
-        suffix,
-        answer_pattern,
-        need_answer,
-        one_answer,
-        keys or Keys(),
-    )
+    _refuse_duplicates(names)
+    collector = _Collector(**options)
     sources = [replace(open_source(name), outside=allow_outside) for name in names]
-    return collector.load(_with_own_stems(sources), skip_bad_rows)
+    return collector.load(_with_unique_stems(sources))
 
 
 def prompts_from_rows(
-    rows: Iterable[Any],
-    *,
-    folder: str | Path | None = None,
-    limit: int | None = None,
-    max_prompt_tokens: int | None = None,
-    count_tokens: CountTokens | None = None,
-    skip_bad_rows: bool = False,
-    suffix: str | None = None,
-    answer_pattern: str | None = None,
-    need_answer: bool = True,
-    one_answer: bool = False,
-    keys: Keys | None = None,
-) -> Loaded:
-    """Load prompts from dictionaries in Python, with PIL images allowed, or from Prompts.
+    rows: Iterable[Any], *, folder: str | Path | None = None, **options: Unpack[RowOptions]
+) -> PromptSet:
+    """Load prompts from dictionaries, which may contain PIL images, or from Prompts.
 
     Image paths are relative to ``folder`` (default: the working directory) and may lead anywhere.
+    The options are those of :func:`load_prompts`.
     """
-    collector = _Collector(
-        limit,
-        max_prompt_tokens,
-        count_tokens,
-        suffix,
-        answer_pattern,
-        need_answer,
-        one_answer,
-        keys or Keys(),
-    )
 
-    def found() -> Iterator[Found]:
+    def numbered() -> Iterator[RawRow]:
         for number, row in enumerate(rows):
-            yield Found(f"rows[{number}]", number, row)
+            yield RawRow(f"rows[{number}]", number, row)
 
-    source = Source("rows", "rows", Path(folder or ".").absolute(), None, found, outside=True)
-    return collector.load([source], skip_bad_rows)
+    source = Source("rows", "rows", Path(folder or ".").absolute(), None, numbered, outside=True)
+    return _Collector(**options).load([source])
 
 
 @dataclass
 class _Collector:
-    """Rows in, prompts and bad rows out."""
+    """Converts rows into prompts and collects the bad rows."""
 
-    limit: int | None
-    max_prompt_tokens: int | None
-    count_tokens: CountTokens | None
-    suffix: str | None
-    answer_pattern: str | None
-    need_answer: bool
-    one_answer: bool
-    keys: Keys
+    limit: int | None = None
+    max_prompt_tokens: int | None = None
+    count_tokens: CountTokens | None = None
+    skip_bad_rows: bool = False
+    suffix: str | None = None
+    answer_pattern: str | None = None
+    need_answer: bool = True
+    one_answer: bool = False
+    keys: Keys | None = None
     prompts: list[Prompt] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
 
@@ -158,20 +140,21 @@ class _Collector:
                 f"answer_pattern must be a regular expression; got {shown(self.answer_pattern)}: "
                 f"{error}."
             ) from None
+        self._keys = self.keys or Keys()
         self._places: dict[str, str] = {}  # id → where
-        self._checked: set[Path] = set()  # one picture may serve many rows
+        self._checked: set[Path] = set()  # many rows may have the same image
 
-    def load(self, sources: list[Source], skip_bad_rows: bool) -> Loaded:
-        """All rows of all sources, up to the limit."""
+    def load(self, sources: list[Source]) -> PromptSet:
+        """Load the rows of all sources, up to the limit."""
         for source in sources:
             if self._full:
                 break
             self._read(source)
-        if self.bad and not skip_bad_rows:
-            raise BadRows(self.bad)
         if not self.prompts:
-            raise BadRows(self.bad, "No good row is left, so there is nothing to go on with.")
-        return Loaded(self.prompts, self.bad)
+            raise BadRows(self.bad, NOTHING_LEFT)
+        if self.bad and not self.skip_bad_rows:
+            raise BadRows(self.bad)
+        return PromptSet(self.prompts, self.bad)
 
     @property
     def _full(self) -> bool:
@@ -179,59 +162,58 @@ class _Collector:
 
     def _read(self, source: Source) -> None:
         if source.columns is not None:
-            problem = missing_columns(source.columns, self.keys, self.need_answer)
+            problem = missing_columns(source.columns, self._keys, self.need_answer)
             if problem is not None:
                 self.bad.append(BadRow(printable(source.name), problem))
                 return
         empty = True
-        for found in source.rows():
+        for row in source.rows():
             empty = False
             try:
-                self.prompts.append(self._prompt(found, source))
+                self.prompts.append(self._prompt(row, source))
             except RowError as error:
-                self.bad.append(BadRow(printable(found.where), str(error)))
-            except BrokenTemplate as error:  # all other rows would fail, too
-                raise BrokenTemplate(f"{printable(found.where)}: {error}") from None
+                self.bad.append(BadRow(printable(row.where), str(error)))
+            except BrokenTemplate as error:  # every other row would fail, too
+                raise BrokenTemplate(f"{printable(row.where)}: {error}") from None
             if self._full:
                 return
         if empty:
             raise no_rows(source.name)
 
-    def _prompt(self, found: Found, source: Source) -> Prompt:
-        if isinstance(found.content, RowError):
-            raise found.content
-        if isinstance(found.content, Prompt):  # made in Python: used unchanged
-            self._check_readable(found.content)
-            return found.content
-        parts = take_apart(found.content, self.keys, self._pattern, self.one_answer)
+    def _prompt(self, row: RawRow, source: Source) -> Prompt:
+        if isinstance(row.content, RowError):
+            raise row.content
+        if isinstance(row.content, Prompt):  # made in Python: used unchanged
+            self._check_readable(row.content)
+            return row.content
+        parts = split_row(row.content, self._keys, self._pattern, self.one_answer)
         if parts.answer is None and self.need_answer:
-            names = " or ".join(f"'{key}'" for key in self.keys.answer)
-            raise RowError(f"expected an answer under {names}; got none")
+            raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
         self._append_suffix(parts)
         prompt = Prompt(
-            id=self._id(parts, f"{source.stem}:{found.number}"),
+            id=self._id(parts, f"{source.stem}:{row.number}"),
             messages=tuple(parts.messages),
             images=self._images(parts.images, source),
             answer=parts.answer,
             columns=parts.columns,
         )
         self._check_readable(prompt)
-        self._places[prompt.id] = found.where
+        self._places[prompt.id] = row.where
         return prompt
 
-    def _append_suffix(self, parts: Parts) -> None:
+    def _append_suffix(self, parts: RowParts) -> None:
         last = parts.messages[-1]
         if self.suffix and not last["content"].endswith(self.suffix):
             last["content"] += f" {self.suffix}"
 
-    def _id(self, parts: Parts, place: str) -> str:
+    def _id(self, parts: RowParts, place: str) -> str:
         name = parts.id
         if name is None and parts.index not in self._places:
             name = parts.index
         name = place if name is None else name
         if name in self._places:
             raise RowError(
-                f"expected an id of its own; got {shown(name)}, the id of {self._places[name]}"
+                f"expected a unique id; got {shown(name)}, the id of {self._places[name]}"
             )
         return name
 
@@ -243,7 +225,7 @@ class _Collector:
                 if source not in self._checked:
                     check_image(source)
             except (RowError, PictureError) as error:
-                which = f"picture {number} of {len(values)}: " if len(values) > 1 else ""
+                which = f"image {number} of {len(values)}: " if len(values) > 1 else ""
                 raise RowError(f"{which}{error}") from None
             if isinstance(source, Path):
                 self._checked.add(source)
@@ -259,7 +241,7 @@ class _Collector:
             raise
         except ValueError as error:
             raise RowError(
-                f"expected a prompt the model can read; got {printable(str(error), 400)}"
+                f"expected a prompt the model can process; got {printable(str(error), 400)}"
             ) from error
         if self.max_prompt_tokens is not None and tokens > self.max_prompt_tokens:
             raise RowError(
@@ -267,7 +249,7 @@ class _Collector:
             )
 
 
-def _refuse_twice(names: Sequence[str | Path]) -> None:
+def _refuse_duplicates(names: Sequence[str | Path]) -> None:
     seen: set[Path] = set()
     for name in names:
         path = Path(name).absolute()
@@ -276,8 +258,8 @@ def _refuse_twice(names: Sequence[str | Path]) -> None:
         seen.add(path)
 
 
-def _with_own_stems(sources: list[Source]) -> list[Source]:
-    """Ids begin with the file's stem; with its whole name where two files share the stem."""
+def _with_unique_stems(sources: list[Source]) -> list[Source]:
+    """Use the whole name as prefix of ids if two files have the same stem."""
     stems = [source.stem for source in sources]
     return [
         source if stems.count(source.stem) == 1 else replace(source, stem=source.name)

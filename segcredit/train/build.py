@@ -17,6 +17,7 @@ from segcredit.columns import ENTROPY, LOGP_OLD
 from segcredit.config import Recipe, RecipeError, WarmStart
 from segcredit.config.checks import method_problems, prompt_problems
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
+from segcredit.data.formats import NOTHING_LEFT, SKIP
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, ModelError, Policy
 from segcredit.models.attention import set_attention
@@ -442,7 +443,8 @@ def _listed(
     if len(found_bad) == 1:
         raise found_bad[0]
     if found_bad:
-        raise BadRows([row for error in found_bad for row in error.bad])
+        advice = next((x.advice for x in found_bad if x.advice == NOTHING_LEFT), SKIP)
+        raise BadRows([row for error in found_bad for row in error.bad], advice)
     if settings.template is not None:
         check_questions([*training, *(held_out or [])])
     source = Listed(training, derive(recipe.seed, "data"))

@@ -17,8 +17,9 @@ from segcredit.data.worlds.base import (
     check_share,
     check_whole,
 )
-from segcredit.data.worlds.picture import Item
-from segcredit.data.worlds.slots import (
+from segcredit.data.worlds.drawing import Item
+from segcredit.types import Prompt
+from segcredit_lab.worlds.slots import (
     BOX_CLOSES,
     BOX_OPENS,
     Kind,
@@ -29,7 +30,6 @@ from segcredit.data.worlds.slots import (
     lines_of,
     plain,
 )
-from segcredit.types import Prompt
 
 RULES = {"keep": 1, "twice": 2, "back": -1, "drop": 0, "thrice": 3}
 """What an amount is multiplied by."""

@@ -15,7 +15,6 @@ from segcredit.data.worlds.base import (
     check_whole,
     draw,
 )
-from segcredit.data.worlds.slots import Slot, plain
 from segcredit.types import Prompt
 from segcredit_lab.worlds.bookings import (
     AUDIT,
@@ -31,6 +30,7 @@ from segcredit_lab.worlds.bookings import (
     Entry,
     Puzzle,
 )
+from segcredit_lab.worlds.slots import Slot, plain
 
 if TYPE_CHECKING:
     import transformers

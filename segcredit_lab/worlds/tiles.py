@@ -18,8 +18,7 @@ from segcredit.data.worlds.base import (
     check_whole,
     draw,
 )
-from segcredit.data.worlds.picture import COLOURS, SHAPES, Item, draw_tagged
-from segcredit.data.worlds.slots import Kind, Slot, Word, plain
+from segcredit.data.worlds.drawing import COLOURS, SHAPES, Item
 from segcredit.types import Prompt
 from segcredit_lab.worlds.bookings import (
     AUDIT,
@@ -34,6 +33,8 @@ from segcredit_lab.worlds.bookings import (
     Entry,
     Puzzle,
 )
+from segcredit_lab.worlds.lettered import draw_tagged
+from segcredit_lab.worlds.slots import Kind, Slot, Word, plain
 
 if TYPE_CHECKING:
     import transformers

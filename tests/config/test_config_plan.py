@@ -342,7 +342,9 @@ def test_pictures_for_a_text_model_are_bad_rows(tmp_path: Path, model: Path) -> 
     seen = {"problem": "<image>a ?", "answer": "1", "images": ["a.png"]}
     train = write_rows(tmp_path / "train.jsonl", GOOD, GOOD, seen)
     test = write_rows(tmp_path / "test.jsonl", GOOD, seen)
-    said = "expected a prompt the model can read; got prompt '{}:{}' has 1 image(s), but this model"
+    said = (
+        "expected a prompt the model can process; got prompt '{}:{}' has 1 image(s), but this model"
+    )
     first, second = bad_rows(model, {"train": [train], "test": [test]})
     assert first.startswith(f"{train}:3: {said.format('train', 3)}")
     assert second.startswith(f"{test}:2: {said.format('test', 2)}")
@@ -363,7 +365,7 @@ def test_prompts_beyond_the_context_window(tmp_path: Path, model: Path) -> None:
     tokens = len(make_plan_codec(small).encode(prompt_of(train, 1))[0])
     (row,) = bad_rows(small, {"train": [train]}, rollout__max_tokens=61 - tokens)
     assert row == (
-        f"{train}:2: expected a prompt the model can read; got {tokens} tokens, which with "
+        f"{train}:2: expected a prompt the model can process; got {tokens} tokens, which with "
         f"rollout.max_tokens={61 - tokens} exceed the model's context window of 60. Set "
         f"rollout.max_tokens={60 - tokens} or less, or shorten the prompt"
     )
@@ -421,7 +423,7 @@ def test_demonstrations_must_be_there_and_fit(tmp_path: Path, model: Path) -> No
     wrong = [SHOWN | {"response": x} for x in (None, " ", [3], "a = 1 ; " * 20)]
     train = write_rows(tmp_path / "train.jsonl", SHOWN, *wrong, SHOWN | {"response": 1})
     rows = bad_rows(small, {"train": [train]}, stages=WARM, rollout__max_tokens=4)
-    start = "expected a prompt the model can read; got "
+    start = "expected a prompt the model can process; got "
     assert [x.partition(start)[2].split(";")[0] for x in rows[:3]] == [
         "a 'response' to imitate that is not text: nothing (null)",
         "a 'response' to imitate that is not text: ' '",
@@ -479,8 +481,8 @@ def test_messages_that_the_chat_template_refuses_are_bad_rows(tmp_path: Path, mo
     talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "a ?"}]
     train = write_rows(tmp_path / "train.jsonl", GOOD, {"prompt": talk, "answer": "1"})
     assert bad_rows(path, {"train": [train]}) == [
-        f"{train}:2: expected a prompt the model can read; got prompt 'train:2': the chat template "
-        f"rejects the messages (TemplateError: System role not supported)"
+        f"{train}:2: expected a prompt the model can process; got prompt 'train:2': the chat "
+        f"template rejects the messages (TemplateError: System role not supported)"
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from each import each
 from PIL import Image
 
-from segcredit.data import BadRows, Keys, Loaded, prompts_from_rows
+from segcredit.data import BadRows, Keys, PromptSet, prompts_from_rows
 from segcredit.models.images import open_image
 from segcredit.types import Prompt
 
@@ -265,7 +265,7 @@ class TestOptions:
         assert [prompt.id for prompt in loaded.prompts] == ["rows:0"]
         assert [str(bad) for bad in loaded.bad] == [
             "rows[1]: expected a prompt of at most 3 tokens; got 4",
-            "rows[2]: expected a prompt the model can read; got too thin a picture",
+            "rows[2]: expected a prompt the model can process; got too thin a picture",
             "rows[3]: expected a prompt of at most 3 tokens; got 12",
         ]
 
@@ -283,7 +283,7 @@ class TestOptions:
 
     def test_nothing_bad_returns_an_empty_list(self) -> None:
         loaded = prompts_from_rows(self.ROWS)
-        assert isinstance(loaded, Loaded)
+        assert isinstance(loaded, PromptSet)
         assert (len(loaded.prompts), loaded.bad) == (5, [])
 
     def test_no_rows(self) -> None:

@@ -10,6 +10,7 @@ from each import each
 from PIL import Image
 
 from segcredit.data import BadRows, load_prompts, prompts_from_rows
+from segcredit.types import Prompt
 
 GOOD = {"problem": "2 + 2?", "answer": "4"}
 
@@ -64,17 +65,17 @@ BAD_ROWS: list[tuple[object, str]] = [
      "expected a text or a whole number under 'id'; got a list of 1"),
     ({"problem": "?", "answer": "1", "id": True}, "under 'id'; got True"),
     (with_image("<image><image>?", uri(png())),
-     "expected one <image> in the prompt per picture; got 2 <image> and 1 picture"),
-    (with_image("<image>?", uri(png()), uri(png())), "got 1 <image> and 2 pictures"),
-    (with_image("Where is <image>?"), "got 1 <image> and 0 pictures"),
-    (with_image("?", "images/gone.png"), "expected a picture in 'images/gone.png'; got no such"),
-    (with_image("?", uri(png()), "gone.png"), "picture 2 of 2: expected a picture in 'gone.png'"),
+     "expected one <image> in the prompt per image; got 2 <image> and 1 image"),
+    (with_image("<image>?", uri(png()), uri(png())), "got 1 <image> and 2 images"),
+    (with_image("Where is <image>?"), "got 1 <image> and 0 images"),
+    (with_image("?", "images/gone.png"), "expected an image in 'images/gone.png'; got no such"),
+    (with_image("?", uri(png()), "gone.png"), "image 2 of 2: expected an image in 'gone.png'"),
     (with_image("?", None), "got nothing (null)"),
     (with_image("?", uri(b"GIF?")), "expected a picture (PNG, JPEG"),
     (with_image("?", uri(png()[:400])), "expected a picture that can be decoded"),
     (with_image("?", "data:image/png;base64,*"), "expected base64"),
     ({"prompt": [{"role": "user", "content": [{"type": "image", "image": uri(png())}]}],
-      "images": [uri(png())], "answer": "1"}, "expected the pictures in the messages or under"),
+      "images": [uri(png())], "answer": "1"}, "expected images either in the messages or under"),
 ]  # fmt: skip
 
 
@@ -107,8 +108,8 @@ def test_each_kind_in_python_and_in_a_file(row: object, said: str, tmp_path: Pat
         (b"hello", "got 'hello': expecting value at column 1"),
         (b'{"problem": "caf\xe9"}', "expected UTF-8; got byte 0xe9 at byte 17"),
         (b"\xff\xfe{\x00", "expected UTF-8; got byte 0xff at byte 1"),
-        (b'{"n": ' + b"9" * 5000 + b"}", "got what Python cannot read"),
-        (b"[" * 100_000, "got what Python cannot read"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "got unreadable JSON"),
+        (b"[" * 100_000, "got unreadable JSON"),
         (b'"\x1b[31m', "␛[31m"),
         (b"x" * 100_000, "x…'"),
     ],
@@ -133,8 +134,8 @@ def test_an_id_twice_names_both_places(tmp_path: Path) -> None:
     with pytest.raises(BadRows) as caught:
         load_prompts([first, second])
     assert [str(bad) for bad in caught.value.bad] == [
-        f"{first}:3: expected an id of its own; got '1', the id of {first}:1",
-        f"{second}:1: expected an id of its own; got '2', the id of {first}:2",
+        f"{first}:3: expected a unique id; got '1', the id of {first}:1",
+        f"{second}:1: expected a unique id; got '2', the id of {first}:2",
     ]
 
 
@@ -182,8 +183,20 @@ def test_a_skipped_row_does_not_hold_its_id() -> None:
 
 
 def test_skipping_must_leave_something() -> None:
-    with pytest.raises(BadRows, match="No good row is left"):
+    with pytest.raises(BadRows, match="Every row is bad, so skipping"):
         prompts_from_rows([{}], skip_bad_rows=True)
+
+
+def test_skipping_is_not_advised_if_it_would_leave_nothing(tmp_path: Path) -> None:
+    """A chat template that refuses every row, for example."""
+
+    def refuse(prompt: Prompt) -> int:
+        raise ValueError("the chat template refuses system messages")
+
+    with pytest.raises(BadRows, match="Every row is bad") as caught:
+        prompts_from_rows([GOOD, GOOD | {"id": 2}], count_tokens=refuse)
+    assert "skip-bad-rows" not in str(caught.value)
+    assert "chat template" in str(caught.value).splitlines()[-1]
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from segcredit.data.worlds.picture import COLOURS
+from segcredit.data.worlds.drawing import COLOURS
 from segcredit.types import Prompt
 from segcredit_lab.worlds.bookings import OPENERS, VERBS, Bookings
 from segcredit_lab.worlds.ledger import Ledger

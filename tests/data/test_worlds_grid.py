@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from segcredit.data.worlds import ShapeGrid, grid
+from segcredit.data.worlds.drawing import COLOURS, SHAPES, draw_grid
 from segcredit.data.worlds.grid import listing
-from segcredit.data.worlds.picture import COLOURS, SHAPES, draw_grid
 from segcredit.types import Prompt
 
 MANY = 1000

@@ -1,4 +1,4 @@
-"""Data sets made ready: verl's rows in parquet, with their pictures, checked and compared.
+"""Convert datasets into verl's parquet format; check the rows and find leaked test questions.
 
 >>> report = prepare("gsm8k", "data/gsm8k", source="downloads/gsm8k")  # doctest: +SKIP
 """

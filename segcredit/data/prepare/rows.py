@@ -1,4 +1,4 @@
-r"""The answer of a row, as each known data set writes it: ``#### 18``, ``\boxed{18}``, a letter."""
+r"""Convert rows into verl's format: extract the answer, read the images, choose column types."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from segcredit.data.formats import Keys, RowError, take_apart
+from segcredit.data.formats import Keys, RowError, check_text, either, split_row
 from segcredit.data.images import as_source
-from segcredit.data.readers import Found
+from segcredit.data.readers import RawRow
 from segcredit.models.images import PictureError
 from segcredit.printable import printable, shown
 
 Rule = Callable[[Mapping[str, Any], str | None], str | None]
-"""(the row, what the loader takes for its answer) → the answer, or None; a RowError says why."""
+"""Function of a row and the loader's answer that returns the answer or None, or raises RowError."""
 
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -23,12 +23,12 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def as_it_is(row: Mapping[str, Any], answer: str | None) -> str | None:
-    """What the loader finds."""
+    """Return the loader's answer unchanged."""
     return answer
 
 
 def number(row: Mapping[str, Any], answer: str | None) -> str | None:
-    """GSM8K: the number after ``####``, without commas and currency."""
+    """Return the number after ``####`` without commas and currency (GSM8K)."""
     if answer is None:
         return None
     bare = answer.replace("$", "").strip().removesuffix(".")
@@ -38,7 +38,7 @@ def number(row: Mapping[str, Any], answer: str | None) -> str | None:
 
 
 def boxed_solution(row: Mapping[str, Any], answer: str | None) -> str | None:
-    r"""MATH: the answer given, else the last ``\boxed{}`` of the worked solution."""
+    r"""Return the row's answer, else the last ``\boxed{}`` of its solution (MATH)."""
     solution = row.get("solution")
     given = any(_filled(row.get(name)) for name in ("answer", "ground_truth", "reward_model"))
     if given or not isinstance(solution, str) or not solution.strip():
@@ -46,14 +46,14 @@ def boxed_solution(row: Mapping[str, Any], answer: str | None) -> str | None:
     found = last_box(solution)
     if not found:
         raise RowError(
-            f"expected the answer in a \\boxed{{}} of 'solution'; got {shown(solution)}. If it "
-            f"is the bare answer: --answer solution"
+            f"expected the answer in a \\boxed{{}} of 'solution'; got {shown(solution)}. If the "
+            f"column holds only the answer: --answer solution"
         )
     return found
 
 
 def chosen_text(row: Mapping[str, Any], answer: str | None) -> str | None:
-    """Geometry3K: the text of the choice where the answer is its letter."""
+    """Return the text of the choice if the answer is its letter (Geometry3K)."""
     choices = row.get("choices")
     if _filled(row.get("ground_truth")) or not isinstance(choices, list):
         return answer
@@ -66,7 +66,7 @@ def chosen_text(row: Mapping[str, Any], answer: str | None) -> str | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last ``\boxed{}`` or ``\fbox{}`` holds; of ``$\boxed 5$`` the 5."""
+    r"""Return the content of the last ``\boxed{}`` or ``\fbox{}``; 5 for ``$\boxed 5$``."""
     starts = [match.end() for match in _BOX.finditer(text)]
     if not starts:
         return None
@@ -88,17 +88,17 @@ def _filled(value: object) -> bool:
 UNREADABLE = "not readable"
 NO_QUESTION = "empty question"
 NO_ANSWER = "no answer"
-PICTURE = "picture missing or broken"
+IMAGE = "image missing or broken"
 OTHER = "other"
-REASONS = (UNREADABLE, NO_QUESTION, NO_ANSWER, PICTURE, OTHER)
-"""Why rows are left out, in the order of the report."""
+REASONS = (UNREADABLE, NO_QUESTION, NO_ANSWER, IMAGE, OTHER)
+"""Reasons for skipping a row, in the order of the report."""
 
 OWN_EXTRAS = ("split", "index", "question")
-"""Entries of extra_info that are not the row's to fill."""
+"""Keys of extra_info that prepare fills itself."""
 
 
-class LeftOut(RowError):  # noqa: N818
-    """A bad row, and of which kind."""
+class SkipRow(RowError):  # noqa: N818
+    """A bad row, with its reason for the report."""
 
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(problem)
@@ -106,74 +106,74 @@ class LeftOut(RowError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An encoded picture, and the name its file had."""
+class EncodedImage:
+    """An encoded image and its original file name."""
 
     content: bytes
     name: str | None
 
 
 @dataclass(frozen=True)
-class Item:
+class PreparedRow:
     """One row as it will be written."""
 
     index: int
     messages: list[dict[str, str]]
-    """The suffix included."""
+    """Chat messages with the suffix."""
     question: str
-    """Without it."""
+    """Question without the suffix."""
     answer: str
-    pictures: list[Picture]
+    images: list[EncodedImage]
     data_source: str
     ability: str = "math"
     style: str = "rule"
     kept: dict[str, Any] = field(default_factory=dict)
-    """Further entries of extra_info: the answer as the row has it, and what else is to stay."""
+    """Further entries of extra_info: the original answer and the columns to keep."""
 
 
 @dataclass(frozen=True)
-class Making:
-    """How rows become items."""
+class RowFormat:
+    """Settings that convert rows of one source into verl's format."""
 
     keys: Keys
     rule: Rule
     suffix: str
     data_source: str
-    """For rows that name none."""
+    """Data source of rows that name none."""
     keep_data_source: bool
-    """Whether a row's own name counts."""
+    """Whether a row's own data source is kept."""
     keep: tuple[str, ...]
     allow_outside: bool = False
     """Whether rows may name images outside the folder of their file."""
 
-    def item(self, found: Found, folder: Path, index: int) -> Item:
-        """The row as an item; LeftOut says why it is none."""
-        row = found.content
+    def convert(self, raw: RawRow, folder: Path, index: int) -> PreparedRow:
+        """Convert a row; raise SkipRow if it is bad."""
+        row = raw.content
         if isinstance(row, RowError):
-            raise LeftOut(UNREADABLE, str(row))
+            raise SkipRow(UNREADABLE, str(row))
         try:
-            parts = take_apart(row, self.keys, None, one_answer=True)
+            parts = split_row(row, self.keys, None, one_answer=True)
             assert isinstance(row, Mapping)
         except RowError as error:
-            raise LeftOut(_kind(error), str(error)) from None
+            raise SkipRow(_kind(error), str(error)) from None
         try:
-            extra = _extra(row)
+            extra = _extra_info(row)
             answer = self._answer(row, parts.answer)
-            return Item(
+            return PreparedRow(
                 index=_index(extra, index),
                 messages=self._with_suffix(parts.messages),
                 question=self._question(extra, parts.messages[-1]["content"]),
                 answer=answer,
-                pictures=_pictures(parts.images, folder, self.allow_outside),
+                images=_images(parts.images, folder, self.allow_outside),
                 data_source=self._data_source(row),
                 ability=_own_text(row, "ability") or "math",
                 style=_own_text(row.get("reward_model"), "style") or "rule",
                 kept={"answer": answer} | self._kept(row, extra),
             )
-        except LeftOut:
+        except SkipRow:
             raise
         except RowError as error:
-            raise LeftOut(OTHER, str(error)) from None
+            raise SkipRow(OTHER, str(error)) from None
 
     def _with_suffix(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         last = messages[-1]["content"]
@@ -191,10 +191,10 @@ class Making:
         try:
             found = self.rule(row, answer)
         except RowError as error:
-            raise LeftOut(NO_ANSWER, str(error)) from None
+            raise SkipRow(NO_ANSWER, str(error)) from None
         if found is None:
-            names = " or ".join(f"'{key}'" for key in self.keys.answer)
-            raise LeftOut(NO_ANSWER, f"expected an answer under {names}; got none")
+            names = either(self.keys.answer)
+            raise SkipRow(NO_ANSWER, f"expected an answer under {names}; got none")
         return found
 
     def _data_source(self, row: Mapping[str, Any]) -> str:
@@ -206,8 +206,8 @@ class Making:
         kept |= {name: row[name] for name in self.keep if name in row}
         kept = {name: value for name, value in kept.items() if value is not None}
         for name, value in kept.items():
-            _check_text(name, "a column's name")
-            _check_text(value, f"'{printable(name, 60)}'")
+            check_text(name, "a column's name")
+            check_text(_as_text(value), f"'{printable(name, 60)}'")
         return kept
 
 
@@ -218,7 +218,7 @@ def _kind(error: RowError) -> str:
     return OTHER
 
 
-def _extra(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _extra_info(row: Mapping[str, Any]) -> Mapping[str, Any]:
     extra = row.get("extra_info")
     return extra if isinstance(extra, Mapping) else {}
 
@@ -233,42 +233,30 @@ def _own_text(row: object, key: str) -> str | None:
     value = row.get(key) if isinstance(row, Mapping) else None
     if not isinstance(value, str) or not value.strip():
         return None
-    _check_text(value, f"'{key}'")
-    return value
+    return check_text(value, f"'{key}'")
 
 
-def _check_text(value: object, where: str) -> None:
-    """Half a surrogate pair, which JSON can hold, cannot be written as UTF-8."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RowError(
-            f"expected Unicode text in {where}; got half a surrogate pair, {shown(text)}"
-        ) from None
-
-
-def _pictures(values: list[object], folder: Path, outside: bool) -> list[Picture]:
-    pictures = []
+def _images(values: list[object], folder: Path, outside: bool) -> list[EncodedImage]:
+    images = []
     for number, value in enumerate(values, start=1):
         try:
             source = as_source(value, folder, outside)
             content = source.read_bytes() if isinstance(source, Path) else source
         except (RowError, PictureError, OSError) as error:
-            which = f"picture {number} of {len(values)}: " if len(values) > 1 else ""
-            raise LeftOut(PICTURE, f"{which}{error}") from None
-        pictures.append(Picture(content, _name(value, source)))
-    return pictures
+            which = f"image {number} of {len(values)}: " if len(values) > 1 else ""
+            raise SkipRow(IMAGE, f"{which}{error}") from None
+        images.append(EncodedImage(content, _name(value, source)))
+    return images
 
 
 def _name(value: object, source: bytes | Path) -> str | None:
-    """The name of the file, without folders, as the datasets library writes it."""
+    """Return the file name without folders, as the datasets library writes it."""
     if isinstance(source, Path):
         name = source.name
     else:
         own = value.get("path") if isinstance(value, Mapping) else None
         name = own.replace("\\", "/").rpartition("/")[2] if isinstance(own, str) else ""
-    _check_text(name, "a picture's name")
+    check_text(name, "an image's name")
     return name or None
 
 
@@ -277,28 +265,28 @@ TEXT = "string"
 _LIST = "list of "
 
 
-class Kinds:
-    """One kind per column, wide enough for every value seen: at worst text."""
+class ColumnTypes:
+    """One type per column that can hold every value seen so far; text if all else fails."""
 
     def __init__(self) -> None:
         self.of = {"answer": TEXT}  # as in verl
 
     def see(self, values: Mapping[str, Any]) -> None:
-        """Take a row's values into account."""
+        """Widen the types so that they can hold a row's values."""
         for name, value in values.items():
-            self.of[name] = _wider(self.of.get(name, NOTHING), _kind_kinds(value))
+            self.of[name] = _wider(self.of.get(name, NOTHING), _value_type(value))
 
     def cast(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A row's values as their columns hold them; absent ones are None."""
-        return {name: _as_kind(values.get(name), kind) for name, kind in self.of.items()}
+        """Convert a row's values to the column types; missing ones are None."""
+        return {name: _cast(values.get(name), kind) for name, kind in self.of.items()}
 
 
-def inner_kind(kind: str) -> str | None:
-    """Of a list, what it holds; None: no list."""
+def element_type(kind: str) -> str | None:
+    """Return the element type of a list type; None if it is not a list."""
     return kind.removeprefix(_LIST) if kind.startswith(_LIST) else None
 
 
-def _kind_kinds(value: object) -> str:
+def _value_type(value: object) -> str:
     match value:
         case None:
             return NOTHING
@@ -311,7 +299,7 @@ def _kind_kinds(value: object) -> str:
         case list():
             inner = NOTHING
             for part in value:
-                inner = _wider(inner, _kind_kinds(part))
+                inner = _wider(inner, _value_type(part))
             return TEXT if inner.startswith(_LIST) else _LIST + inner
     return TEXT
 
@@ -323,25 +311,25 @@ def _wider(a: str, b: str) -> str:
         return b
     if {a, b} == {"int64", "float64"}:
         return "float64"
-    inner_a, inner_b = inner_kind(a), inner_kind(b)
+    inner_a, inner_b = element_type(a), element_type(b)
     if inner_a is not None and inner_b is not None:
         return _LIST + _wider(inner_a, inner_b)
     return TEXT
 
 
-def _as_kind(value: Any, kind: str) -> Any:
+def _cast(value: Any, kind: str) -> Any:
     if value is None:
         return None
-    inner = inner_kind(kind)
+    inner = element_type(kind)
     if inner is not None and isinstance(value, Sequence):
-        return [_as_kind(part, inner) for part in value]
+        return [_cast(part, inner) for part in value]
     if kind in (TEXT, NOTHING):
-        return value if isinstance(value, str) else _json(value)
+        return _as_text(value)
     return float(value) if kind == "float64" else value
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 pa = import_module("pyarrow")
@@ -350,23 +338,23 @@ _STRING = {"dtype": "string", "_type": "Value"}
 _IMAGE = {"_type": "Image"}
 
 
-def schema(kinds: Kinds, with_pictures: bool) -> Any:
-    """Columns in verl's order; ``images`` only where some row has one.
+def schema(types: ColumnTypes, with_images: bool) -> Any:
+    """Make the Arrow schema: verl's columns, with ``images`` only if some row has one.
 
-    Lists of features are written as JSON lists: every version of datasets reads those, while
-    ``{"_type": "List"}``, as it writes them since 4.0, is unknown to those before.
+    Lists of features are written as JSON lists, which every version of datasets can read. Versions
+    before 4.0 do not know ``{"_type": "List"}``, which newer ones write.
     """
     features: dict[str, Any] = {
         "data_source": _STRING,
         "prompt": [{"role": _STRING, "content": _STRING}],
-        **({"images": [_IMAGE]} if with_pictures else {}),
+        **({"images": [_IMAGE]} if with_images else {}),
         "ability": _STRING,
         "reward_model": {"style": _STRING, "ground_truth": _STRING},
         "extra_info": {
             "split": _STRING,
             "index": {"dtype": "int64", "_type": "Value"},
             "question": _STRING,
-            **{name: _feature(kind) for name, kind in kinds.of.items()},
+            **{name: _feature(kind) for name, kind in types.of.items()},
         },
     }
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
@@ -374,29 +362,31 @@ def schema(kinds: Kinds, with_pictures: bool) -> Any:
     return pa.schema(fields, metadata=metadata)
 
 
-def parquet_row(item: Item, split: str, kinds: Kinds, with_pictures: bool) -> dict[str, Any]:
-    """An item as verl's row."""
-    pictures = [{"bytes": picture.content, "path": picture.name} for picture in item.pictures]
+def parquet_row(
+    item: PreparedRow, split: str, types: ColumnTypes, with_images: bool
+) -> dict[str, Any]:
+    """Return a row of the parquet file."""
+    images = [{"bytes": image.content, "path": image.name} for image in item.images]
     extra = {"split": split, "index": item.index, "question": item.question}
     return {
         "data_source": item.data_source,
         "prompt": item.messages,
-        **({"images": pictures} if with_pictures else {}),
+        **({"images": images} if with_images else {}),
         "ability": item.ability,
         "reward_model": {"style": item.style, "ground_truth": item.answer},
-        "extra_info": extra | kinds.cast(item.kept),
+        "extra_info": extra | types.cast(item.kept),
     }
 
 
 def _feature(kind: str) -> Any:
-    inner = inner_kind(kind)
+    inner = element_type(kind)
     if inner is not None:
         return [_feature(inner)]
     return {"dtype": TEXT if kind == NOTHING else kind, "_type": "Value"}
 
 
 def _type(feature: Any) -> Any:
-    """The Arrow type of a feature, as datasets stores it."""
+    """Return the Arrow type in which datasets stores a feature."""
     if isinstance(feature, list):
         return pa.list_(_type(feature[0]))
     if feature == _IMAGE:
@@ -408,33 +398,32 @@ def _type(feature: Any) -> Any:
 
 _ROWS = 1000
 _BYTES = 2**24
-"""Of pictures in one row group."""
+"""Maximum number of rows, and of image bytes, in one row group."""
 
 
 class RowWriter:
-    """Collects rows and writes them by groups; equal rows give equal bytes."""
+    """Writes rows in groups; equal rows give equal bytes."""
 
     def __init__(self, file: BinaryIO, schema: Any) -> None:
-        self._arrow = import_module("pyarrow")
         self._file = import_module("pyarrow.parquet").ParquetWriter(file, schema)
         self._schema = schema
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
 
     def write(self, row: dict[str, Any], size: int) -> None:
-        """Add a row whose pictures take so many bytes."""
+        """Add a row; ``size`` is the number of bytes of its images."""
         self._rows.append(row)
         self._bytes += size
         if len(self._rows) >= _ROWS or self._bytes >= _BYTES:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left, and the file's end."""
+        """Write the remaining rows and the footer."""
         if self._rows:
             self._flush()
         self._file.close()
 
     def _flush(self) -> None:
-        table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
+        table = pa.Table.from_pylist(self._rows, schema=self._schema)
         self._file.write_table(table, row_group_size=len(self._rows))
         self._rows, self._bytes = [], 0

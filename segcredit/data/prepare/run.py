@@ -1,4 +1,4 @@
-"""The whole of it: find the splits, read and compare every row, write what is good."""
+"""Prepare datasets: find the splits, read and compare all rows, write the good ones."""
 
 import unicodedata
 from collections import Counter
@@ -9,20 +9,20 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from segcredit.data.formats import MARK, BadRow, BadRows
+from segcredit.data.formats import MARK, NOTHING_LEFT, SKIP, BadRow, BadRows
 from segcredit.data.prepare.rows import (
+    IMAGE,
     OWN_EXTRAS,
-    PICTURE,
-    Item,
-    Kinds,
-    LeftOut,
-    Making,
+    ColumnTypes,
+    PreparedRow,
+    RowFormat,
     RowWriter,
+    SkipRow,
     parquet_row,
     schema,
 )
 from segcredit.data.prepare.sources import OWN, Columns, DataSet, Part, choose, find_parts, in_order
-from segcredit.data.readers import Found, no_rows
+from segcredit.data.readers import RawRow, no_rows
 from segcredit.models.images import PictureError, check_image, open_image
 from segcredit.printable import listed, named, printable, shown
 from segcredit.runlog.files import replacing
@@ -31,21 +31,21 @@ USUAL_LIMIT = 1024
 
 
 class TextLengths:
-    """Counts by a tokenizer, its chat template included."""
+    """Counts the tokens of prompts, chat template included."""
 
     def __init__(self, tokenizer: str) -> None:
         from transformers import AutoTokenizer
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
-        except Exception as error:  # it raises whatever the file made it stumble
+        except Exception as error:  # damaged files raise exceptions of any class
             raise ValueError(
                 f"--tokenizer: expected a folder with a tokenizer, or a model's id on the Hub; "
                 f"{shown(tokenizer)} cannot be loaded: {printable(str(error), 200)}"
             ) from None
 
     def count(self, messages: Sequence[dict[str, str]]) -> int:
-        """Tokens of a prompt without its pictures."""
+        """Number of tokens of a prompt without its images."""
         plain = [
             {"role": message["role"], "content": message["content"].replace(MARK, "")}
             for message in messages
@@ -65,57 +65,57 @@ class TextLengths:
 
 
 _COMPARED_BYTES = 2**23
-"""Larger encoded pictures are compared by their bytes alone."""
+"""Size from which images are compared by their bytes instead of their pixels."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests of one row."""
+    """Digests of one row, to find duplicates."""
 
     question: bytes
     files: tuple[bytes, ...]
-    """Of the encoded pictures."""
-    pictures: tuple[bytes, ...]
-    """Of their pixels, as a model sees them: the same drawing saved twice is the same."""
+    """Digests of the encoded images."""
+    images: tuple[bytes, ...]
+    """Digests of their pixels, which are the same if an image was saved twice."""
 
     @property
     def pairs(self) -> set[tuple[bytes, bytes]]:
-        """The question with each of its pictures, or with none."""
-        return {(self.question, picture) for picture in self.pictures or (b"",)}
+        """Question with each of its images, or with none."""
+        return {(self.question, image) for image in self.images or (b"",)}
 
 
 class Fingerprints:
-    """Takes fingerprints; a picture that occurs often is decoded once."""
+    """Computes fingerprints; an image that occurs often is decoded once."""
 
     def __init__(self) -> None:
         self._pixels: dict[bytes, bytes] = {}
 
-    def of(self, item: Item) -> Fingerprint:
-        """The row's fingerprint; LeftOut if a picture of it cannot be decoded."""
-        files, pictures = [], []
-        for number, picture in enumerate(item.pictures, start=1):
-            file = _digest(picture.content)
+    def of(self, item: PreparedRow) -> Fingerprint:
+        """Compute the fingerprint of a row; raise SkipRow if an image cannot be decoded."""
+        files, images = [], []
+        for number, image in enumerate(item.images, start=1):
+            file = _digest(image.content)
             if file not in self._pixels:
                 try:
-                    self._pixels[file] = _pixels(picture.content, file)
+                    self._pixels[file] = _pixels(image.content, file)
                 except PictureError as error:
-                    num = len(item.pictures)
-                    which = f"picture {number} of {num}: " if num > 1 else ""
-                    raise LeftOut(PICTURE, f"{which}{error}") from None
+                    num = len(item.images)
+                    which = f"image {number} of {num}: " if num > 1 else ""
+                    raise SkipRow(IMAGE, f"{which}{error}") from None
             files.append(file)
-            pictures.append(self._pixels[file])
-        question = _digest(normalised(_said(item)).encode())
-        return Fingerprint(question, tuple(files), tuple(pictures))
+            images.append(self._pixels[file])
+        question = _digest(normalized(_conversation(item)).encode())
+        return Fingerprint(question, tuple(files), tuple(images))
 
 
-def _said(item: Item) -> str:
-    """The question, and what was said before it."""
-    before = [said["content"] for said in item.messages[:-1] if said["role"] != "system"]
+def _conversation(item: PreparedRow) -> str:
+    """Return the question and the messages before it."""
+    before = [x["content"] for x in item.messages[:-1] if x["role"] != "system"]
     return " ".join([*before, item.question])
 
 
-def normalised(question: str) -> str:
-    """Wording alone: no marks of pictures, no capitals, single spaces, one form of each sign."""
+def normalized(question: str) -> str:
+    """Return the wording alone: no ``<image>``, lower case, single spaces, Unicode NFC."""
     text = unicodedata.normalize("NFC", question.replace(MARK, " "))
     return " ".join(text.casefold().split())
 
@@ -140,30 +140,30 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Shared:
-    """How many rows are not new, in each of four senses."""
+    """Number of rows that repeat another one, by four criteria."""
 
     split: str
-    """The rows that are counted."""
+    """Split whose rows are counted."""
     within: str
-    """Among which an equal one is looked for: another split, or the rows before it."""
+    """Split with which they are compared; the same split: its earlier rows."""
     rows: int
     question: int
-    """The same wording."""
+    """Rows with the same wording."""
     file: int
-    """A picture with the same bytes."""
-    picture: int
-    """A picture with the same pixels."""
+    """Rows with an image of the same bytes."""
+    image: int
+    """Rows with an image of the same pixels."""
     both: int
-    """The same wording and the same picture (or none) in one row."""
+    """Rows with the same wording and the same image (or none)."""
 
 
 class _Seen:
-    """What rows have shown so far."""
+    """Fingerprints of the rows so far."""
 
     def __init__(self, rows: Iterable[Fingerprint] = ()) -> None:
         self.questions: set[bytes] = set()
         self.files: set[bytes] = set()
-        self.pictures: set[bytes] = set()
+        self.images: set[bytes] = set()
         self.pairs: set[tuple[bytes, bytes]] = set()
         for row in rows:
             self.add(row)
@@ -171,20 +171,20 @@ class _Seen:
     def add(self, row: Fingerprint) -> None:
         self.questions.add(row.question)
         self.files.update(row.files)
-        self.pictures.update(row.pictures)
+        self.images.update(row.images)
         self.pairs.update(row.pairs)
 
     def compare(self, row: Fingerprint) -> tuple[bool, bool, bool, bool]:
         return (
             row.question in self.questions,
             not self.files.isdisjoint(row.files),
-            not self.pictures.isdisjoint(row.pictures),
+            not self.images.isdisjoint(row.images),
             not self.pairs.isdisjoint(row.pairs),
         )
 
 
 def find_shared(splits: Mapping[str, Sequence[Fingerprint]]) -> list[Shared]:
-    """Held-out rows that training data has, then rows that repeat an earlier one of their split."""
+    """Count held-out rows that are in the training data, and repetitions within each split."""
     train = _Seen(splits.get(TRAIN, ()))
     across = [
         _counted(split, TRAIN, [train.compare(row) for row in rows])
@@ -195,7 +195,7 @@ def find_shared(splits: Mapping[str, Sequence[Fingerprint]]) -> list[Shared]:
 
 
 def leaking(splits: Mapping[str, Sequence[Fingerprint]]) -> set[int]:
-    """The training rows whose question and picture a held-out row has, by their place."""
+    """Return positions of training rows with the question and image of a held-out row."""
     held_out = _Seen(row for split, rows in splits.items() if split != TRAIN for row in rows)
     return {
         place
@@ -213,108 +213,110 @@ def _repeated(split: str, rows: Sequence[Fingerprint]) -> Shared:
 
 
 def _counted(split: str, within: str, found: Sequence[tuple[bool, bool, bool, bool]]) -> Shared:
-    question, file, picture, both = (sum(row[sense] for row in found) for sense in range(4))
-    return Shared(split, within, len(found), question, file, picture, both)
+    question, file, image, both = (sum(row[sense] for row in found) for sense in range(4))
+    return Shared(split, within, len(found), question, file, image, both)
 
 
 @dataclass
 class SplitReport:
-    """One split, one file."""
+    """Numbers for one split."""
 
     name: str
     path: Path
-    """What was written."""
+    """File that was written."""
     read: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Bad rows by reason."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Number of bad rows by reason."""
     dropped: int = 0
-    """Training rows that held-out data has as well."""
+    """Training rows that were dropped because they are in the held-out data."""
     written: int = 0
-    pictures: int = 0
-    over_long: int = 0
-    """Prompts whose text alone is beyond the limit."""
+    images: int = 0
+    too_long: int = 0
+    """Prompts whose text is longer than the limit."""
     longest: int = 0
-    """Tokens of the longest text."""
+    """Number of tokens of the longest text."""
 
 
 @dataclass
 class Report:
-    """The whole of it."""
+    """Result of ``prepare``."""
 
     data_sources: list[str]
-    """Names of the rows' origin, by which verl chooses a scorer."""
+    """Names by which verl selects its scorer."""
     reward: str | None
-    """Which reward of ours grades the answers, if the data set is a known one."""
+    """Reward that grades the answers of a known dataset."""
     splits: list[SplitReport] = field(default_factory=list)
     shared: list[Shared] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     leaking: int = 0
-    """Training rows whose question and picture held-out data has, dropped or not."""
+    """Training rows with the question and image of a held-out row, dropped or not."""
     max_prompt_tokens: int | None = None
-    """The limit that the lengths were compared to; None: not counted."""
+    """Limit for ``too_long``. None: lengths were not counted."""
 
     @property
-    def with_pictures(self) -> bool:
-        """Whether any row has one."""
-        return any(split.pictures for split in self.splits)
+    def with_images(self) -> bool:
+        """Whether any row has an image."""
+        return any(split.images for split in self.splits)
 
 
-Watch = Callable[[str], None]
-"""Is told what is being done."""
+Progress = Callable[[str], None]
+"""Receives a description of the current work."""
 
 
 @dataclass
 class Scan:
-    """What the first reading of all splits has learnt."""
+    """Results of the first pass over all splits."""
 
     columns: Columns
     lengths: TextLengths | None
     max_prompt_tokens: int
-    kinds: Kinds = field(default_factory=Kinds)
+    types: ColumnTypes = field(default_factory=ColumnTypes)
     bad: list[BadRow] = field(default_factory=list)
     data_sources: dict[str, None] = field(default_factory=dict)
-    """In the order of their first row."""
+    """Data sources in the order of their first row."""
     rows: dict[str, list[Fingerprint]] = field(default_factory=dict)
-    """The good rows of each split."""
+    """Fingerprints of the good rows of each split."""
     numbers: dict[str, list[int]] = field(default_factory=dict)
-    """And their numbers, from 0 on, among all rows of the split."""
+    """Their positions among all rows of the split, from 0."""
     _fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
-    def read(self, report: SplitReport, parts: list[tuple[Part, Making]], watch: Watch) -> None:
-        """All rows of a split."""
+    def read(
+        self, report: SplitReport, parts: list[tuple[Part, RowFormat]], progress: Progress
+    ) -> None:
+        """Read all rows of a split."""
         rows = self.rows.setdefault(report.name, [])
         numbers = self.numbers.setdefault(report.name, [])
         seen: dict[str, dict[str, None]] = {}  # file → its columns
-        for part, making, number, found in all_rows(parts):
+        for part, row_format, number, raw in all_rows(parts):
             columns = seen.setdefault(part.source.name, {})
-            if isinstance(found.content, Mapping):
-                columns.update(dict.fromkeys(map(str, found.content)))
+            if isinstance(raw.content, Mapping):
+                columns.update(dict.fromkeys(map(str, raw.content)))
             report.read += 1
             if report.read % 100 == 0:
-                watch(f"reading {report.name}, row {report.read}")
+                progress(f"reading {report.name}, row {report.read}")
             try:
-                item = making.item(found, part.source.folder, number)
+                item = row_format.convert(raw, part.source.folder, number)
                 fingerprint = self._fingerprints.of(item)
-            except LeftOut as error:
-                report.left_out[error.reason] += 1
-                self.bad.append(BadRow(printable(found.where), str(error)))
+            except SkipRow as error:
+                report.skipped[error.reason] += 1
+                self.bad.append(BadRow(printable(raw.where), str(error)))
                 continue
             rows.append(fingerprint)
             numbers.append(number)
             self._note(item, report)
         self._check_columns(parts, seen)
 
-    def _note(self, item: Item, report: SplitReport) -> None:
-        report.pictures += len(item.pictures)
-        self.kinds.see(item.kept)
+    def _note(self, item: PreparedRow, report: SplitReport) -> None:
+        report.images += len(item.images)
+        self.types.see(item.kept)
         self.data_sources[item.data_source] = None
         if self.lengths is not None:
             length = self.lengths.count(item.messages)
             report.longest = max(report.longest, length)
-            report.over_long += length > self.max_prompt_tokens
+            report.too_long += length > self.max_prompt_tokens
 
     def _check_columns(
-        self, parts: list[tuple[Part, Making]], seen: dict[str, dict[str, None]]
+        self, parts: list[tuple[Part, RowFormat]], seen: dict[str, dict[str, None]]
     ) -> None:
         for part, _ in parts:
             source = part.source
@@ -324,16 +326,16 @@ class Scan:
                 self.columns.check(source.name, list(seen[source.name]))
 
 
-def all_rows(parts: list[tuple[Part, Making]]) -> Iterator[tuple[Part, Making, int, Found]]:
-    """The rows of a split, numbered through from 0 on."""
+def all_rows(parts: list[tuple[Part, RowFormat]]) -> Iterator[tuple[Part, RowFormat, int, RawRow]]:
+    """Yield the rows of a split, numbered from 0."""
     number = 0
-    for part, making in parts:
+    for part, row_format in parts:
         for found in part.source.rows():
-            yield part, making, number, found
+            yield part, row_format, number, found
             number += 1
 
 
-Splits = dict[str, list[tuple[Part, Making]]]
+Splits = dict[str, list[tuple[Part, RowFormat]]]
 
 
 def prepare(
@@ -351,26 +353,26 @@ def prepare(
     skip_bad_rows: bool = False,
     allow_outside: bool = False,
     force: bool = False,
-    watch: Watch = lambda what: None,
+    progress: Progress = lambda text: None,
 ) -> Report:
-    """Write ``train.parquet``, ``test.parquet`` … in verl's format; say what was in the data.
+    """Write ``train.parquet``, ``test.parquet`` … in verl's format and report on the data.
 
     Args:
-        what: ``"geo3k"``, ``"gsm8k"``, ``"math"``; or files, folders or ids on the Hub of any
-            rows that the loader reads. ``"test=FILE"`` says which split a file is.
-        output: The folder to write into.
-        source: Where the rows of a known data set lie, if not on the Hub: files, folders, ids.
-        config: The part of a data set that has several.
-        columns: The columns that hold question, answer and picture, if their names are unusual.
-        suffix: Put behind every question; None: what verl puts there.
-        data_source: The name by which verl chooses a scorer; None: what fits the data.
-        tokenizer: Counts the tokens of every prompt's text.
-        max_prompt_tokens: Longer texts are counted in the report.
-        drop_duplicates: Leave out training rows whose question and picture held-out data has.
-        skip_bad_rows: Leave bad rows out instead of raising BadRows.
+        what: ``"geo3k"``, ``"gsm8k"``, ``"math"``; or files, folders or Hub ids of any rows that
+            the loader reads. ``"test=FILE"`` sets the split of a file.
+        output: Folder for the files.
+        source: Files, folders or Hub ids of a known dataset, if not the default on the Hub.
+        config: Part of a dataset that has several.
+        columns: Columns of question, answer and image, if they have other names.
+        suffix: Text appended to every question. None: what verl appends.
+        data_source: Name by which verl selects its scorer. None: the dataset's own.
+        tokenizer: Folder or Hub id of a tokenizer that counts the tokens of every prompt.
+        max_prompt_tokens: Prompts with longer text are counted in the report.
+        drop_duplicates: Drop training rows with the question and image of a held-out row.
+        skip_bad_rows: Skip bad rows instead of raising BadRows.
         allow_outside: Allow rows to name images outside the folder of their file.
-        force: Overwrite.
-        watch: Is told what is being done.
+        force: Overwrite existing files.
+        progress: Receives a description of the current work.
     """
     folder, columns = Path(output), columns or Columns()
     _check_settings(columns, tokenizer, max_prompt_tokens)
@@ -384,9 +386,9 @@ def prepare(
     )
     reports = [SplitReport(name, folder / f"{name}.parquet") for name in splits]
     for report in reports:
-        scan.read(report, splits[report.name], watch)
+        scan.read(report, splits[report.name], progress)
     if scan.bad and not skip_bad_rows:
-        raise BadRows(scan.bad)
+        raise BadRows(scan.bad, SKIP if any(scan.rows.values()) else NOTHING_LEFT)
     found = Report(
         list(scan.data_sources),
         chosen.reward,
@@ -402,7 +404,7 @@ def prepare(
         report.dropped = len(scan.numbers[report.name]) - len(wanted[report.name])
         if not wanted[report.name]:
             raise BadRows(scan.bad, f"No row is left for {report.path.name}.")
-    _write(found, splits, wanted, scan, watch)
+    _write(found, splits, wanted, scan, progress)
     return found
 
 
@@ -414,8 +416,8 @@ def _check_settings(columns: Columns, tokenizer: str | None, limit: int | None) 
     for name in columns.keep:
         if name in OWN_EXTRAS:
             raise ValueError(
-                f"--keep: extra_info has {listed(OWN_EXTRAS)} of its own; got '{name}'. Leave it "
-                f"out, or rename the column."
+                f"--keep: prepare fills {listed(OWN_EXTRAS)} of extra_info itself; got '{name}'. "
+                f"Omit it, or rename the column."
             )
     if limit is not None and limit < 1:
         raise ValueError(f"--max-prompt-tokens must be at least 1; got {limit}.")
@@ -435,11 +437,11 @@ def _find(
     data_source: str | None,
     allow_outside: bool,
 ) -> Splits:
-    """The parts of each split, and how their rows become items."""
+    """Find the sources of each split and the format of their rows."""
     splits: Splits = {}
     for place in places:
         for part in find_parts(place, config, chosen.config):
-            making = Making(
+            row_format = RowFormat(
                 keys=columns.keys(),
                 rule=chosen.named_rule if columns.answer else chosen.rule,
                 suffix=chosen.suffix if suffix is None else suffix,
@@ -448,7 +450,7 @@ def _find(
                 keep=(*chosen.keep, *columns.keep),
                 allow_outside=allow_outside,
             )
-            splits.setdefault(part.split, []).append((part, making))
+            splits.setdefault(part.split, []).append((part, row_format))
     paths = [part.path.resolve() for parts in splits.values() for part, _ in parts if part.path]
     for path in paths:
         if paths.count(path) > 1:
@@ -464,7 +466,7 @@ def _check_output(folder: Path, splits: Splits, force: bool) -> None:
     for path in outputs:
         if path.resolve() in inputs:
             raise ValueError(
-                f"{named(path)} would be read and written at once. Choose another folder: -o FOLDER"
+                f"{named(path)} is an input. Choose another folder for the output: -o FOLDER"
             )
     there = [path.name for path in outputs if path.exists()]
     if there and not force:
@@ -475,7 +477,7 @@ def _check_output(folder: Path, splits: Splits, force: bool) -> None:
 
 
 def _wanted(scan: Scan, leaks: set[int]) -> dict[str, list[int]]:
-    """The numbers of the rows that are written."""
+    """Return the positions of the rows to write."""
     wanted = dict(scan.numbers)
     if leaks:
         kept = [number for place, number in enumerate(wanted[TRAIN]) if place not in leaks]
@@ -484,31 +486,31 @@ def _wanted(scan: Scan, leaks: set[int]) -> dict[str, list[int]]:
 
 
 def _write(
-    found: Report, splits: Splits, wanted: dict[str, list[int]], scan: Scan, watch: Watch
+    found: Report, splits: Splits, wanted: dict[str, list[int]], scan: Scan, progress: Progress
 ) -> None:
-    """All files under other names first: an error in reading or writing leaves none behind."""
-    with_pictures = found.with_pictures
-    columns = schema(scan.kinds, with_pictures)
+    """Write all files under temporary names first, so that an error leaves none behind."""
+    with_images = found.with_images
+    columns = schema(scan.types, with_images)
     with ExitStack() as files:
         for report in found.splits:
             report.path.parent.mkdir(parents=True, exist_ok=True)
             writer = RowWriter(files.enter_context(replacing(report.path)), columns)
             files.callback(writer.close)
             numbers = set(wanted[report.name])
-            for part, making, number, row_found in all_rows(splits[report.name]):
+            for part, row_format, number, raw in all_rows(splits[report.name]):
                 if number not in numbers:
                     continue
                 try:
-                    item = making.item(row_found, part.source.folder, number)
-                except LeftOut as error:
+                    item = row_format.convert(raw, part.source.folder, number)
+                except SkipRow as error:
                     raise _changed(part) from error
-                size = sum(len(picture.content) for picture in item.pictures)
-                if item.pictures and not with_pictures:
+                size = sum(len(image.content) for image in item.images)
+                if item.images and not with_images:
                     raise _changed(part)
-                writer.write(parquet_row(item, report.name, scan.kinds, with_pictures), size)
+                writer.write(parquet_row(item, report.name, scan.types, with_images), size)
                 report.written += 1
                 if report.written % 100 == 0:
-                    watch(f"writing {report.path.name}, row {report.written}")
+                    progress(f"writing {report.path.name}, row {report.written}")
             if report.written != len(numbers):
                 raise _changed(part)
             writer.close()
@@ -516,6 +518,6 @@ def _write(
 
 def _changed(part: Part) -> ValueError:
     return ValueError(
-        f"{named(part.source.name)} changed while it was read, so nothing was written. Type the "
-        f"command again when nobody writes to it."
+        f"{named(part.source.name)} changed while it was read, so nothing was written. Run "
+        f"the command again when no other program writes to it."
     )

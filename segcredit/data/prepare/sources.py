@@ -1,4 +1,4 @@
-"""Tables beyond those that the loader opens: .csv, .tsv and .arrow."""
+"""Find the data that ``segcredit prepare`` converts: known datasets, files, folders, the Hub."""
 
 import csv
 import os
@@ -6,31 +6,38 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from segcredit.data.formats import Keys, RowError
+from segcredit.data.formats import Keys, RowError, either
 from segcredit.data.prepare.rows import Rule, as_it_is, boxed_solution, chosen_text, number
+from segcredit.data.readers import (
+    ROWS_AT_ONCE,
+    RawRow,
+    Source,
+    dataset_source,
+    no_rows,
+    open_source,
+    table_rows,
+)
 from segcredit.data.readers import SUFFIXES as LOADED
-from segcredit.data.readers import Found, Source, no_rows, open_source, table_rows
 from segcredit.printable import listed, named, printable, shown
+from segcredit.registry import closest, nearest
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
-"""In the order of preference where a folder holds several."""
+"""Suffixes of data files; if a folder has several kinds, the first in this order is used."""
 _ARROW_FILE = b"ARROW1"
-_ROWS_AT_ONCE = 64
 _LONGEST_CELL = 2**27
-"""Characters; a picture as base64 may stand in a cell. Python's own bound is 2**17."""
+"""Maximum number of characters in a cell, for base64 images; Python's default is 2**17."""
 
 
 def open_table(path: Path) -> Source:
-    """The rows of a file."""
+    """Open a file; .csv, .tsv and .arrow besides what ``open_source`` reads."""
     suffix = path.suffix.lower()
     if suffix in LOADED or not path.is_file():
-        return open_source(path)  # which says what is wrong with it
+        return open_source(path)  # also explains what is wrong with the path
     if suffix not in SUFFIXES:
         raise ValueError(f"expected a file that ends in {', '.join(SUFFIXES)}; got {named(path)}.")
     if path.stat().st_size == 0:
@@ -46,12 +53,14 @@ def _csv_columns(path: Path) -> list[str]:
         names: list[str] = next(reader, [])
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"expected a name of its own for each column of {named(path)}; got "
-                         f"{printable(', '.join(twice), 120)} twice.")  # fmt: skip
+        raise ValueError(
+            f"expected unique column names in {named(path)}; got "
+            f"{printable(', '.join(twice), 120)} twice."
+        )
     return names
 
 
-def _csv_rows(path: Path) -> Iterator[Found]:
+def _csv_rows(path: Path) -> Iterator[RawRow]:
     number = 0
     with _csv_reader(path) as reader:
         names: list[str] = next(reader, [])
@@ -59,12 +68,12 @@ def _csv_rows(path: Path) -> Iterator[Found]:
             content: object = dict(zip(names, cells, strict=False))
             if len(cells) != len(names):
                 content = RowError(f"expected {len(names)} cells; got {len(cells)}")
-            yield Found(f"{path} row {number}", number, content)
+            yield RawRow(f"{path} row {number}", number, content)
 
 
 @contextmanager
 def _csv_reader(path: Path) -> Iterator[Any]:
-    """Strict, so that a quote left open does not swallow the rest of the file in silence."""
+    """Open a reader in strict mode, so that an open quote does not swallow the rest of the file."""
     limit = csv.field_size_limit(_LONGEST_CELL)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     try:
@@ -78,7 +87,7 @@ def _csv_reader(path: Path) -> Iterator[Any]:
     except csv.Error as error:
         raise ValueError(
             f"expected a table of cells; {named(path)} cannot be read: {printable(str(error))}. "
-            f"Is a quote left open?"
+            f"Is there an unclosed quote?"
         ) from None
     finally:
         csv.field_size_limit(limit)
@@ -89,19 +98,19 @@ def _arrow_columns(path: Path) -> list[str]:
         return list(schema.names)
 
 
-def _arrow_rows(path: Path) -> Iterator[Found]:
+def _arrow_rows(path: Path) -> Iterator[RawRow]:
     number = 1
     with _arrow_reader(path) as (_, batches):
         for batch in batches:
-            for start in range(0, len(batch), _ROWS_AT_ONCE):
-                part = batch.slice(start, _ROWS_AT_ONCE)
+            for start in range(0, len(batch), ROWS_AT_ONCE):
+                part = batch.slice(start, ROWS_AT_ONCE)
                 yield from table_rows(str(path), part, number)
                 number += len(part)
 
 
 @contextmanager
 def _arrow_reader(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """The schema and the batches of a stream (as the datasets library saves) or of a file."""
+    """Open schema and batches of an Arrow stream (as the datasets library saves) or file."""
     arrow = import_module("pyarrow")
     try:
         with arrow.memory_map(str(path)) as file:
@@ -117,7 +126,7 @@ def _arrow_reader(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(
             f"expected an Arrow file; {named(path)} cannot be read: "
-            f"{printable(str(error), 200)}. Was it downloaded whole?"
+            f"{printable(str(error), 200)}. Was the download complete?"
         ) from None
 
 
@@ -126,13 +135,13 @@ SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
     **dict.fromkeys(("validation", "val", "valid", "dev"), "validation"),
 }
-"""What files and folders are called → the split."""
+"""Words in names of files and folders, and the split that they mean."""
 ORDER = ("train", "validation", "test")
 _NO_DATA = re.compile(r"(dataset_infos?|dataset_dict|state|config)\.json|cache-.*\.arrow")
 
 
 def split_of(name: str) -> str | None:
-    """``train-00000-of-00002`` → train."""
+    """Return the split that a file name contains: ``train-00000-of-00002`` → train."""
     words = re.split(r"[^a-z]+", name.lower())
     return next((SPLITS[word] for word in words if word in SPLITS), None)
 
@@ -140,11 +149,16 @@ def split_of(name: str) -> str | None:
 def data_files(
     folder: Path, config: str | None = None, usual: str | None = None
 ) -> dict[str, list[Path]]:
-    """The files of each split, in a fixed order.
+    """Return the files of each split, in a fixed order.
 
-    A data set of several parts (GSM8K: ``main``, ``socratic``) has a folder for each: ``config``
-    chooses; without it the files beside them, or ``usual``, or the only part. Files without a
-    split in their name are for training.
+    Args:
+        folder: Folder of a dataset. One with several parts (GSM8K: ``main``, ``socratic``) has a
+            folder for each part.
+        config: Part to read. None: the files in ``folder`` itself, else ``usual``, else the only
+            part.
+        usual: Default part.
+
+    Files without a split in their name belong to the training split.
     """
     files = _chosen(folder, _by_config(folder), config, usual)
     kinds = {file.suffix.lower() for file in files}
@@ -157,7 +171,7 @@ def data_files(
 
 
 def in_order(split: str) -> tuple[int, str]:
-    """A key for sorting: training first, testing last, others behind."""
+    """Sort key of splits: train, validation, test, then others."""
     return (ORDER.index(split) if split in ORDER else len(ORDER), split)
 
 
@@ -182,7 +196,7 @@ def _chosen(
     if not found:
         raise ValueError(
             f"expected data ({', '.join(SUFFIXES)}) in the folder {named(folder)}; got none. Was "
-            f"it downloaded whole?"
+            f"the download complete?"
         )
     for name in [config] if config else ["", usual]:
         if name in found:
@@ -190,27 +204,25 @@ def _chosen(
     if len(found) == 1 and not config:
         return next(iter(found.values()))
     parts = [name for name in found if name]
-    there = f"there are {listed(parts)}" if parts else "it has no parts: leave --config out"
-    near = get_close_matches(config or "", parts, n=1) or parts
+    there = f"there are {listed(parts)}" if parts else "it has no parts: omit --config"
+    hint = f" Choose: --config {closest(config or '', parts) or parts[0]}" if parts else ""
     raise ValueError(
-        f"expected one part of the data set in {named(folder)}; got "
-        f"{shown(config) if config else 'none'}, and {there}."
-        f"{f' Choose: --config {near[0]}' if near else ''}"
+        f"expected one part of the dataset in {named(folder)}; got "
+        f"{shown(config) if config else 'none'}, and {there}.{hint}"
     )
 
 
 def _split_below(folder: Path, file: Path) -> str:
-    """``test.jsonl``, ``test/data-0.arrow``: by the file's name, else by the folder between."""
+    """Return the split of ``test.jsonl`` or ``test/data-0.arrow``: by file name, then folder."""
     between = file.relative_to(folder).parent.name
     return split_of(file.stem) or split_of(between) or "train"
 
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_ROWS_AT_ONCE_hub = 64
 
 
 def is_hub_id(place: str) -> bool:
-    """``owner/name``, unless a file or folder of this machine is meant."""
+    """Whether this is ``owner/name`` and not a local path."""
     path = Path(place)
     if not _ID.fullmatch(place) or path.suffix.lower() in SUFFIXES:
         return False
@@ -218,40 +230,28 @@ def is_hub_id(place: str) -> bool:
 
 
 def from_hub(name: str, config: str | None, usual: str | None) -> list[tuple[str, Source]]:
-    """Splits and their rows; ``usual`` is the part that is meant where the user says nothing."""
+    """Load the splits of a dataset on the Hub; ``usual`` is the default part."""
     try:
         datasets = import_module("datasets")
     except ImportError:
         return _downloaded(name, config, usual)
     try:
         found = datasets.load_dataset(name, config or usual)
-    except Exception as error:  # the library's errors share no class
+    except Exception as error:  # the library's errors have no common class
         raise _unreachable(name, error) from None
     sources = [
-        (SPLITS.get(split, split), _source(f"{name}:{split}", table))
+        (SPLITS.get(split, split), dataset_source(f"{name}:{split}", f"{name}:{split}", table))
         for split, table in found.items()
     ]
     return sorted(sources, key=lambda pair: in_order(pair[0]))
 
 
-def _source(name: str, table: Any) -> Source:
-    arrow = table.with_format("arrow")  # pictures stay encoded
-
-    def rows() -> Iterator[Found]:
-        number = 1
-        for part in arrow.iter(batch_size=_ROWS_AT_ONCE_hub):
-            yield from table_rows(name, part, number)
-            number += len(part)
-
-    return Source(name, name, Path.cwd(), list(table.column_names), rows)
-
-
 def _downloaded(name: str, config: str | None, usual: str | None) -> list[tuple[str, Source]]:
-    """Its data files, into the Hub's own cache; from there on they are a folder like any other."""
+    """Download the data files into the Hub's cache and read them like any folder."""
     try:
         fetch = import_module("huggingface_hub").snapshot_download
         folder = fetch(name, repo_type="dataset", allow_patterns=[f"*{end}" for end in SUFFIXES])
-    except Exception as error:  # no network, no such name, no right to read it
+    except Exception as error:  # no network, unknown name, or no permission
         raise _unreachable(name, error) from None
     splits = data_files(Path(folder), config, usual)
     return [(split, open_table(file)) for split, files in splits.items() for file in files]
@@ -260,9 +260,9 @@ def _downloaded(name: str, config: str | None, usual: str | None) -> list[tuple[
 def _unreachable(name: str, error: Exception) -> ValueError:
     folder = name.rpartition("/")[2]
     return ValueError(
-        f"expected a file, a folder, or a data set of the Hub that can be reached; {shown(name)} "
-        f"cannot be loaded: {printable(str(error), 300)}\nWhere there is a network, type: hf "
-        f"download {name} --repo-type dataset --local-dir {folder}; then give that folder here "
+        f"expected a file, a folder, or a dataset on the Hub that can be reached; {shown(name)} "
+        f"cannot be loaded: {printable(str(error), 300)}\nOn a machine with a network, type: hf "
+        f"download {name} --repo-type dataset --local-dir {folder}; then pass that folder here "
         f"(geo3k, gsm8k, math: --from {folder})"
     )
 
@@ -272,18 +272,18 @@ _ASSIGNED = re.compile(r"(?P<split>[A-Za-z]\w*)=(?P<place>.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one split that lie together."""
+    """A source of rows that belongs to one split."""
 
     split: str
     source: Source
     place: str
-    """As the user named it."""
+    """Place as the user named it."""
     path: Path | None
-    """The file, if it is one of this machine's own."""
+    """The file, if it is a local one."""
 
 
 def find_parts(place: str, config: str | None, usual: str | None) -> list[Part]:
-    """The parts of a place; ``test=PLACE`` takes one split, or says which split a file is."""
+    """Return the sources at a place; ``test=PLACE`` selects a split, or sets that of a file."""
     wanted, place = _assignment(place)
     path = Path(place)
     if path.is_dir():
@@ -321,28 +321,28 @@ def _only(parts: list[Part], wanted: str | None, place: str) -> list[Part]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What ``segcredit prepare NAME`` knows of a data set."""
+    """Properties of a dataset that ``segcredit prepare NAME`` knows."""
 
     name: str
     hub: str
-    """Its id on the Hugging Face Hub."""
+    """Id on the Hugging Face Hub."""
     data_sources: tuple[str, ...]
-    """Names by which verl chooses the right scorer; the first, unless the place bears another."""
+    """Names by which verl selects its scorer; the first is the default."""
     suffix: str
-    """What verl puts behind every question, joined by one space."""
+    """Text that verl appends to every question, after a space."""
     rule: Rule
-    """How the answer is read off a row."""
+    """Rule that extracts the answer from a row."""
     reward: str | None
-    """The reward of ours that grades it."""
+    """Name of the reward that grades it."""
     config: str | None = None
-    """The part of it on the Hub."""
+    """Part of the dataset to use."""
     named_rule: Rule = as_it_is
-    """The same where the user names the answer's column."""
+    """Rule to use if the user names the answer column."""
     keep: tuple[str, ...] = ()
-    """Columns that go into extra_info, where a row has them."""
+    """Columns to copy into extra_info if a row has them."""
 
     def data_source(self, place: str) -> str:
-        """The name for verl of rows that lie there: ``…/math500`` holds MATH-500."""
+        """Return verl's name for rows from this place: ``…/math500`` is MATH-500."""
         words = {_bare(place), _bare(Path(place).name), _bare(Path(place).parent.name)}
         for name in self.data_sources:
             if words & {_bare(name), _bare(name.rpartition("/")[2])}:
@@ -351,7 +351,7 @@ class DataSet:
 
 
 OWN = DataSet("own", "", ("custom",), "", as_it_is, None)
-"""Files of the user's: no suffix, and a name for which verl has no scorer."""
+"""Files of your own: no suffix, and a name for which verl has no scorer."""
 
 GEO3K = DataSet(
     "geo3k",
@@ -388,12 +388,12 @@ KNOWN = {known.name: known for known in (GEO3K, GSM8K, MATH)}
 
 
 def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[str]]:
-    """The data set that is meant, and where its rows lie."""
+    """Return the dataset that the user means, and the places of its rows."""
     names = [name for name in what if name in KNOWN]
     if names and len(what) > 1:
         others = " ".join(f"--from {name}" for name in what if name not in KNOWN)
         raise ValueError(
-            f"expected one data set, or files; got {listed(what)}. For files that are like "
+            f"expected one dataset, or files; got {listed(what)}. For files in the format of "
             f"{names[0]}: segcredit prepare {names[0]} {others or '--from FILE'}"
         )
     if names:
@@ -401,15 +401,15 @@ def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[st
         return known, list(places) or [known.hub]
     if places:
         raise ValueError(
-            f"--from goes with a data set, {', '.join(KNOWN)}; got {listed(what)}.{_near(what[0])} "
-            f"Files of your own stand alone: segcredit prepare {' '.join(places)}"
+            f"--from needs a dataset, {', '.join(KNOWN)}; got {listed(what)}.{_near(what[0])} "
+            f"Pass files of your own without --from: segcredit prepare {' '.join(places)}"
         )
     if not what:
-        raise ValueError(f"expected a data set, {', '.join(KNOWN)}, or files; got nothing.")
+        raise ValueError(f"expected a dataset, {', '.join(KNOWN)}, or files; got nothing.")
     for name in what:
         if re.fullmatch(r"[\w-]+", name) and not Path(name).exists():
             raise ValueError(
-                f"expected a data set, {', '.join(KNOWN)}, or a file; got {shown(name)}."
+                f"expected a dataset, {', '.join(KNOWN)}, or a file; got {shown(name)}."
                 f"{_near(name)}"
             )
     if len(what) == 1:
@@ -420,8 +420,7 @@ def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[st
 
 
 def _near(name: str) -> str:
-    near = get_close_matches(name.lower(), [*KNOWN, "geometry3k"], n=1, cutoff=0.4)
-    return f" Did you mean {near[0].replace('geometry3k', 'geo3k')}?" if near else ""
+    return nearest(name, [*KNOWN, "geometry3k"], cutoff=0.4).replace("geometry3k", "geo3k")
 
 
 def _bare(name: str) -> str:
@@ -430,7 +429,7 @@ def _bare(name: str) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that the user named; None: the usual names."""
+    """Columns that the user named. None: the default names."""
 
     question: str | None = None
     answer: str | None = None
@@ -438,7 +437,7 @@ class Columns:
     keep: tuple[str, ...] = ()
 
     def keys(self) -> Keys:
-        """Where the loader shall look."""
+        """Keys under which the loader finds the parts of a row."""
         usual = Keys()
         return Keys(
             question=(self.question,) if self.question else usual.question,
@@ -447,7 +446,7 @@ class Columns:
         )
 
     def check(self, file: str, seen: Collection[str]) -> None:
-        """Raise ValueError if a column that is needed is in no row of the file."""
+        """Raise ValueError if no row of the file has a required column."""
         keys = self.keys()
         wanted = [("question", keys.question, self.question), ("answer", keys.answer, self.answer)]
         if self.image:
@@ -467,21 +466,19 @@ def _missing(
     if asked:
         advice = f" Did you mean --{option} {near}?" if near else ""
         return ValueError(
-            f"expected the column {shown(asked)} (--{option}) in {named(file)}; it has "
+            f"expected a column {shown(asked)} (--{option}) in {named(file)}; it has "
             f"{listed(seen, 20)}.{advice}"
         )
-    usual = " or ".join(f"'{name}'" for name in names)
     return ValueError(
-        f"expected a column with the {option}, {usual}, in {named(file)}; it has "
+        f"expected a column with the {option}, {either(names)}, in {named(file)}; it has "
         f"{listed(seen, 20)}. Name yours: --{option} {near or 'COLUMN'}"
     )
 
 
 def _nearest(asked: str, names: Iterable[str], seen: Iterable[str]) -> str | None:
-    """Of the columns there are, the one most like what was looked for, as it is typed."""
-    by_lower = {name.lower(): name for name in seen}
+    """Return the column with the most similar name, quoted for the shell."""
     for wanted in (asked, *names):
-        near = get_close_matches(wanted.lower(), by_lower, n=1, cutoff=0.5)
-        if near:
-            return quote(printable(by_lower[near[0]], 60))
+        near = closest(wanted, seen, cutoff=0.5)
+        if near is not None:
+            return quote(printable(near, 60))
     return None

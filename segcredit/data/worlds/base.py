@@ -1,4 +1,4 @@
-"""What a generated task offers, how its splits are kept apart, and how its settings are checked."""
+"""The World protocol, the split of contents into train and test, and checks of settings."""
 
 import hashlib
 import random
@@ -14,54 +14,54 @@ if TYPE_CHECKING:
 Split = Literal["train", "test"]
 
 TEST_SHARE = 5
-"""One in so many possible contents is held out."""
+"""One in this many contents is held out for testing."""
 ATTEMPTS = 1000
-"""Draws until a content falls into the wanted split: each succeeds with 1/5 or better."""
+"""Maximum number of draws for the wanted split; each succeeds with probability 1/5 or more."""
 
-Drawn = TypeVar("Drawn")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A prompt and one way to answer it, to imitate before reinforcement learning begins."""
+    """A prompt and a response to imitate before reinforcement learning begins."""
 
     prompt: Prompt
     response: str
-    """Without the end token."""
+    """Response without the end token."""
 
 
 @runtime_checkable
 class World(Protocol):
-    """A task whose prompts are made, not read: all follows from its settings and its seed."""
+    """A task whose prompts are generated from its settings and a seed."""
 
     @property
     def name(self) -> str:
-        """As in ``WORLDS``."""
+        """Name of the world, as in ``WORLDS``."""
         ...
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """What to learn by imitation, in this order; the last is the task itself."""
+        """Phases of imitation learning in order; the last is the task itself."""
         ...
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """The prompt of that number; no test prompt's content ever occurs in training."""
+        """Generate a prompt by number; no content of a test prompt occurs in training."""
         ...
 
     def demonstration(self, index: int, phase: str = "solve") -> Demonstration:
-        """An answer to training prompt ``index``, as good or bad as configured."""
+        """Generate a response to training prompt ``index``, with errors as configured."""
         ...
 
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
-        """A fresh tokenizer that knows this world's words, each a single token."""
+        """Make a tokenizer in which each word of this world is one token."""
         ...
 
     def oracle(self, prompt: Prompt) -> str:
-        """A response without a fault."""
+        """Return a faultless response."""
         ...
 
     def prompts(self, split: Split, start: int, count: int) -> list[Prompt]:
-        """The prompts ``start``, ``start + 1``, …: ``count`` of them."""
+        """Generate ``count`` prompts, from number ``start``."""
         check_whole("count", count, 0)
         return [self.prompt(split, index) for index in range(start, start + count)]
 
@@ -69,12 +69,12 @@ class World(Protocol):
 def draw(
     rng: random.Random,
     split: Split,
-    make: Callable[[random.Random], Drawn],
-    key: Callable[[Drawn], str],
-) -> Drawn:
-    """Draw until the content belongs to the split.
+    make: Callable[[random.Random], Content],
+    key: Callable[[Content], str],
+) -> Content:
+    """Draw contents until one belongs to the split.
 
-    The content itself decides, by its hash, so the splits are disjoint whatever the seeds.
+    The hash of a content determines its split, so the splits are disjoint for all seeds.
     """
     for _ in range(ATTEMPTS):
         made = make(rng)
@@ -87,13 +87,13 @@ def draw(
 
 
 def split_of(content: str) -> Split:
-    """Where a content belongs."""
+    """Return the split of a content."""
     digest = hashlib.sha256(content.encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") % TEST_SHARE == 0 else "train"
 
 
 def check_place(split: str, index: int) -> None:
-    """Raise ValueError unless these name a prompt."""
+    """Raise ValueError unless split and index are valid."""
     if split not in get_args(Split):
         raise ValueError(f"split must be 'train' or 'test'; got {split!r}.")
     check_whole("index", index, 0)
@@ -110,11 +110,15 @@ def check_whole(name: str, x: int, least: int, most: int | None = None, why: str
     whole = isinstance(x, int) and not isinstance(x, bool)
     if not whole or x < least or (most is not None and x > most):
         expected = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise ValueError(f"{name} must be a whole number, {expected}; got {x!r}.{_sentence(why)}")
+        raise ValueError(
+            f"{name} must be a whole number, {expected}; got {x!r}.{why and f' {why}'}"
+        )
 
 
-def check_pair(name: str, pair: tuple[int, int], least: int) -> None:
-    """Raise ValueError unless these are two whole numbers, the second no smaller."""
+def check_pair(
+    name: str, pair: tuple[int, int], least: int, most_allowed: int = 40, limit: str = "40"
+) -> None:
+    """Raise ValueError unless this is an ordered pair of whole numbers within the limits."""
     whole = isinstance(pair, tuple) and len(pair) == 2
     if not whole or any(isinstance(x, bool) or not isinstance(x, int) for x in pair):
         raise ValueError(
@@ -122,8 +126,8 @@ def check_pair(name: str, pair: tuple[int, int], least: int) -> None:
             f"For exactly 3 pass (3, 3)."
         )
     fewest, most = pair
-    if not least <= fewest <= most <= 40:
-        raise ValueError(f"{name} must satisfy {least} ≤ fewest ≤ most ≤ 40; got {pair}.")
+    if not least <= fewest <= most <= most_allowed:
+        raise ValueError(f"{name} must satisfy {least} ≤ fewest ≤ most ≤ {limit}; got {pair}.")
 
 
 def check_share(name: str, x: float) -> None:
@@ -139,10 +143,6 @@ def check_flag(name: str, x: bool) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError unless the seed is a whole number: any, negative ones too."""
+    """Raise ValueError unless the seed is a whole number, which may be negative."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be a whole number; got {seed!r}.")
-
-
-def _sentence(why: str) -> str:
-    return f" {why}" if why else ""

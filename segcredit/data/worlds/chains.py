@@ -1,4 +1,4 @@
-"""Variables derived from variables, modulo a number: long chains of small steps, text only."""
+"""World of variables derived from others, modulo a number: long chains of small steps."""
 
 import operator
 import random
@@ -13,6 +13,7 @@ from segcredit.data.worlds.base import (
     Split,
     World,
     check_flag,
+    check_pair,
     check_phase,
     check_place,
     check_seed,
@@ -29,7 +30,7 @@ OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 class Rule(NamedTuple):
-    """How a variable is derived, e.g. x = a + b."""
+    """Rule that derives a variable, e.g. x = a + b."""
 
     name: str
     left: str
@@ -38,11 +39,11 @@ class Rule(NamedTuple):
 
 
 class Puzzle(NamedTuple):
-    """What a prompt says."""
+    """Content of a prompt."""
 
     given: dict[str, int]
     rules: tuple[Rule, ...]
-    """In the order in which the prompt states them."""
+    """Rules in the order of the prompt."""
     asked: str
 
 
@@ -50,40 +51,39 @@ class Puzzle(NamedTuple):
 class DerivedVariables(World):
     r"""Questions such as "a = 5 ; b = 9 ; x = a + b ; y = x * a ; x ?", modulo a number.
 
-    A response derives what is needed, one variable per line, then boxes the answer::
+    A response derives the needed variables, one per line, then boxes the answer::
 
         x = a + b = 5 + 9 > x 14 ;
         \boxed{14}
 
-    Demonstrations have faults: wrong results (which later lines then use), lines skipped (the
-    value was found in the head), lazy lines that leave out the numbers ("x = a + b > x 14 ;"), and
-    lines that nobody needs. A line has 14 tokens and the box 3, so a faultless chain has 115 to
-    171 by default, 17 or 31 with ``given=2, derived=3, needed=(1, 2), modulus=7``, and 283 to 395
-    with ``derived=40, needed=(20, 28)``. Held out are puzzles, whatever their names: none of the
-    test split is a training puzzle with other letters.
+    Demonstrations have faults: wrong results (which later lines then use), skipped lines, lazy
+    lines without the numbers ("x = a + b > x 14 ;"), and superfluous lines. A line has 14 tokens
+    and the box 3, so a faultless chain has 115 to 171 by default, 17 or 31 with ``given=2,
+    derived=3, needed=(1, 2), modulus=7``, and 283 to 395 with ``derived=40, needed=(20, 28)``. No
+    test puzzle is a training puzzle with other letters.
     """
 
     name: ClassVar[str] = "derived_variables"
     phases: ClassVar[tuple[str, ...]] = ("solve",)
 
     given: int = 4
-    """Variables whose value is stated."""
+    """Number of variables whose value is given."""
     derived: int = 16
-    """Variables computed from two others, needed ones and others."""
+    """Number of variables computed from two others, needed or not."""
     needed: tuple[int, int] = (8, 12)
-    """Fewest and most derivations that the asked variable takes, itself included."""
+    """Minimum and maximum number of derivations for the answer, including the last."""
     modulus: int = 23
     operations: str = "+-*"
     shuffled: bool = False
-    """Whether rules may stand before those that they build on."""
+    """Whether a rule may precede the rules it depends on."""
     wrong: float = 0.04
-    """Share of the demonstrations' lines with a wrong result."""
+    """Share of lines in demonstrations with a wrong result."""
     skipped: float = 0.02
-    """Share of the demonstrations' needed lines, but for the last, that are missing."""
+    """Share of needed lines in demonstrations, except the last, that are missing."""
     lazy: float = 0.05
-    """Share of the demonstrations' lines that leave out the numbers."""
+    """Share of lines in demonstrations that omit the numbers."""
     superfluous: float = 0.03
-    """Chance of a line that nobody needs, before each needed one."""
+    """Probability of a superfluous line before each needed one."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class DerivedVariables(World):
         for name in ("wrong", "skipped", "lazy", "superfluous"):
             check_share(name, getattr(self, name))
         check_seed(self.seed)
-        _check_needed(self.needed, self.derived)
+        check_pair("needed", self.needed, 1, self.derived, f"derived ({self.derived})")
         _check_operations(self.operations)
 
     def prompt(self, split: Split, index: int) -> Prompt:
@@ -129,12 +129,12 @@ class DerivedVariables(World):
 
         numbers = [str(n) for n in range(self.modulus)]
         plain = [*self._letters, *OPERATIONS, "=", ">", ";", *numbers]
-        # all carry the space behind them; a number stands in the box without, a ";" at a line's end
+        # tokens include the space after them, except a number in the box and ";" at a line's end
         return build_tokenizer([*(f"{x} " for x in plain), *numbers, ";", "?"])
 
     @property
     def _letters(self) -> str:
-        """As few as there are variables: a tiny model must meet each name often."""
+        """Variable names; only as many as needed, so that a tiny model sees each one often."""
         return ascii_letters[: self.given + self.derived]
 
     def _puzzle(self, split: Split, index: int) -> Puzzle:
@@ -145,7 +145,7 @@ class DerivedVariables(World):
         return renamed(plain, {str(n): letter for n, letter in enumerate(letters)})
 
     def _draw_puzzle(self, rng: random.Random) -> Puzzle:
-        """A puzzle whose variables are called 0, 1, 2, … in the order in which they are stated."""
+        """Draw a puzzle with variables named 0, 1, 2, … in the order of the prompt."""
         given = [f"given {n}" for n in range(self.given)]
         number = rng.randint(*self.needed)
         is_needed = [True] * number + [False] * (self.derived - number)
@@ -154,7 +154,7 @@ class DerivedVariables(World):
         useful, unused = list(given), list[str]()
         for n, needed in enumerate(is_needed):
             if needed:
-                # each line can use up two results and leaves one: the last must leave one in all
+                # a line can use two unused results and adds one; one must be left at the end
                 number -= 1
                 must = min(2, max(0, len(unused) - number))
                 first = rng.sample(unused, must)
@@ -174,7 +174,7 @@ class DerivedVariables(World):
         return renamed(puzzle, {name: str(n) for n, name in enumerate(order)})
 
     def _attempt(self, puzzle: Puzzle, rng: random.Random) -> str:
-        """The chain as somebody writes it who makes mistakes but goes on from what is written."""
+        """Write a chain with random mistakes; later lines use the values written before."""
         steps = needed_rules(puzzle)
         others = [rule for rule in in_order(puzzle) if rule not in steps]
         claimed, written, lines = dict(puzzle.given), set(puzzle.given), list[str]()
@@ -199,7 +199,7 @@ class DerivedVariables(World):
         written: set[str],
         lines: list[str],
     ) -> None:
-        """One line, right or wrong."""
+        """Write one line, correct or not."""
         claimed[rule.name] = compute(rule, claimed, self.modulus)
         if rng.random() < self.wrong:
             claimed[rule.name] += rng.randrange(1, self.modulus)
@@ -209,12 +209,12 @@ class DerivedVariables(World):
 
 
 def compute(rule: Rule, values: dict[str, int], modulus: int) -> int:
-    """What the rule gives."""
+    """Compute the result of a rule."""
     return OPERATIONS[rule.operation](values[rule.left], values[rule.right]) % modulus
 
 
 def in_order(puzzle: Puzzle) -> list[Rule]:
-    """The rules as stated, but each after those that it builds on."""
+    """Sort the rules so that each follows those it depends on."""
     waiting, known, order = list(puzzle.rules), set(puzzle.given), list[Rule]()
     while waiting:
         ready = next(rule for rule in waiting if {rule.left, rule.right} <= known)
@@ -225,7 +225,7 @@ def in_order(puzzle: Puzzle) -> list[Rule]:
 
 
 def needed_rules(puzzle: Puzzle) -> list[Rule]:
-    """The rules that the asked variable builds on, each after those that it builds on itself."""
+    """Return the rules that the answer depends on, in order of derivation."""
     needed, steps = {puzzle.asked}, list[Rule]()
     for rule in reversed(in_order(puzzle)):
         if rule.name in needed:
@@ -235,7 +235,7 @@ def needed_rules(puzzle: Puzzle) -> list[Rule]:
 
 
 def solve(puzzle: Puzzle, modulus: int) -> dict[str, int]:
-    """Every variable's value."""
+    """Compute the values of all variables."""
     values = dict(puzzle.given)
     for rule in in_order(puzzle):
         values[rule.name] = compute(rule, values, modulus)
@@ -243,7 +243,7 @@ def solve(puzzle: Puzzle, modulus: int) -> dict[str, int]:
 
 
 def renamed(puzzle: Puzzle, names: dict[str, str]) -> Puzzle:
-    """The same puzzle with other names."""
+    """Rename the variables of a puzzle."""
     return Puzzle(
         {names[name]: value for name, value in puzzle.given.items()},
         tuple(
@@ -254,21 +254,21 @@ def renamed(puzzle: Puzzle, names: dict[str, str]) -> Puzzle:
 
 
 def question(puzzle: Puzzle) -> str:
-    """The puzzle as it is asked."""
+    """Write the puzzle as the text of a prompt."""
     given = [f"{name} = {value}" for name, value in puzzle.given.items()]
     rules = [f"{x.name} = {x.left} {x.operation} {x.right}" for x in puzzle.rules]
     return " ; ".join([*given, *rules, f"{puzzle.asked} ?"])
 
 
 def line(rule: Rule, values: dict[str, int], lazy: bool = False) -> str:
-    """One step: the rule, its numbers, the result."""
+    """Write one step: the rule, its numbers, the result."""
     name, left, sign, right = rule
     numbers = "" if lazy else f"= {values[left]} {sign} {values[right]} "
     return f"{name} = {left} {sign} {right} {numbers}> {name} {values[name]} ;"
 
 
 def response(lines: Sequence[str], answer: int) -> str:
-    """The whole chain of thought, with the answer in its box."""
+    """Write the response: its lines and the boxed answer."""
     return "\n".join([*lines, f"\\boxed{{{answer}}}"])
 
 
@@ -278,7 +278,7 @@ _ASKED = re.compile(r"(\w) \?")
 
 
 def read_puzzle(prompt: Prompt) -> Puzzle:
-    """The puzzle that a prompt of this world states."""
+    """Parse the puzzle from a prompt of this world."""
     text = prompt.messages[-1]["content"]
     *stated, last = text.split(" ; ")
     given = [found.groups() for x in stated if (found := _GIVEN.fullmatch(x))]
@@ -290,20 +290,6 @@ def read_puzzle(prompt: Prompt) -> Puzzle:
             f"Pass what world.prompt(split, index) returned."
         )
     return Puzzle({name: int(value) for name, value in given}, tuple(rules), asked[1])
-
-
-def _check_needed(needed: tuple[int, int], derived: int) -> None:
-    pair = isinstance(needed, tuple) and len(needed) == 2
-    if not pair or any(isinstance(x, bool) or not isinstance(x, int) for x in needed):
-        raise ValueError(
-            f"needed must be a pair of whole numbers, fewest and most; got {needed!r}. "
-            f"For exactly 3 pass (3, 3)."
-        )
-    fewest, most = needed
-    if not 1 <= fewest <= most <= derived:
-        raise ValueError(
-            f"needed must satisfy 1 ≤ fewest ≤ most ≤ derived ({derived}); got {needed}."
-        )
 
 
 def _check_operations(operations: str) -> None:

@@ -1,4 +1,4 @@
-"""Counting coloured shapes in a picture: a vision-language task that a laptop learns in minutes."""
+"""World of colored shapes in an image: a vision-language task that a laptop learns in minutes."""
 
 import random
 import re
@@ -23,7 +23,7 @@ from segcredit.data.worlds.base import (
     check_whole,
     draw,
 )
-from segcredit.data.worlds.picture import COLOURS, SHAPES, Item, draw_grid
+from segcredit.data.worlds.drawing import COLOURS, SHAPES, Item, draw_grid
 from segcredit.types import Prompt
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 OPERATIONS = ("plus", "minus", "times")
 MOST = 4
-"""The most shapes of one kind that a question asks for."""
+"""Maximum number of shapes of one kind in a question."""
 FEWEST_ANSWERS = 5
-"""All possible answers are equally likely, so the best blind guess scores 1 in so many or less."""
+"""Minimum number of possible answers. All are equally likely, so a guess scores 1/5 at most."""
 EMPTY = 0.25
-"""Chance that a cell which no question asks for stays empty."""
+"""Probability that a cell that is not asked for stays empty."""
 
 
 class Term(NamedTuple):
     """One summand of a question."""
 
     operation: str
-    """What joins it to the value so far; "plus" for the first."""
+    """Operation that joins it to the value so far; "plus" for the first."""
     factor: int
-    """2: twice."""
+    """2 for "twice", else 1."""
     item: Item
 
 
-class Plan(NamedTuple):
-    """The numbers of a question, before items and cells are chosen."""
+class Numbers(NamedTuple):
+    """Numbers of a question, chosen before items and cells."""
 
     operations: tuple[str, ...]
     factors: tuple[int, ...]
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """A picture and a question about it."""
+    """An image and a question about it."""
 
     cells: tuple[Item | None, ...]
     terms: tuple[Term, ...]
@@ -67,37 +67,36 @@ class Scene(NamedTuple):
 class ShapeGrid(World):
     r"""Questions such as "count twice red circle plus blue square ?" about a grid of shapes.
 
-    A response treats one term per line, in one of two styles, and reads from left to right::
+    A response handles one term per line, in one of two styles, from left to right::
 
         glance twice red circle = 4
         check blue square 1 0 2 = 3
         total = 7
         \boxed{7}
 
-    "glance" is short, and wrong by one in a share of the demonstrations; "check" counts row by row
-    (in steps of two where twice is asked) and is right. So imitation alone stays mediocre, and a
-    policy that learns from rewards can unlearn the glance. Held out are pictures: none of the test
-    split is ever shown in training.
+    "glance" is short, and off by one in a share of the demonstrations; "check" counts row by row
+    (in steps of two for "twice") and is correct. So imitation alone is mediocre, and reinforcement
+    learning can replace glances by checks. No image of the test split occurs in training.
     """
 
     name: ClassVar[str] = "shape_grid"
     phases: ClassVar[tuple[str, ...]] = ("look", "solve")
-    """First "list ?": all kinds with their counts. A tiny model that skips it stays at chance."""
+    """The phase "look" lists the counts of all kinds; without it a tiny model stays at chance."""
 
     size: int = 3
-    """Cells per side."""
+    """Number of cells per side."""
     colours: int = 3
     shapes: int = 3
     terms: int = 2
     operations: tuple[str, ...] = ("plus",)
     twice: bool = True
-    """Whether terms may count double."""
+    """Whether terms may be doubled."""
     cell: int = 28
-    """Pixels per side of a cell: 28 is one image token of Qwen2.5-VL, 32 one of Qwen3-VL."""
+    """Pixels per side of a cell: one image token is 28 for Qwen2.5-VL, 32 for Qwen3-VL."""
     glance_error: float = 0.5
-    """Share of the demonstrations' glances that are wrong."""
+    """Share of glances in demonstrations that are wrong."""
     careful: float = 0.5
-    """Share of the demonstrations' terms that are checked row by row."""
+    """Share of terms in demonstrations that are checked row by row."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -113,12 +112,12 @@ class ShapeGrid(World):
         _check_operations(self.operations)
         if self.colours * self.shapes < self.terms:
             raise ValueError(
-                f"a question's terms ask for different things, so {self.terms} terms need at least "
-                f"{self.terms} kinds (colours × shapes); got {self.colours} × {self.shapes}."
+                f"each term asks for another kind, so {self.terms} terms need {self.terms} or more "
+                f"kinds (colours × shapes); got {self.colours} × {self.shapes}."
             )
-        if len(self._plans) < FEWEST_ANSWERS:
+        if len(self._by_answer) < FEWEST_ANSWERS:
             raise ValueError(
-                f"these settings leave {len(self._plans)} possible answers, so guessing would pay; "
+                f"these settings leave {len(self._by_answer)} possible answers, so guessing pays; "
                 f"at least {FEWEST_ANSWERS} are needed. Set twice=True or a larger size."
             )
 
@@ -142,22 +141,22 @@ class ShapeGrid(World):
         numbers = [str(n) for n in range(max(self._largest, self.size**2) + 1)]
         kinds = [*list(COLOURS)[: self.colours], *SHAPES[: self.shapes]]
         plain = ["count", "list", "twice", *OPERATIONS, *kinds, "glance", "check", "total", "="]
-        # a word carries the space behind it; a number ends a line, or stands in the box, without
+        # tokens include the space after them, except a number in the box or at a line's end
         return build_tokenizer([*(f"{x} " for x in [*plain, *numbers]), *numbers, "?", "none"])
 
     @property
     def _most(self) -> int:
-        """The most of one kind that leaves room for the other terms' kinds."""
+        """Maximum count of one kind that leaves cells for the other terms."""
         return min(MOST, self.size**2 // self.terms)
 
     @property
     def _largest(self) -> int:
-        """The largest total: a sum of glances that are all too high."""
+        """Largest possible total: the sum of glances that are all too high."""
         return 2 * self.terms * (self._most + 1)
 
     @property
-    def _plans(self) -> dict[int, list[Plan]]:
-        return plans(self._most, self.terms, self.operations, self.twice, self._largest)
+    def _by_answer(self) -> dict[int, list[Numbers]]:
+        return numbers_by_answer(self._most, self.terms, self.operations, self.twice, self._largest)
 
     def _scene(self, split: Split, index: int) -> Scene:
         check_place(split, index)
@@ -165,19 +164,19 @@ class ShapeGrid(World):
         return draw(rng, split, self._draw_scene, lambda scene: "|".join(names(scene.cells)))
 
     def _draw_scene(self, rng: random.Random) -> Scene:
-        """The answer first, then numbers that lead to it, then a picture that holds them."""
-        by_answer = self._plans
-        plan = rng.choice(by_answer[rng.choice(list(by_answer))])
+        """Draw the answer, then numbers that lead to it, then an image with those counts."""
+        by_answer = self._by_answer
+        numbers = rng.choice(by_answer[rng.choice(list(by_answer))])
         items = list(product(list(COLOURS)[: self.colours], SHAPES[: self.shapes]))
         rng.shuffle(items)
         asked, others = items[: self.terms], items[self.terms :]
         cells: list[Item | None] = []
-        for item, count in zip(asked, plan.counts, strict=True):
+        for item, count in zip(asked, numbers.counts, strict=True):
             cells += [item] * count
         while len(cells) < self.size**2:
             cells.append(rng.choice(others) if others and rng.random() >= EMPTY else None)
         rng.shuffle(cells)
-        terms = map(Term, plan.operations, plan.factors, asked)
+        terms = map(Term, numbers.operations, numbers.factors, asked)
         return Scene(tuple(cells), tuple(terms))
 
     def _prompt(self, scene: Scene, split: Split, index: int, phase: str) -> Prompt:
@@ -197,9 +196,9 @@ class ShapeGrid(World):
         )
 
     def _attempt(self, scene: Scene, rng: random.Random) -> str:
-        """Each term in a style and with an error by chance, the total true to what was written.
+        """Write each term in a random style with random errors; the total follows from the lines.
 
-        Where wrong glances lead below 0 or too high for a number, the total stops at the end.
+        The total is clamped to the range of the vocabulary.
         """
         lines, values = [], []
         for term in scene.terms:
@@ -216,23 +215,23 @@ class ShapeGrid(World):
 
 
 @lru_cache(maxsize=64)
-def plans(
+def numbers_by_answer(
     most: int, terms: int, operations: tuple[str, ...], twice: bool, largest: int
-) -> dict[int, list[Plan]]:
-    """Every choice of numbers that leads to an answer between 0 and ``largest``, by answer."""
-    found: dict[int, list[Plan]] = defaultdict(list)
+) -> dict[int, list[Numbers]]:
+    """Return all choices of numbers whose answer is between 0 and ``largest``, by answer."""
+    found: dict[int, list[Numbers]] = defaultdict(list)
     joined = [("plus", *later) for later in product(operations, repeat=terms - 1)]
     factors = list(product((1, 2) if twice else (1,), repeat=terms))
     counts = list(product(range(most + 1), repeat=terms))
-    for plan in map(Plan._make, product(joined, factors, counts)):
-        answer = combine(plan.operations, list(map(mul, plan.factors, plan.counts)))
+    for numbers in map(Numbers._make, product(joined, factors, counts)):
+        answer = combine(numbers.operations, list(map(mul, numbers.factors, numbers.counts)))
         if 0 <= answer <= largest:
-            found[answer].append(plan)
+            found[answer].append(numbers)
     return {answer: found[answer] for answer in sorted(found)}
 
 
 def combine(operations: Sequence[str], values: Sequence[int]) -> int:
-    """The value of a question, read from left to right."""
+    """Compute the value of a question from left to right."""
     total = 0
     for operation, value in zip(operations, values, strict=True):
         if operation == "times":
@@ -243,13 +242,13 @@ def combine(operations: Sequence[str], values: Sequence[int]) -> int:
 
 
 def right_answer(scene: Scene) -> int:
-    """By the picture."""
+    """Compute the answer from the image's cells."""
     values = [term.factor * scene.cells.count(term.item) for term in scene.terms]
     return combine([term.operation for term in scene.terms], values)
 
 
 def names(cells: Sequence[Item | None]) -> tuple[str, ...]:
-    """What stands in each cell, in words; nothing: ''."""
+    """Describe each cell in words; an empty cell is ''."""
     return tuple("" if item is None else " ".join(item) for item in cells)
 
 
@@ -258,18 +257,18 @@ def _phrase(term: Term) -> str:
 
 
 def question(terms: Sequence[Term]) -> str:
-    """The terms as they are asked."""
+    """Write the question."""
     first, *later = terms
     return " ".join(["count", _phrase(first), *(f"{x.operation} {_phrase(x)}" for x in later), "?"])
 
 
 def glance_line(term: Term, count: int) -> str:
-    """A claim without a reason."""
+    """Write a count without evidence."""
     return f"glance {_phrase(term)} = {term.factor * count}"
 
 
 def check_line(term: Term, cells: Sequence[Item | None]) -> str:
-    """The count in each row of the picture, then the result."""
+    """Write the count of each row of the image, then the sum."""
     side = isqrt(len(cells))
     rows = [
         term.factor * cells[first : first + side].count(term.item)
@@ -279,12 +278,12 @@ def check_line(term: Term, cells: Sequence[Item | None]) -> str:
 
 
 def response(lines: Sequence[str], total: int) -> str:
-    """The whole chain of thought, with the answer in its box."""
+    """Write the response: its lines, the total and the boxed answer."""
     return "\n".join([*lines, f"total = {total}", f"\\boxed{{{total}}}"])
 
 
 def listing(cells: Sequence[Item | None], rng: random.Random) -> str:
-    """All kinds in the picture with their counts, in any order."""
+    """Write all kinds in the image with their counts, in random order."""
     kinds = sorted({item for item in cells if item is not None})
     rng.shuffle(kinds)
     return "\n".join(f"{' '.join(item)} = {cells.count(item)}" for item in kinds) or "none"
@@ -294,7 +293,7 @@ _TERM = re.compile(r"(?:(plus|minus|times) )?(twice )?(\w+) (\w+)")
 
 
 def read_scene(prompt: Prompt) -> Scene:
-    """The picture and the question that a prompt of this world was made of."""
+    """Recover the scene from a prompt of this world."""
     text = prompt.messages[-1]["content"].removeprefix("<image>")
     if "cells" not in prompt.columns or not re.fullmatch(rf"count {_TERM.pattern}.* \?", text):
         raise ValueError(

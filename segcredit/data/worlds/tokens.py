@@ -1,4 +1,4 @@
-"""A tokenizer for a handful of words, made in code and saved as ordinary Hugging Face files."""
+"""Build a tokenizer for a small vocabulary; it is saved in the Hugging Face format."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ PAD = "<|endoftext|>"
 END = "<|im_end|>"
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 SPECIAL = (PAD, "<|im_start|>", END, *VISION, UNKNOWN)
-"""Qwen's names, so that its models and tools find them."""
+"""Special tokens with Qwen's names, which its models and tools look up."""
 ROLES = ("system", "user", "assistant")
 BOX = ("\\boxed{", "}")
 
@@ -35,14 +35,14 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-"""Qwen's, without a system message of its own; an image is a part, or a mark in the text."""
+"""Qwen's template without a default system message; an image is a part or an ``<image>``."""
 
 
 def build_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
-    """One token per word, spaces included as the word holds them.
+    """Build a tokenizer with one token per word; a word may contain spaces.
 
-    Text is cut at the longest word that fits, and what fits none becomes ``<unk>``. Tokens are
-    joined as they are, so decoding gives back the text that was encoded.
+    The longest matching word is used; unknown text becomes ``<unk>``. Tokens are joined without
+    spaces, so decoding returns the encoded text.
     """
     vocabulary = list(dict.fromkeys([*SPECIAL, "\n", *ROLES, *BOX, *words]))
     plain = sorted(vocabulary[len(SPECIAL) :], key=len, reverse=True)

@@ -10,14 +10,14 @@ from miniature import contents, geo3k_folder, gsm8k_row, jsonl, png, rows_of
 
 from segcredit.data import BadRows, load_prompts
 from segcredit.data.prepare import Columns, prepare
-from segcredit.data.prepare.rows import NO_ANSWER, NO_QUESTION, OTHER, PICTURE, UNREADABLE
+from segcredit.data.prepare.rows import IMAGE, NO_ANSWER, NO_QUESTION, OTHER, UNREADABLE
 
 GOOD = {"problem": "2 + 2?", "answer": "4"}
 
 BAD: list[tuple[str, str, str]] = [
     ("{", UNREADABLE, "expected a JSON object"),
-    ("[" * 100_000, UNREADABLE, "got what Python cannot read"),
-    ('{"problem": 1' + "0" * 5000 + "}", UNREADABLE, "got what Python cannot read"),
+    ("[" * 100_000, UNREADABLE, "got unreadable JSON"),
+    ('{"problem": 1' + "0" * 5000 + "}", UNREADABLE, "got unreadable JSON"),
     ("[1, 2]", OTHER, "expected an object"),
     ('{"problem": "", "answer": "1"}', NO_QUESTION, "got an empty prompt"),
     ('{"problem": " \\n ", "answer": "1"}', NO_QUESTION, "got an empty prompt"),
@@ -27,16 +27,16 @@ BAD: list[tuple[str, str, str]] = [
     ('{"problem": "?"}', NO_ANSWER, "expected an answer under"),
     ('{"problem": "?", "answer": null}', NO_ANSWER, "expected an answer under"),
     ('{"problem": "?", "answer": "  "}', NO_ANSWER, "expected an answer under"),
-    ('{"problem": "?", "answer": "1", "image": "gone.png"}', PICTURE, "got no such file"),
-    ('{"problem": "?", "answer": "1", "image": "../../../etc/passwd"}', PICTURE, "leads out of it"),
-    ('{"problem": "?", "answer": "1", "image": "empty.png"}', PICTURE, "expected a picture"),
-    ('{"problem": "?", "answer": "1", "image": "cut.png"}', PICTURE, "can be decoded"),
-    ('{"problem": "?", "answer": "1", "image": "text.png"}', PICTURE, "beginning with b'hello'"),
-    ('{"problem": "?", "answer": "1", "image": "good\\ud800.png"}', PICTURE, "expected a"),
-    ('{"problem": "?", "answer": "1", "images": ["good.png", "cut.png"]}', PICTURE, "2 of 2"),
-    ('{"problem": "?", "answer": "1", "images": ["good.png", "gone"]}', PICTURE, "2 of 2"),
-    ('{"problem": "?", "answer": "1", "image": "https://a/b.png"}', PICTURE, "Download it first"),
-    ('{"problem": "<image>?", "answer": "1"}', OTHER, "one <image> in the prompt per picture"),
+    ('{"problem": "?", "answer": "1", "image": "gone.png"}', IMAGE, "got no such file"),
+    ('{"problem": "?", "answer": "1", "image": "../../../etc/passwd"}', IMAGE, "leads out of it"),
+    ('{"problem": "?", "answer": "1", "image": "empty.png"}', IMAGE, "expected a picture"),
+    ('{"problem": "?", "answer": "1", "image": "cut.png"}', IMAGE, "can be decoded"),
+    ('{"problem": "?", "answer": "1", "image": "text.png"}', IMAGE, "beginning with b'hello'"),
+    ('{"problem": "?", "answer": "1", "image": "good\\ud800.png"}', IMAGE, "expected a"),
+    ('{"problem": "?", "answer": "1", "images": ["good.png", "cut.png"]}', IMAGE, "2 of 2"),
+    ('{"problem": "?", "answer": "1", "images": ["good.png", "gone"]}', IMAGE, "2 of 2"),
+    ('{"problem": "?", "answer": "1", "image": "https://a/b.png"}', IMAGE, "Download it first"),
+    ('{"problem": "<image>?", "answer": "1"}', OTHER, "one <image> in the prompt per image"),
     ('{"problem": "\\ud800", "answer": "1"}', OTHER, "half a surrogate pair"),
     ('{"problem": "?", "answer": "\\ud800"}', OTHER, "half a surrogate pair"),
     ('{"problem": "?", "answer": "1", "extra_info": {"a": ["\\ud800"]}}', OTHER, "in 'a'"),
@@ -68,7 +68,7 @@ def test_each_kind(line: str, reason: str, said: str, folder: Path) -> None:
     assert len(bad.problem) < 500
     assert not (folder / "out").exists()
     report = prepare(str(path), folder / "out", skip_bad_rows=True)
-    assert report.splits[0].left_out == {reason: 1}
+    assert report.splits[0].skipped == {reason: 1}
     assert report.bad == [bad]
     assert (report.splits[0].read, report.splits[0].written) == (3, 2)
     rows = rows_of(folder / "out/train.parquet")
@@ -130,11 +130,11 @@ class TestColumns:
             (Columns(), "with the question, 'prompt' or 'problem' or 'question', in "),
             (Columns(), "it has 'Question', 'Antwort', 'bild'. Name yours: --question Question"),
             (Columns("Question"), "'solution', in .* Name yours: --answer Antwort"),
-            (Columns("Qestion"), r"the column 'Qestion' \(--question\) in .* --question Question"),
+            (Columns("Qestion"), r"a column 'Qestion' \(--question\) in .* --question Question"),
             (Columns("Question", "antword"), "Did you mean --answer Antwort"),
             (Columns("Question", "Antwort", "Bilder"), "Did you mean --image bild"),
             (Columns("Question", "Antwort", keep=("bld",)), "Did you mean --keep bild"),
-            (Columns("Question", "Antwort", keep=("bild.x",)), "the column 'bild[.]x'"),
+            (Columns("Question", "Antwort", keep=("bild.x",)), "a column 'bild[.]x'"),
             (Columns("zzzzzz"), r"it has 'Question', 'Antwort', 'bild'\.$"),
         ],
     )
@@ -172,7 +172,9 @@ class TestColumns:
 
     def test_extra_info_has_some_of_its_own(self, tmp_path: Path) -> None:
         path = jsonl(tmp_path / "rows.jsonl", GOOD | {"split": "x"})
-        with pytest.raises(ValueError, match="--keep: extra_info has 'split', 'index', 'question'"):
+        with pytest.raises(
+            ValueError, match="--keep: prepare fills 'split', 'index', 'question' of extra_info"
+        ):
             prepare(str(path), tmp_path / "out", columns=Columns(keep=("split",)))
 
 
@@ -193,7 +195,7 @@ class TestOutput:
         before = contents(tmp_path / "one")
         (tmp_path / "link").symlink_to(tmp_path / "one")
         for out in ("one", "link"):
-            with pytest.raises(ValueError, match="would be read and written at once"):
+            with pytest.raises(ValueError, match="is an input"):
                 prepare(str(tmp_path / "one"), tmp_path / out, force=True)
         assert contents(tmp_path / "one") == before
 
@@ -217,7 +219,7 @@ class TestOutput:
                 jsonl(test, *changed[change])
 
         with pytest.raises(ValueError, match=r"test\.jsonl' changed while it was read") as caught:
-            prepare([str(train), str(test)], out, force=True, watch=watch)
+            prepare([str(train), str(test)], out, force=True, progress=watch)
         assert not isinstance(caught.value, BadRows)
         assert contents(out) == {"test.parquet": b"precious"}  # and no temporary file
 
@@ -229,7 +231,7 @@ class TestOutput:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            prepare(str(path), tmp_path / "out", watch=watch)
+            prepare(str(path), tmp_path / "out", progress=watch)
         assert contents(tmp_path / "out") == {}
 
 

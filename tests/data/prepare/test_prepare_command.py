@@ -45,15 +45,15 @@ def test_the_report(folder: Path) -> None:
     assert "hiyouga/geometry3k → data/geo3k" in done.stdout
     assert cells(done.stdout, 0, "train")[:5] == ["train", "6", "0", "0", "6"]
     assert cells(done.stdout, 0, "test")[:5] == ["test", "4", "0", "0", "4"]
-    assert "│ test       │    4 │ train   │        1 │    1 │       1 │    1 │" in done.stdout
-    assert "held-out data has: 1; --drop-duplicates leaves them out" in done.stdout
+    assert cells(done.stdout, 1, "test +│ +4 │ train") == ["test", "4", "train", "1", "1", "1", "1"]
+    assert "of a held-out row: 1; drop them with --drop-duplicates" in done.stdout
     assert (
         "recipe  data.train=[data/geo3k/train.parquet] data.test=[data/geo3k/test.parquet] "
         "reward=geo3k"
     ) in done.stdout
     done = call("geo3k", "--from", folder, "--drop-duplicates", "--force")
     assert cells(done.stdout, 0, "train")[:5] == ["train", "6", "0", "1", "5"]
-    assert "held-out data has: 1; left out" in done.stdout
+    assert "of a held-out row: 1; dropped" in done.stdout
     assert len(rows_of(Path("data/geo3k/train.parquet"))) == 5
 
 
@@ -81,12 +81,12 @@ def test_bad_rows(folder: Path) -> None:
     assert not Path("prepared").exists()
     done = call(*options, "--skip-bad-rows")
     assert done.exit_code == 0
-    assert "left out of train: 1 empty question, 7 no answer" in done.stdout
+    assert "skipped in train: 1 empty question, 7 no answer" in done.stdout
     assert "  rows.jsonl:2: expected an answer under 'a'; got none" in done.stdout
     assert "  and 3 more" in done.stdout
     assert "verl has no scorer for the data source 'custom'" in done.stdout
     assert "recipe  data.train=[prepared/train.parquet]" in done.stdout
-    assert "no question and no picture occurs twice" in done.stdout
+    assert "no question and no image occurs twice" in done.stdout
     assert "\x1b" not in done.output
 
 
@@ -104,7 +104,7 @@ def test_options_reach_the_rows(folder: Path) -> None:
     assert "custom" not in done.stdout
     done = call("gsm8k", "--from", folder, "--config", "main")
     assert done.exit_code == 2
-    assert "leave --config out" in done.stderr
+    assert "omit --config" in done.stderr
 
 
 def test_a_name_in_the_data_cannot_drive_the_terminal(folder: Path) -> None:
@@ -137,7 +137,7 @@ def test_lengths(template: str | None, folder: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"text > {limit}" in done.stdout
     assert cells(done.stdout, 0, "train")[-2:] == ["1", str(12 + around)]
-    assert "pictures come on top" in done.stdout
+    assert "images need additional tokens" in done.stdout
     done = call("rows.jsonl", "--tokenizer", "tokenizer", "--force")
     assert cells(done.stdout, 0, "train")[-2:] == ["0", str(12 + around)]
 

@@ -179,7 +179,7 @@ class TestFiles:
         [
             (b'question,answer\n"never closed,1\n', "cannot be read: unexpected end of data"),
             (b"question,answer\ncaf\xe9,1\n", "in UTF-8; got byte 0xe9. Save it as UTF-8"),
-            (b"question,question,answer\n1,2,3\n", "a name of its own for each column"),
+            (b"question,question,answer\n1,2,3\n", "expected unique column names"),
             (b"", "expected at least one row"),
             (b"question,answer\n", "expected at least one row"),
             (b"question,answer\n1,2,3\n", "row 1: expected 2 cells; got 3"),
@@ -196,7 +196,9 @@ class TestFiles:
     def test_arrow_files_that_are_not_whole(self, cut: int, tmp_path: Path) -> None:
         path = write_arrow(tmp_path / "train.arrow", table(ROWS))
         path.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(ValueError, match=r"expected an Arrow file; .* Was it downloaded whole"):
+        with pytest.raises(
+            ValueError, match=r"expected an Arrow file; .* Was the download complete"
+        ):
             prepare("gsm8k", tmp_path / "out", source=str(path))
 
     @pytest.mark.parametrize(
@@ -339,13 +341,13 @@ class TestHub:
 @each(
     ("what", "source", "said"),
     [
-        (["geo3"], (), "got 'geo3'. Did you mean geo3k?"),
-        (["geometry"], (), "Did you mean geo3k?"),
-        (["zzz"], (), "expected a data set, geo3k, gsm8k, math, or a file; got 'zzz'.$"),
+        (["geo3"], (), "got 'geo3'. Did you mean 'geo3k'?"),
+        (["geometry"], (), "Did you mean 'geo3k'?"),
+        (["zzz"], (), "expected a dataset, geo3k, gsm8k, math, or a file; got 'zzz'.$"),
         (["geo3k", "a.jsonl"], (), "segcredit prepare geo3k --from a.jsonl"),
-        (["geo3k", "math"], (), "expected one data set, or files"),
-        (["a.jsonl"], ("b.jsonl",), "--from goes with a data set, geo3k, gsm8k, math"),
-        (["gsm"], ("b.jsonl",), "Did you mean gsm8k?"),
+        (["geo3k", "math"], (), "expected one dataset, or files"),
+        (["a.jsonl"], ("b.jsonl",), "--from needs a dataset, geo3k, gsm8k, math"),
+        (["gsm"], ("b.jsonl",), "Did you mean 'gsm8k'?"),
         ([], (), "got nothing"),
     ],
 )

@@ -42,12 +42,12 @@ def test_what_geometry3k_holds_twice(geo3k: Report) -> None:
     """172 test rows share a file of a picture with training, as is known; 300 share its pixels."""
     across = [shared for shared in geo3k.shared if shared.within != shared.split]
     assert across == [
-        Shared("validation", "train", rows=300, question=161, file=87, picture=139, both=0),
-        Shared("test", "train", rows=601, question=284, file=172, picture=300, both=1),
+        Shared("validation", "train", rows=300, question=161, file=87, image=139, both=0),
+        Shared("test", "train", rows=601, question=284, file=172, image=300, both=1),
     ]
-    within = {s.split: (s.picture, s.both) for s in geo3k.shared if s.within == s.split}
+    within = {s.split: (s.image, s.both) for s in geo3k.shared if s.within == s.split}
     assert within == {"train": (650, 2), "validation": (20, 0), "test": (68, 0)}
-    counts = {s.name: (s.read, sum(s.left_out.values()), s.dropped) for s in geo3k.splits}
+    counts = {s.name: (s.read, sum(s.skipped.values()), s.dropped) for s in geo3k.splits}
     assert counts == {"train": (2101, 0, 1), "validation": (300, 0, 0), "test": (601, 0, 0)}
 
 

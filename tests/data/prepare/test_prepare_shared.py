@@ -8,7 +8,7 @@ from miniature import jsonl, png, rows_of
 from PIL import Image
 
 from segcredit.data.prepare import Report, Shared, prepare
-from segcredit.data.prepare.run import normalised
+from segcredit.data.prepare.run import normalized
 
 
 def pictures(folder: Path) -> None:
@@ -51,13 +51,13 @@ def test_wording_and_sight_are_counted_apart_and_together(tmp_path: Path) -> Non
         ],
     )
     assert shared(report, "test", "train") == Shared(
-        "test", "train", rows=6, question=4, file=2, picture=4, both=3
+        "test", "train", rows=6, question=4, file=2, image=4, both=3
     )
     assert shared(report, "train", "train") == Shared(
-        "train", "train", rows=3, question=1, file=0, picture=0, both=0
+        "train", "train", rows=3, question=1, file=0, image=0, both=0
     )
     assert shared(report, "test", "test") == Shared(
-        "test", "test", rows=6, question=2, file=0, picture=2, both=1
+        "test", "test", rows=6, question=2, file=0, image=2, both=1
     )
     assert report.leaking == 2
 
@@ -92,7 +92,7 @@ def test_one_picture_of_several_is_enough(tmp_path: Path) -> None:
         test=[ask("Same? <image>", "a3.bmp"), ask("<image>Other?", "b.png")],
     )
     assert shared(report, "test", "train") == Shared(
-        "test", "train", rows=2, question=1, file=1, picture=2, both=1
+        "test", "train", rows=2, question=1, file=1, image=2, both=1
     )
 
 
@@ -112,7 +112,7 @@ def test_what_was_said_before_the_question_counts(tmp_path: Path) -> None:
 
 
 def test_wording() -> None:
-    assert normalised("<image>Find  \u00a0X\n.") == "find x ."
-    assert normalised("e\u0301") == normalised("\u00e9")
-    assert normalised("x²") != normalised("x2")
-    assert normalised("a b") != normalised("ab")
+    assert normalized("<image>Find  \u00a0X\n.") == "find x ."
+    assert normalized("e\u0301") == normalized("\u00e9")
+    assert normalized("x²") != normalized("x2")
+    assert normalized("a b") != normalized("ab")
