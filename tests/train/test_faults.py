@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from segcredit.config import parse_recipe
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
-from segcredit.train.saving import load_saved_policy
+from segcredit.train.models import load_saved_policy
 
 ALL = "SEGCREDIT_ALL_FAULTS"
 """Set it to strike at every operation; otherwise long lists are walked in strides."""
