@@ -1,8 +1,8 @@
-"""Photographs a report for the documentation, a watched prompt before and after training.
+"""Take the screenshot of a report for the documentation: one prompt before and after training.
 
     python docs/make_report.py RUN/report.html
 
-Wants playwright and chromium.
+Needs playwright and chromium.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
     assert found is not None
     files = json.loads(found[1])["files"]
     watched = [f"{x['run']}-{x['kind']}-{x['step']}" for x in files if x["kind"] == "watched"]
-    view = f"trajectories?file={watched[-1]}&beside={watched[0]}&colour=value"
+    view = f"trajectories?file={watched[-1]}&beside={watched[0]}&color=value"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]

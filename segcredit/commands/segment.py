@@ -43,6 +43,10 @@ def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
+def _setting(help: str, default: str) -> Any:
+    return _option("Cutting", help, metavar="X", show_default=default)
+
+
 def segment(
     file: Annotated[
         str | None,
@@ -71,43 +75,18 @@ def segment(
     ] = None,
     fraction: Annotated[
         float | None,
-        _option(
-            "Cutting",
-            "entropy, peaks, smooth, value: fraction of tokens to cut after.",
-            metavar="SHARE",
-            show_default="0.3",
-        ),
+        _setting("entropy, peaks, smooth, value: fraction of tokens to cut after.", "0.3"),
     ] = None,
     threshold: Annotated[
         float | None,
-        _option(
-            "Cutting",
-            "probability, accumulate: tokens below this probability count.",
-            metavar="P",
-            show_default="0.9",
-        ),
+        _setting("probability, accumulate: tokens below this probability count.", "0.9"),
     ] = None,
     every: Annotated[
-        int | None,
-        _option(
-            "Cutting",
-            "probability, accumulate: number of such tokens per segment.",
-            metavar="N",
-            show_default="5",
-        ),
+        int | None, _setting("probability, accumulate: number of such tokens per segment.", "5")
     ] = None,
-    size: Annotated[
-        int | None,
-        _option("Cutting", "fixed: tokens per segment.", metavar="N", show_default="16"),
-    ] = None,
+    size: Annotated[int | None, _setting("fixed: tokens per segment.", "16")] = None,
     window: Annotated[
-        int | None,
-        _option(
-            "Cutting",
-            "smooth: number of tokens whose entropy is averaged.",
-            metavar="N",
-            show_default="5",
-        ),
+        int | None, _setting("smooth: number of tokens whose entropy is averaged.", "5")
     ] = None,
     gamma: Annotated[
         float, _option("Credit", "γ of the advantages, per segment.", metavar="γ")
@@ -137,7 +116,7 @@ def segment(
     ] = False,
 ) -> None:
     """Show responses cut into segments, with each segment's entropy, value and credit."""
-    options = {
+    settings = {
         "fraction": fraction,
         "threshold": threshold,
         "every": every,
@@ -151,10 +130,10 @@ def segment(
 
         from segcredit.core.checks import require_unit_interval  # torch loads here
         from segcredit.report.segments import load_partitions
-        from segcredit.report.terminal import show_partitions, to_json, to_terminal
+        from segcredit.report.terminal import Viewer, show_partitions
 
         strategies = strategy or []
-        given = {name: x for name, x in options.items() if x is not None}
+        given = {name: x for name, x in settings.items() if x is not None}
         partitions = load_partitions(strategies, given)
         if list_:
             show_partitions(partitions, width)
@@ -162,11 +141,10 @@ def segment(
         require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
         require_unit_interval("lam", lam, "The paper uses 0.99 per segment.")
         credit = CreditSettings(gamma, lam, value_at)
-        if as_json:
-            to_json(path, strategies, partitions, credit, limit or None)
-        else:
-            rows = MAX_ROWS if limit is None else limit or None
-            to_terminal(path, strategies, partitions, credit, rows, width)
+        if limit is None and not as_json:
+            limit = MAX_ROWS
+        viewer = Viewer(path, strategies, partitions, credit, limit or None)
+        viewer.to_json() if as_json else viewer.to_terminal(width)
     except (InputError, ValueError) as error:
         typer.echo(printable(str(error)), err=True)
         raise typer.Exit(2) from None

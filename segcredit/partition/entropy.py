@@ -59,9 +59,7 @@ def top_entropy(
     Ties go to the earlier token. Only ranks matter, so any monotone transform of H gives the same
     segments. There are n or n + 1 of them (n ≥ 1); for a single one use ``response(mask)``.
     """
-    check_fraction(fraction)
-    require_mask("mask", mask)
-    require_shape("entropy", entropy, "mask", mask)
+    _check(entropy, mask, fraction, "entropy")
     if has_kernels(entropy) and mask.shape[1] <= LONGEST:
         table = _count_table(count, fraction, mask.shape[1], mask.device)
         return _by_kernel(entropy, mask, table)
@@ -112,6 +110,12 @@ def check_fraction(fraction: float) -> None:
     if not 0.0 < fraction <= 1.0:
         hint = f" For top-{fraction:g}% pass {fraction / 100:.2f}." if 1 < fraction <= 100 else ""
         raise ValueError(f"fraction must be in (0, 1]; got {fraction}.{hint}")
+
+
+def _check(x: Tensor, mask: Tensor, fraction: float, name: str) -> None:
+    check_fraction(fraction)
+    require_mask("mask", mask)
+    require_shape(name, x, "mask", mask)
 
 
 def entropy_peaks(
@@ -170,30 +174,30 @@ def _close_holes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return x.gather(1, order), order
 
 
-def _check(x: Tensor, mask: Tensor, fraction: float, name: str) -> None:
-    check_fraction(fraction)
-    require_mask("mask", mask)
-    require_shape(name, x, "mask", mask)
-
-
-@dataclass(frozen=True, repr=False)
-class TopEntropy(Partition):
-    """Cut after the tokens of highest entropy (SAPO)."""
-
-    examples = ({"fraction": 0.1}, {"fraction": 0.3}, {"fraction": 0.5})
+@dataclass(frozen=True)
+class _TopFraction(Partition):
+    """Base class: cut after a fraction of the tokens, chosen by entropy unless a class differs."""
 
     fraction: float = 0.30
-    count: CountRule = exact_ceil
 
     def __post_init__(self) -> None:
         check_fraction(self.fraction)
 
-    def __repr__(self) -> str:
-        return named_repr(self)
-
     @property
     def needs(self) -> Needs:
         return frozenset({ENTROPY})
+
+
+@dataclass(frozen=True, repr=False)
+class TopEntropy(_TopFraction):
+    """Cut after the tokens of highest entropy (SAPO)."""
+
+    examples = ({"fraction": 0.1}, {"fraction": 0.3}, {"fraction": 0.5})
+
+    count: CountRule = exact_ceil
+
+    def __repr__(self) -> str:
+        return named_repr(self)
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "TopEntropy")
@@ -201,17 +205,8 @@ class TopEntropy(Partition):
 
 
 @dataclass(frozen=True)
-class EntropyPeaks(Partition):
+class EntropyPeaks(_TopFraction):
     """Cut after local peaks among the tokens of highest entropy."""
-
-    fraction: float = 0.30
-
-    def __post_init__(self) -> None:
-        check_fraction(self.fraction)
-
-    @property
-    def needs(self) -> Needs:
-        return frozenset({ENTROPY})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "EntropyPeaks")
@@ -219,19 +214,14 @@ class EntropyPeaks(Partition):
 
 
 @dataclass(frozen=True)
-class SmoothEntropy(Partition):
+class SmoothEntropy(_TopFraction):
     """Cut after the tokens of highest entropy, averaged over a window of preceding tokens."""
 
-    fraction: float = 0.30
     window: int = 5
 
     def __post_init__(self) -> None:
-        check_fraction(self.fraction)
+        super().__post_init__()
         require_count("window", self.window, "a whole number of tokens")
-
-    @property
-    def needs(self) -> Needs:
-        return frozenset({ENTROPY})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         entropy = rollouts.column("entropy", "SmoothEntropy")
@@ -239,13 +229,8 @@ class SmoothEntropy(Partition):
 
 
 @dataclass(frozen=True)
-class ValueJumps(Partition):
+class ValueJumps(_TopFraction):
     """Cut after the tokens at which the critic's value changes most."""
-
-    fraction: float = 0.30
-
-    def __post_init__(self) -> None:
-        check_fraction(self.fraction)
 
     @property
     def needs(self) -> Needs:

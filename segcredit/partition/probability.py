@@ -53,8 +53,8 @@ def _check(threshold: float, every: int) -> None:
 
 
 @dataclass(frozen=True)
-class ProbabilityCutpoints(Partition):
-    """Cut before every n-th token of low probability (SPO)."""
+class _LowProbability(Partition):
+    """Base class: every ``every``-th token with π_old below ``threshold`` counts."""
 
     threshold: float = 0.9
     every: int = 5
@@ -65,6 +65,11 @@ class ProbabilityCutpoints(Partition):
     @property
     def needs(self) -> Needs:
         return frozenset({LOGP_OLD})
+
+
+@dataclass(frozen=True)
+class ProbabilityCutpoints(_LowProbability):
+    """Cut before every n-th token of low probability (SPO)."""
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return probability_cutpoints(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
@@ -76,18 +81,8 @@ class ProbabilityCutpoints(Partition):
 
 
 @dataclass(frozen=True)
-class ProbabilityAccumulate(Partition):
+class ProbabilityAccumulate(_LowProbability):
     """Cut after every n-th token of low probability (the SAPO paper's wording)."""
-
-    threshold: float = 0.9
-    every: int = 5
-
-    def __post_init__(self) -> None:
-        _check(self.threshold, self.every)
-
-    @property
-    def needs(self) -> Needs:
-        return frozenset({LOGP_OLD})
 
     def __call__(self, rollouts: Rollouts) -> Segments:
         return probability_accumulate(rollouts.logp_old, rollouts.mask, self.threshold, self.every)

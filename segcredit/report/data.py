@@ -74,14 +74,8 @@ class Rows:
 
     def listed(self) -> dict[str, Any]:
         """What the page must know before it reads the rows."""
-        return {
-            "run": self.run,
-            "kind": self.kind,
-            "step": self.step,
-            "shown": self.shown,
-            "total": self.total,
-            "ids": list(self.ids),
-        }
+        names = ("run", "kind", "step", "shown", "total", "ids")
+        return {name: getattr(self, name) for name in names}
 
 
 def files(run: Run, kind: Kind) -> dict[int, Path]:

@@ -22,7 +22,7 @@ from segcredit.runlog import Run
 from segcredit.runlog.files import write_text_atomically
 
 SCRIPTS = (
-    *("base", "colours", "charts", "overview", "tokens", "staircase", "panel"),
+    *("base", "colors", "charts", "overview", "tokens", "staircase", "panel"),
     *("trajectories", "partitions", "main"),
 )
 """In order of dependence."""

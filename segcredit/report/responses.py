@@ -56,51 +56,39 @@ LogProbability = Annotated[FiniteFloat, Field(le=0)]
 PER_TOKEN = ("entropy", "prob", "logp", "value", "mask")
 
 
+def _field(description: str, example: str) -> Any:
+    return Field(None, description=description, examples=[example])
+
+
 class Row(BaseModel):
     """One response. Error messages quote each field's description and example."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    tokens: list[str] | None = Field(
-        None,
-        description="a list of token texts, special tokens as ''",
-        examples=['"tokens": ["The", " answer"]'],
+    tokens: list[str] | None = _field(
+        "a list of token texts, special tokens as ''", '"tokens": ["The", " answer"]'
     )
-    text: str | None = Field(
-        None,
-        description="a string, the response where there are no 'tokens'",
-        examples=['"text": "The answer"'],
+    text: str | None = _field(
+        "a string, the response where there are no 'tokens'", '"text": "The answer"'
     )
-    entropy: list[FiniteFloat] | None = Field(
-        None,
-        description="a list of finite numbers, one per token",
-        examples=['"entropy": [0.1, 2.3]'],
+    entropy: list[FiniteFloat] | None = _field(
+        "a list of finite numbers, one per token", '"entropy": [0.1, 2.3]'
     )
-    prob: list[Probability] | None = Field(
-        None,
-        description="a list of numbers in (0, 1], one per token",
-        examples=['"prob": [0.98, 0.4]'],
+    prob: list[Probability] | None = _field(
+        "a list of numbers in (0, 1], one per token", '"prob": [0.98, 0.4]'
     )
-    logp: list[LogProbability] | None = Field(
-        None,
-        description="a list of finite numbers ≤ 0, one per token",
-        examples=['"logp": [-0.02, -0.9]'],
+    logp: list[LogProbability] | None = _field(
+        "a list of finite numbers ≤ 0, one per token", '"logp": [-0.02, -0.9]'
     )
-    value: list[FiniteFloat] | None = Field(
-        None,
-        description="a list of finite numbers, one per token: V of the prefix before it",
-        examples=['"value": [0.5, 0.6]'],
+    value: list[FiniteFloat] | None = _field(
+        "a list of finite numbers, one per token: V of the prefix before it", '"value": [0.5, 0.6]'
     )
-    mask: list[Flag] | None = Field(
-        None,
-        description="a list of true or false, one per token: false at tool output",
-        examples=['"mask": [true, false]'],
+    mask: list[Flag] | None = _field(
+        "a list of true or false, one per token: false at tool output", '"mask": [true, false]'
     )
-    reward: FiniteFloat | None = Field(
-        None, description="a finite number", examples=['"reward": 1.0']
-    )
-    id: str | None = Field(None, description="a string", examples=['"id": "7"'])
-    prompt: str | None = Field(None, description="a string", examples=['"prompt": "Find AB."'])
+    reward: FiniteFloat | None = _field("a finite number", '"reward": 1.0')
+    id: str | None = _field("a string", '"id": "7"')
+    prompt: str | None = _field("a string", '"prompt": "Find AB."')
 
     @model_validator(mode="after")
     def _consistent(self) -> "Row":

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 
 import torch
-import yaml
 from torch import Tensor
 
 from segcredit.columns import in_order, resolve
@@ -13,6 +12,7 @@ from segcredit.core.advantages import segment_gae
 from segcredit.core.segments import Segments
 from segcredit.partition import PARTITIONS, Partition, make_partition, partition_class, partition_of
 from segcredit.report.responses import CreditSettings, InputError, Row
+from segcredit.runlog.untrusted import parse_yaml
 from segcredit.types import Rollouts
 
 ALL = "all"
@@ -39,7 +39,7 @@ def load_partitions(asked: Iterable[str], options: Mapping[str, float]) -> dict[
 
 def _make(name: str, options: Mapping[str, float]) -> Partition:
     if name.startswith("{"):
-        return partition_of(yaml.safe_load(name))
+        return partition_of(parse_yaml(name))
     kind = partition_class(name)
     known = kind.setting_fields()
     required = {key: x for key, x in kind.examples[0].items() if known[key].default is MISSING}

@@ -198,14 +198,11 @@ def segment_table(cut: Cut, width: int, palette: Palette) -> Table:
             drawn = [bars.draw(segment.advantage or 0.0)] if bars else []
             cells = [_cell(name, segment) for name in columns]
             number = Text(f" {m + 1} ", palette.body(m))
-            table.add_row(number, Shortened(_on_one_line(segment.text)), *cells, *drawn)
+            text = one_line(segment.text).strip(" ") or ("␣" if segment.text else EMPTY)
+            table.add_row(number, Shortened(text), *cells, *drawn)
         elif m == hidden.start:
             table.add_row("⋮", Text(f"{len(hidden)} more (--json lists all)", "dim"))
     return table
-
-
-def _on_one_line(text: str) -> str:
-    return one_line(text).strip(" ") or ("␣" if text else EMPTY)
 
 
 def _cell(name: str, segment: SegmentNumbers) -> Text:
@@ -332,72 +329,60 @@ def show_partitions(partitions: Mapping[str, Partition], width: int | None) -> N
     console.print("your own: -s my_partitions.py:Name (docs/extending.md)")
 
 
-def show_rows(
-    path: str,
-    strategies: Sequence[str],
-    partitions: Mapping[str, Partition],
-    credit: CreditSettings,
-    limit: int | None,
-    show: Callable[[Row, str, list[Cut]], None],
-) -> int:
-    """Call ``show`` with the file's first ``limit`` rows; return the number of rows left out."""
-    name = "stdin" if path == STDIN else path
-    left_out = 0
-    with open_lines(path) as lines:
-        for position, (number, line) in enumerate(filled_lines(name, lines)):
-            if limit is not None and position >= limit:
-                left_out += 1
-                continue
-            try:
-                row = parse_row(line)
-                chosen = choose(strategies, row, partitions)
-                cuts = [cut_row(row, x, partitions[x], credit) for x in chosen]
-            except InputError as error:
-                raise InputError(f"{name}:{number}: {error}") from None
-            show(row, row.id or f"line {number}", cuts)
-    return left_out
+@dataclass(frozen=True)
+class Viewer:
+    """Shows the responses of a file under partitions, in the terminal or as JSON."""
 
+    path: str
+    strategies: Sequence[str]
+    """Names as typed; empty: entropy or newline, whichever fits the row."""
+    partitions: Mapping[str, Partition]
+    credit: CreditSettings
+    limit: int | None
+    """Maximum number of rows; None: all."""
 
-def to_terminal(
-    path: str,
-    strategies: Sequence[str],
-    partitions: Mapping[str, Partition],
-    credit: CreditSettings,
-    limit: int | None,
-    width: int | None,
-) -> None:
-    """Print each row with its cuts, a legend, and the number of rows left out."""
-    page = Page(Console(width=width, highlight=False), credit)
-    if path == EXAMPLE:
-        page.note("Hand-written responses; the numbers are made up to illustrate.")
-    file = rollouts_of(path)
-    if file != path:
-        page.note(f"The last rollouts of this run: {one_line(os.path.relpath(file, path))}")
-    left_out = show_rows(file, strategies, partitions, credit, limit, page.row)
-    page.legend()
-    if path == EXAMPLE:
-        page.note("Next: segcredit segment --example -s all, then a file of yours (--help).")
-    if left_out:
-        page.note(_left_out(left_out))
+    def to_terminal(self, width: int | None) -> None:
+        """Print each row with its cuts, a legend, and the number of rows left out."""
+        page = Page(Console(width=width, highlight=False), self.credit)
+        if self.path == EXAMPLE:
+            page.note("Hand-written responses; the numbers are made up to illustrate.")
+        file = rollouts_of(self.path)
+        if file != self.path:
+            relative = one_line(os.path.relpath(file, self.path))
+            page.note(f"The last rollouts of this run: {relative}")
+        left_out = self._show(page.row)
+        page.legend()
+        if self.path == EXAMPLE:
+            page.note("Next: segcredit segment --example -s all, then a file of yours (--help).")
+        if left_out:
+            page.note(left_out)
 
+    def to_json(self) -> None:
+        """Print one line of JSON per row and strategy, and nothing else, to standard output."""
 
-def to_json(
-    path: str,
-    strategies: Sequence[str],
-    partitions: Mapping[str, Partition],
-    credit: CreditSettings,
-    limit: int | None,
-) -> None:
-    """Print one line of JSON per row and strategy, and nothing else, to standard output."""
+        def show(row: Row, label: str, cuts: list[Cut]) -> None:
+            for cut in cuts:
+                print(cut.to_json(label, self.credit))
 
-    def show(row: Row, label: str, cuts: list[Cut]) -> None:
-        for cut in cuts:
-            print(cut.to_json(label, credit))
+        if left_out := self._show(show):
+            print(left_out, file=sys.stderr)
 
-    left_out = show_rows(rollouts_of(path), strategies, partitions, credit, limit, show)
-    if left_out:
-        print(_left_out(left_out), file=sys.stderr)
-
-
-def _left_out(number: int) -> str:
-    return f"{number} more {'row was' if number == 1 else 'rows were'} left out; --limit 0: all."
+    def _show(self, show: Callable[[Row, str, list[Cut]], None]) -> str:
+        """Show the first rows, each with its cuts; return a remark on the rows left out."""
+        path = rollouts_of(self.path)
+        name = "stdin" if path == STDIN else path
+        left_out = 0
+        with open_lines(path) as lines:
+            for position, (number, line) in enumerate(filled_lines(name, lines)):
+                if self.limit is not None and position >= self.limit:
+                    left_out += 1
+                    continue
+                try:
+                    row = parse_row(line)
+                    chosen = choose(self.strategies, row, self.partitions)
+                    cuts = [cut_row(row, x, self.partitions[x], self.credit) for x in chosen]
+                except InputError as error:
+                    raise InputError(f"{name}:{number}: {error}") from None
+                show(row, row.id or f"line {number}", cuts)
+        rows = "row was" if left_out == 1 else "rows were"
+        return f"{left_out} more {rows} left out; --limit 0: all." if left_out else ""

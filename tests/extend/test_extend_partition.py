@@ -10,8 +10,9 @@ import yaml
 from forked_cli import run
 from tiny_runs import changed
 
-from segcredit.algorithms import make_algorithm
-from segcredit.config import load_run_recipe
+from segcredit.config import load_recipe, load_run_recipe
+from segcredit.integrations.verl.settings import parse
+from segcredit.integrations.verl.translate import translate
 from segcredit.partition import partition_of, spec_of
 
 FILE = Path(__file__).with_name("entropy_above.py")
@@ -99,11 +100,15 @@ def test_a_run_resumes_with_it(folder: Path, tmp_path: Path) -> None:
     assert len(list((folder / "resumed" / "rollouts").glob("*.jsonl"))) == 3
 
 
-def test_python_and_verl_name_it_by_its_path() -> None:
-    made = make_algorithm("sapo", partition={"name": f"{FILE}:EntropyAbove", "nats": 2.0})
-    partition = made.credit.over  # type: ignore[attr-defined]
-    assert spec_of(partition) == {"name": f"{FILE}:EntropyAbove", "nats": 2.0}
-    assert partition_of(spec_of(partition)) == partition
+def test_verl_gets_its_path(tmp_path: Path) -> None:
+    spec = {"name": f"{FILE}:EntropyAbove", "nats": 2.0}
+    method = json.dumps({"name": "sapo", "partition": spec})
+    recipe = load_recipe("geo3k/qwen2.5-vl-3b-sapo", [f"algorithm={method}"])
+    settings = translate(recipe, tmp_path).settings
+    assert {key: settings[f"+segment.partition.{key}"] for key in spec} == spec
+    partition = parse({"partition": spec}).cut()
+    assert partition == recipe.make_algorithm().credit.over  # type: ignore[attr-defined]
+    assert spec_of(partition) == spec
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_smoothed_entropy(case: Case, fraction: float, window: int) -> None:
     for row, found in zip(case.entropy, ends_of(segments, mask), strict=True):
         mean = [sum(x := row[max(0, t - window + 1) : t + 1]) / len(x) for t in range(len(row))]
         n = o.exact_count(len(row), exact)
-        lowest = sorted(mean, reverse=True)[n - 1]  # rounding may swap what is nearly equal
+        lowest = sorted(mean, reverse=True)[n - 1]  # rounding may swap nearly equal means
         assert len(set(found) - {len(row) - 1}) in (n - 1, n)
         assert all(mean[t] > lowest - 1e-9 for t in found[:-1])
 

@@ -1,4 +1,4 @@
-"""Run folders without training: seeded numbers, written by the package's own writers."""
+"""Run directories without training: seeded random numbers, written by the package's writers."""
 
 import io
 import json
@@ -41,7 +41,7 @@ HOSTILE = (
     "__proto__",
     "W" * 100_000,
 )
-"""Nothing of this may run, vanish, or push the page apart."""
+"""Texts that must not run as code, disappear, or break the layout of the page."""
 
 
 def make_run(
@@ -195,7 +195,7 @@ def write_metrics(
 
 
 def picture(number: int, side: int = 24) -> bytes:
-    """A plain PNG, each number another colour."""
+    """A plain PNG; each number has a color of its own."""
     file = io.BytesIO()
     Image.new("RGB", (side, side), (40 * number % 256, 90, 200)).save(file, "PNG")
     return file.getvalue()
@@ -232,11 +232,11 @@ ODD_METRICS = [
     b'{"step": NaN, "stage": "optimize", "reward": NaN}\n',
     b'{"step": 9, "stage": "evaluation", "sampled": Infinity}\n',
 ]
-"""Other versions, other programs, other types: columns that a reader must not stumble over."""
+"""Columns of other versions, programs and types, which must not break the reader."""
 
 
 def make_big_run(path: Path, steps: int = 200, responses: int = 512, tokens: int = 500) -> Path:
-    """As many tokens as a real run has; every step is the same file, linked."""
+    """A run with as many tokens as a real one; every step links to the same file."""
     make_run(path, steps=(), optimize=steps)
     chance = random.Random(1)
     samples = [make_row(chance, "x", n, tokens) for n in range(8)]

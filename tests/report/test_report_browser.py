@@ -1,4 +1,4 @@
-"""The report in a browser: what one sees, points at and types, and that nothing of a run runs."""
+"""The report in a browser: what it shows, pointer and keys, and that no code of a run is run."""
 
 import math
 import os
@@ -47,10 +47,10 @@ QUIET = (
     *("--disable-background-networking", "--disable-component-update"),
 )
 SCREENSHOTS = os.environ.get("SEGCREDIT_SCREENSHOTS")
-"""A folder: pictures of every view are left there, to be looked at."""
+"""Directory for screenshots of every view; none are taken if it is not set."""
 VIEWS = ("overview", "trajectories", "partitions", "analyses")
 HURRY = "const wait = setTimeout; setTimeout = (then, ms) => wait(then, ms / 20)"
-"""What the page does every three seconds is not waited for."""
+"""Script that makes the timers of the page twenty times faster."""
 COLUMNS = ("entropy", "advantage", "value", "ratio", "logp_old")
 
 
@@ -67,7 +67,7 @@ Opener = Callable[..., Any]
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Opener]:
-    """Opens pages; afterwards, none may have complained, asked for anything, or said anything."""
+    """Open pages; afterwards check that none logged an error, made a request or opened a dialog."""
     contexts: list[Any] = []
     wrong: list[str] = []
     forgiven: list[str] = []
@@ -109,7 +109,7 @@ def open_page(browser: Any) -> Iterator[Opener]:
 
 
 def show(page: Any, view: str) -> None:
-    """Click on a view and wait until it is drawn: the page hears of its new address later."""
+    """Click on a view and wait until it is drawn, since the address changes asynchronously."""
     page.click(f'nav a[data-view="{view}"]')
     page.locator(f'nav a[data-view="{view}"][aria-current="page"]').wait_for()
     page.locator('#main[aria-busy="false"]').wait_for(state="attached")
@@ -125,7 +125,7 @@ def written(*runs: Path, to: Path | None = None, **limits: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ordinary: pictures, siblings, held-out prompts at several steps."""
+    """An ordinary run: images, several responses per prompt, held-out prompts at several steps."""
     folder = tmp_path_factory.mktemp("ordinary")
     return make_run(
         folder / "ordinary", steps=(5, 10, 15), watched_steps=(0, 10, 20), samples=2, responses=8,
@@ -159,7 +159,7 @@ def background(page: Any, token: int) -> str:
 
 
 def readout(page: Any, title: str) -> str:
-    """What a chart says where it ends."""
+    """The readout of a chart at its last step."""
     chart = page.locator(f'.chart[data-title="{title}"]')
     chart.scroll_into_view_if_needed()
     box = chart.locator("svg").bounding_box()
@@ -205,7 +205,7 @@ def test_the_overview_says_what_ran_and_how_it_went(open_page: Opener, page_file
     assert "+50.0 points" in card.inner_text()
     shown = card.locator(".results tr", has_text="sampled").locator("td").all_inner_texts()
     assert shown == ["40.0 % (35.0–45.0)", "90.0 % (85.0–95.0)", "+50.0 points"]
-    page.click("summary >> text=The whole configuration")
+    page.click("summary >> text=Full configuration")
     assert "world: shape_grid" in card.inner_text()
     titles = page.locator(".chart h3").all_inner_texts()
     assert {"Held-out accuracy", "Training reward", "Entropy", "Value loss"} <= set(titles)
@@ -241,10 +241,10 @@ def test_seeds_are_drawn_as_one_line(open_page: Opener, tmp_path: Path) -> None:
     assert shown_number(match[2]) == pytest.approx(last[3], rel=1e-3)
     page.uncheck("#grouped")
     lines = page.locator('.chart[data-title="Training reward"] .line')
-    colour = "all => all.map(x => getComputedStyle(x).{})"
-    drawn = lines.evaluate_all(colour.format("stroke"))
+    color = "all => all.map(x => getComputedStyle(x).{})"
+    drawn = lines.evaluate_all(color.format("stroke"))
     swatches = page.locator(".controls .swatch")
-    assert drawn == swatches.evaluate_all(colour.format("backgroundColor"))
+    assert drawn == swatches.evaluate_all(color.format("backgroundColor"))
     assert len(set(drawn)) == 4
     assert page.evaluate("document.activeElement.id") == "grouped"
     show(page, "trajectories")
@@ -259,9 +259,9 @@ def test_seeds_are_drawn_as_one_line(open_page: Opener, tmp_path: Path) -> None:
 def test_a_method_without_values(open_page: Opener, tmp_path: Path) -> None:
     run = make_run(tmp_path / "grpo", value=False, holes=True, not_finite=False)
     page = open_page(written(run), "trajectories")
-    assert page.locator('[data-colour="value"]').is_disabled()
+    assert page.locator('[data-color="value"]').is_disabled()
     page.keyboard.press("3")
-    assert page.locator('[data-colour="entropy"]').get_attribute("aria-checked") == "true"
+    assert page.locator('[data-color="entropy"]').get_attribute("aria-checked") == "true"
     page.locator('.response .token[data-t="1"]').hover()
     numbers = page.locator(".numbers").inner_text()
     assert "none: not written by the policy" in numbers
@@ -281,7 +281,7 @@ def test_numbers_that_are_none(open_page: Opener, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_huge(open_page: Opener, tmp_path: Path) -> None:
-    """Where a step added to a number leaves it as it is, counting up would never end."""
+    """Ticks of huge numbers: adding a small step has no effect, so counting up must not loop."""
     run = make_run(tmp_path / "a", steps=())
     most = 2**53 - 1
     huge = [(most - 1, most), (most, most - 1), (1, 10**400), (2, 1e308), (3, -1e308), (4, 0.5)]
@@ -374,25 +374,25 @@ def test_tapping_a_token(open_page: Opener, page_file: Path, run: Path) -> None:
     assert page.locator(".pointed").get_attribute("data-t") not in ("1", "4")
 
 
-def test_colours(open_page: Opener, page_file: Path, run: Path) -> None:
+def test_colors(open_page: Opener, page_file: Path, run: Path) -> None:
     page = open_page(page_file, "trajectories?file=0-rollouts-10")
     real = recorded(run, "rollouts", 10)[0]
     seen = {background(page, 0)}
     for key in COLUMNS[1:]:
-        page.click(f'[data-colour="{key}"]')
-        assert page.locator(f'[data-colour="{key}"]').get_attribute("aria-checked") == "true"
+        page.click(f'[data-color="{key}"]')
+        assert page.locator(f'[data-color="{key}"]').get_attribute("aria-checked") == "true"
         seen.add(background(page, 0))
     assert len(seen) >= 4
-    page.click('[data-colour="advantage"]')
+    page.click('[data-color="advantage"]')
     nothing = real["advantage"].index(0.0)
-    assert background(page, nothing) == "rgb(255, 255, 255)", "no credit, no colour"
+    assert background(page, nothing) == "rgb(255, 255, 255)", "no credit, no color"
     for token, credit in enumerate(real["advantage"]):
         red, _, blue = map(int, re.findall(r"\d+", background(page, token)))
         assert (blue - red) * credit >= 0, "blue is credit, orange is blame"
     strongest = max(range(len(real["tokens"])), key=lambda t: abs(real["advantage"][t]))
     assert background(page, strongest) != "rgb(255, 255, 255)"
     page.keyboard.press("t")
-    assert background(page, nothing) == "rgb(24, 28, 36)", "the card's own colour when dark"
+    assert background(page, nothing) == "rgb(24, 28, 36)", "the card's own color when dark"
 
 
 def test_sorting(open_page: Opener, page_file: Path, run: Path) -> None:
@@ -475,7 +475,7 @@ def test_the_same_prompt_at_an_earlier_step(open_page: Opener, page_file: Path, 
 def test_the_page_says_what_it_left_out(open_page: Opener, run: Path, tmp_path: Path) -> None:
     page = open_page(written(run, to=tmp_path / "x.html", steps=2, responses=3), "trajectories")
     said = page.locator("aside .quiet").inner_text()
-    assert "3 of 3 responses; the page holds 3 of the 8 that were recorded." in said
+    assert "3 of 3 responses; the page holds 3 of 8 recorded responses." in said
     assert "2 of 3 recorded steps are on the page." in said
 
 
@@ -495,14 +495,14 @@ def test_keys(open_page: Opener, page_file: Path, run: Path) -> None:
     ) == [1]
     for number, key in enumerate(COLUMNS, start=1):
         press(str(number))
-        assert page.locator('[aria-checked="true"]').get_attribute("data-colour") == key
+        assert page.locator('[aria-checked="true"]').get_attribute("data-color") == key
     press("c")
-    assert page.locator('[aria-checked="true"]').get_attribute("data-colour") == COLUMNS[0]
+    assert page.locator('[aria-checked="true"]').get_attribute("data-color") == COLUMNS[0]
     for key, token in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
         press(key)
         assert page.locator(".pointed").get_attribute("data-t") == str(token)
     press("2")
-    assert page.locator(".pointed").get_attribute("data-t") == "1", "kept in another colour"
+    assert page.locator(".pointed").get_attribute("data-t") == "1", "kept in another color"
     segments = recorded(run, "rollouts", 10)[1]["segment"]
     press("Shift+ArrowRight")
     assert page.locator(".pointed").get_attribute("data-t") == str(segments.index(2))
@@ -540,9 +540,9 @@ def test_what_is_in_use_stays_in_use(open_page: Opener, page_file: Path) -> None
         page.keyboard.press("Enter")
         assert page.locator(".steps .quiet").inner_text() == f"{place} of 8"
         assert page.evaluate("document.activeElement.id") == "next"
-    page.focus('[data-colour="value"]')
+    page.focus('[data-color="value"]')
     page.keyboard.press("Space")
-    assert page.evaluate("document.activeElement.dataset.colour") == "value"
+    assert page.evaluate("document.activeElement.dataset.color") == "value"
     page.locator(".item").nth(5).focus()
     page.keyboard.press("Enter")
     assert page.locator(".steps .quiet").inner_text() == "6 of 8"
@@ -588,7 +588,7 @@ def test_the_address_restores_the_view(open_page: Opener, page_file: Path) -> No
     page.select_option("#choose-sort", "credit")
     page.select_option("#choose-show", "wrong")
     page.fill("#search", "question")
-    page.click('[data-colour="ratio"]')
+    page.click('[data-color="ratio"]')
     page.select_option("#beside", label="held-out, step 20")
     page.click("#next")
 
@@ -597,7 +597,7 @@ def test_the_address_restores_the_view(open_page: Opener, page_file: Path) -> No
         return [
             *chosen,
             page.locator("#search").input_value(),
-            page.locator('[aria-checked="true"]').get_attribute("data-colour"),
+            page.locator('[aria-checked="true"]').get_attribute("data-color"),
             page.locator(".steps .quiet").inner_text(),
             page.locator(".response h3").all_inner_texts(),
             page.locator(".response .tokens").all_inner_texts(),
@@ -607,7 +607,7 @@ def test_the_address_restores_the_view(open_page: Opener, page_file: Path) -> No
     page.reload()
     page.locator(".response").first.wait_for()
     assert state() == before
-    again = open_page(page.url)  # as somebody else opens it
+    again = open_page(page.url)  # as another user opens it
     again.locator(".response").first.wait_for()
     assert again.locator(".response .tokens").all_inner_texts() == before[-1]
     show(page, "partitions")
@@ -619,7 +619,7 @@ def test_the_address_restores_the_view(open_page: Opener, page_file: Path) -> No
 
 NOWHERE = (
     *("nonsense", "?", "overview?%E0%A4%A", "trajectories?row=-5&file=9-x-1"),
-    *("trajectories?row=1e9&sort=x&show=x&colour=x", "trajectories?row=0.5&beside=0-rollouts-999"),
+    *("trajectories?row=1e9&sort=x&show=x&color=x", "trajectories?row=0.5&beside=0-rollouts-999"),
     *("trajectories?__proto__=x&constructor=y", "trajectories?search=%00%FF&row=NaN"),
     *("partitions?row=1.5&file=__proto__", "partitions?row=1e9"),
 )
@@ -678,14 +678,14 @@ PAIRS = [
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG 2: of two colours, "#1d232c" or "rgb(29, 35, 44)"."""
+    """WCAG 2 contrast of two colors, written "#1d232c" or "rgb(29, 35, 44)"."""
 
-    def luminance(colour: str) -> float:
-        if colour.startswith("#"):
-            colour = colour[1:] if len(colour) == 7 else "".join(2 * x for x in colour[1:])
-            parts = [int(colour[i : i + 2], 16) for i in (0, 2, 4)]
+    def luminance(color: str) -> float:
+        if color.startswith("#"):
+            color = color[1:] if len(color) == 7 else "".join(2 * x for x in color[1:])
+            parts = [int(color[i : i + 2], 16) for i in (0, 2, 4)]
         else:
-            parts = [int(x) for x in re.findall(r"\d+", colour)[:3]]
+            parts = [int(x) for x in re.findall(r"\d+", color)[:3]]
         linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4
                   for x in (part / 255 for part in parts)]  # fmt: skip
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -705,7 +705,7 @@ def test_text_stands_out(open_page: Opener, page_file: Path, scheme: str) -> Non
     for one, other in PAIRS:
         assert contrast(variables[one], variables[other]) >= 4.5, (one, other)
     for key in COLUMNS:
-        page.click(f'[data-colour="{key}"]')
+        page.click(f'[data-color="{key}"]')
         painted = page.locator(".response .token").evaluate_all(
             "all => all.map(x => [getComputedStyle(x).color, getComputedStyle(x).backgroundColor])"
         )
@@ -719,7 +719,7 @@ def test_light_and_dark(open_page: Opener, page_file: Path) -> None:
     assert page.evaluate(ground) == dark
     page.emulate_media(color_scheme="light")
     assert page.evaluate(ground) == light
-    # not wait_for_function: where it must wait, it evaluates text, which the page forbids
+    # not wait_for_function: it evaluates text while waiting, which the page forbids
     playwright.expect(page.locator(".token").first).to_have_css("color", "rgb(0, 0, 0)")
     page.click("#theme")
     assert page.evaluate(ground) == dark
@@ -864,7 +864,7 @@ def test_a_large_run(open_page: Opener, tmp_path: Path) -> None:
     page.locator(".response .token").nth(400).wait_for(state="attached")
     assert time.monotonic() - begun < 3
     said = page.locator("aside .quiet").inner_text()
-    assert "the page holds 24 of the 512 that were recorded" in said
+    assert "the page holds 24 of 512 recorded responses" in said
     assert "20 of 200 recorded steps" in said
     begun = time.monotonic()
     for key in ("[", "j", "j", "2", "k"):
@@ -875,10 +875,10 @@ def test_a_large_run(open_page: Opener, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_very_long_response(open_page: Opener, tmp_path: Path) -> None:
-    """More tokens than a call has room for arguments."""
+    """More tokens than a JavaScript call can take arguments."""
     columns = ["segment", "value", "advantage", "logp_old", "entropy", "tokens"]
     run = make_run(tmp_path / "a", steps=(1,), responses=2, tokens=66_000, without=columns)
-    page = open_page(written(run), "trajectories?colour=ratio")
+    page = open_page(written(run), "trajectories?color=ratio")
     page.locator(".response .token").nth(60_000).wait_for(state="attached")
 
 
@@ -900,9 +900,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, Server]]:
 def test_the_page_follows_a_run(served: tuple[Path, Server], open_page: Opener) -> None:
     run, server = served
     page = open_page(server.address)
-    page.forgive("Failed to load resource")  # the browser itself notes every 503
+    page.forgive("Failed to load resource")  # the browser logs every 503
     page.locator("#live", has_text="following").wait_for()
-    page.click("summary >> text=The whole configuration")
+    page.click("summary >> text=Full configuration")
     chart = page.locator('.chart[data-title="Training reward"] svg')
     assert "ends at 0.75" not in chart.get_attribute("aria-label")
     with MetricsWriter(run / "metrics.jsonl") as writer:

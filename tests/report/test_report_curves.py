@@ -1,4 +1,4 @@
-"""Curves are drawn from a run folder alone, whatever it has measured."""
+"""Curves are drawn from a run directory alone, for any set of metrics."""
 
 import json
 from pathlib import Path
@@ -47,10 +47,10 @@ def drawn(run: Path, path: Path | None = None) -> Image.Image:
         return picture.convert("RGB")
 
 
-def colours(picture: Image.Image) -> dict[tuple[int, int, int], int]:
+def colors(picture: Image.Image) -> dict[tuple[int, int, int], int]:
     found = picture.getcolors(picture.width * picture.height)
     assert found is not None
-    return {colour: count for count, colour in found if isinstance(colour, tuple)}
+    return {color: count for count, color in found if isinstance(color, tuple)}
 
 
 BLUE, ORANGE = (59, 111, 212), (224, 123, 57)
@@ -58,7 +58,7 @@ BLUE, ORANGE = (59, 111, 212), (224, 123, 57)
 
 @pytest.fixture
 def panels(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The titles of each picture that is drawn."""
+    """The titles of the panels of each image."""
     seen: list[list[str]] = []
     save = Figure.savefig
 
@@ -74,7 +74,7 @@ def test_a_whole_run(tmp_path: Path, panels: list[list[str]]) -> None:
     picture = drawn(write_run(tmp_path, *everything()))
     assert panels == [[title for title, _ in PANELS]]
     assert min(picture.size) > 800
-    found = colours(picture)
+    found = colors(picture)
     assert found[BLUE] > 1000, "the lines"
     assert found[ORANGE] > 300, "second lines"
     assert (found[(255, 255, 255)] / (picture.width * picture.height)) < 0.97
@@ -84,7 +84,7 @@ def test_a_run_with_some_of_it(tmp_path: Path, panels: list[list[str]]) -> None:
     lines = [{"step": n, "stage": "warm_start", "nll": 3.0 / n, "other": 1} for n in range(1, 5)]
     picture = drawn(write_run(tmp_path, *lines))
     assert panels == [["Imitation: −log π per token"]]
-    assert colours(picture)[BLUE] > 100
+    assert colors(picture)[BLUE] > 100
     lines += [{"step": 5, "stage": "optimize", "reward": 0.1}]
     lines += [{"step": 5, "stage": "evaluation", "sampled": 0.5, "sampled_low": 0.4}]
     lines += [{"step": 6, "stage": "optimize", "reward": 0.2, "entropy": 1.0}]
@@ -102,7 +102,7 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
         {"step": n, "stage": "optimize", "reward": x, "entropy": "NaN", "clip_fraction": None}
         for n, x in enumerate([0.1, "NaN", 0.3, "Infinity", 0.2, "-Infinity", 0.4])
     ]
-    assert colours(drawn(write_run(tmp_path, *lines)))[BLUE] > 10
+    assert colors(drawn(write_run(tmp_path, *lines)))[BLUE] > 10
 
 
 def test_numbers_that_are_huge(tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_numbers_that_are_huge(tmp_path: Path) -> None:
         for stage in ("optimize", "evaluation")
     ]
     lines += [{"stage": "optimize", "entropy": 1.0}, {"step": 10**400, "stage": "optimize"}]
-    assert colours(drawn(write_run(tmp_path, *lines)))[BLUE] > 10
+    assert colors(drawn(write_run(tmp_path, *lines)))[BLUE] > 10
 
 
 def test_a_single_step_is_seen(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"step": 1, "stage": "optimize", "reward": 0.5})
-    assert colours(drawn(run))[BLUE] > 3
+    assert colors(drawn(run))[BLUE] > 3
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "stage": "optimize", "unknown": 1.0}]])
@@ -149,6 +149,6 @@ def test_long_curves_are_smoothed_from_their_first_value_on() -> None:
 
 
 def test_a_name_is_text_and_not_mathematics(tmp_path: Path) -> None:
-    """matplotlib reads what stands between dollar signs."""
+    """matplotlib parses text between dollar signs as a formula."""
     line = {"step": 1, "stage": "optimize", "reward": 0.5}
     drawn(write_run(tmp_path, line, name="a $run$ of $\\frac$ _x_"))

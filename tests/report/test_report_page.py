@@ -1,4 +1,4 @@
-"""The report as a file and as a server: true numbers, nothing from outside, nothing that breaks."""
+"""The report as a file and as a server: correct numbers, no external resources, hostile input."""
 
 import base64
 import hashlib
@@ -37,7 +37,7 @@ from segcredit.train.trainer import Result as TrainResult
 
 
 class Page(HTMLParser):
-    """What a browser finds in it: data, code, policy, elements."""
+    """The parts of a page that a browser reads: data, code, policy, elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -157,7 +157,7 @@ def test_curves_and_results_are_those_of_the_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (14 / 256, 73 / 256, ["5.5 %", "28.5 %", "+23.0 points"]),  # of rounded shares: +23.1
+        (14 / 256, 73 / 256, ["5.5 %", "28.5 %", "+23.0 points"]),  # of rounded percentages: +23.1
         (1 / 16, 3 / 16, ["6.2 %", "18.8 %", "+12.5 points"]),  # a browser rounds 6.25 to 6.3
         (0.9, 0.25, ["90.0 %", "25.0 %", "−65.0 points"]),
         (0.5, math.nan, ["50.0 %", "–", "–"]),
@@ -331,7 +331,7 @@ def test_pictures_of_the_run_folder_alone(tmp_path: Path) -> None:
 
 
 def photograph(width: int, height: int) -> Image.Image:
-    """Many colours, nothing repeated."""
+    """Many colors, nothing repeated."""
     return Image.merge("RGB", [Image.effect_noise((width, height), 60) for _ in range(3)])
 
 
@@ -356,7 +356,7 @@ def test_large_pictures_become_small_and_lose_their_metadata(tmp_path: Path) -> 
 def test_drawings_stay_exact_and_photographs_stay_small(
     tmp_path: Path, mode: str, kind: str
 ) -> None:
-    """A grey photograph has few colours too."""
+    """A gray photograph has few colors too."""
     run = make_run(tmp_path / "a", steps=(1,), responses=1, pictures=True)
     if mode == "L":
         Image.effect_noise((300, 300), 60).save(run / "images" / "x.png")
@@ -415,14 +415,14 @@ def test_the_policy_allows_this_script_and_no_other(tmp_path: Path) -> None:
 
 
 def test_the_page_does_not_say_where_the_run_lay(tmp_path: Path) -> None:
-    """A page is sent to others; folders name their owners."""
+    """Pages are shared, and paths contain names of users."""
     run = make_run(tmp_path / "a-person" / "a")
     report_of(run)
     assert "a-person" not in (run / "report.html").read_text()
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
-    """A folder's name may be any bytes."""
+    """The name of a directory can be any bytes."""
     page = report_of(make_run(tmp_path / "r\udcff\x1b\u202e"), to=tmp_path / "page.html")
     assert page.title.startswith("r")
     assert page.title.isprintable()
@@ -495,7 +495,7 @@ ODD = [
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_odd_content_gives_a_page(tmp_path: Path) -> None:
-    """Other versions, other programs, other types: all in one page each, and valid JSON."""
+    """Columns of other versions, programs and types give a page with valid JSON."""
     for number, (name, content) in enumerate(ODD):
         run = tmp_path / f"run-{number}"
         (run / "rollouts").mkdir(parents=True)
@@ -560,7 +560,7 @@ def test_damage_gives_one_sentence(tmp_path: Path) -> None:
         run = make_run(tmp_path / f"run-{number}", steps=(1,), responses=1)
         (run / name).write_bytes(content)
         result = segcredit(run)
-        if expected is None:  # a last line that is not whole
+        if expected is None:  # an incomplete last line
             assert result.exit_code == 0
             continue
         assert expected in error_of(result)
@@ -624,7 +624,7 @@ def ask(
     method: str = "GET",
     token: str | None = None,
 ) -> tuple[int, Any, str]:
-    """Status, headers, body; the path goes out as it is, behind the server's token or another."""
+    """Send a request with an unchanged path, after a token; return status, headers and body."""
     if path.startswith("/"):
         path = f"/{server.token if token is None else token}{path}" if token != "" else path
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
@@ -673,7 +673,7 @@ def test_the_server_is_for_this_machine_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/overview.json", "/rows/0-rollouts-1", "/nothing"])
 def test_a_foreign_name_is_refused(tmp_path: Path, path: str) -> None:
-    """A site may let its own name point here, and would then read the run."""
+    """DNS rebinding: another site could point its name here and read the run."""
     with serving(make_run(tmp_path / "a")) as server:
         port = server.server_address[1]
         foreign = [
@@ -692,7 +692,7 @@ def test_a_foreign_name_is_refused(tmp_path: Path, path: str) -> None:
 
 
 def test_without_its_token_the_server_says_nothing(tmp_path: Path) -> None:
-    """Other users of the machine can reach the port, too."""
+    """Other users of the machine can also reach the port."""
     with serving(make_run(tmp_path / "a")) as server, serving(tmp_path / "a") as other:
         assert other.token != server.token
         wrong = ("", "x", server.token[:-1], server.token + "x", other.token, "é", "%00", "..")

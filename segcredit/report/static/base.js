@@ -1,4 +1,4 @@
-// Small helpers. Text always goes through textContent: nothing of a run is ever read as HTML.
+// Small helpers. Text is always set through textContent, so nothing from a run is parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -13,7 +13,7 @@ const set = (node, attributes) => {
   return node;
 };
 const fill = (node, children) => {
-  // one by one: a call takes no hundred thousand arguments, and a response may have as many tokens
+  // one by one, because a call cannot take the hundred thousand arguments of a very long response
   for (const child of children.flat(Infinity)) if (child !== null && child !== undefined) node.append(child);
   return node;
 };
@@ -27,7 +27,7 @@ const embedded = (id) => {
 
 const isNumber = (x) => typeof x === "number";
 const number = (x) => {
-  // as it stands in the data: at most four significant digits, a real minus sign
+  // as in the data: at most four significant digits, with a true minus sign
   if (x === null || x === undefined) return "–";
   if (!isNumber(x)) return String(x);
   const shown = Math.abs(x) >= 1e-3 || x === 0 ? String(x) : x.toExponential();
@@ -44,16 +44,16 @@ const extent = (values) => {
 };
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
-// Characters that a reader could not see, or that would reorder the text around them.
+// Characters that are invisible or that reorder the text around them.
 const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\udb40[\udc00-\udfff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 const NAMES = { "\t": "⇥", "\r": "␍", "\u0000": "␀", "\u00ad": "·" };
 const visible = (text) =>
   text.replace(HIDDEN, (x) => NAMES[x] ?? `⟨${x.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 
-// the first so many characters, none of them halved
+// the first characters, without splitting a surrogate pair
 const beginning = (text, count) => [...text.slice(0, 2 * count)].slice(0, count).join("");
 
-// scrolls a box, and nothing around it, until what it holds is seen
+// scroll a box, and nothing around it, until the inner element is visible
 const reveal = (inner, box) => {
   const a = inner.getBoundingClientRect(), b = box.getBoundingClientRect();
   if (a.top < b.top) box.scrollTop -= b.top - a.top;
@@ -65,7 +65,7 @@ const isDark = () => {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
 
-// What is looked at stands in the address, so that a view can be sent to somebody.
+// The address stores the current view, so that a link opens the same view.
 const address = {
   read() {
     const [view, rest = ""] = location.hash.slice(1).split("?");
@@ -73,6 +73,6 @@ const address = {
   },
   write(view, settings) {
     const found = new URLSearchParams(settings).toString();
-    try { history.replaceState(null, "", `#${view}${found ? `?${found}` : ""}`); } catch { /* browsers refuse a hundred a minute: a key held down */ }
+    try { history.replaceState(null, "", `#${view}${found ? `?${found}` : ""}`); } catch { /* browsers limit the rate, e.g. while a key is held down */ }
   },
 };

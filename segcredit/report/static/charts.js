@@ -1,4 +1,4 @@
-// Line charts as SVG: several runs or seeds, smoothed, with intervals, and a crosshair.
+// Line charts as SVG: several runs or seeds, smoothed, with intervals and a crosshair.
 
 const T_975 = [0, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 const tQuantile = (freedom) => T_975[freedom] ?? 1.96 + 2.5 / freedom;
@@ -32,7 +32,7 @@ const tickLabel = (x) => {
 // Larger numbers become gaps in the curve: their squares and differences would overflow.
 const bounded = (values) => values.map((x) => isNumber(x) && Math.abs(x) > 1e150 ? (x > 0 ? "∞" : "−∞") : x);
 
-// Runs that differ in their seed alone, as one line with a 95 % t-interval of the mean.
+// Runs that differ only in their seed become one line with a 95 % t-interval of the mean.
 const together = (all) => {
   const lines = all.map((line) => ({ ...line, values: bounded(line.values) }));
   const groups = new Map();
@@ -66,13 +66,13 @@ const path = (points) => {
   return text;
 };
 
-// lines: [{label, colour, steps, values, low?, high?, group, dash?}]
+// lines: [{label, color, steps, values, low?, high?, group, dash?}]
 const lineChart = ({ title, unit, lines, smooth, marks }) => {
   const W = 420, H = 226, left = 52, right = 12, top = 12, bottom = 36;
   lines = lines.map((line) => ({ ...line, values: bounded(line.values), low: line.low && bounded(line.low), high: line.high && bounded(line.high) }));
   const shown = lines.map((line) => ({ ...line, drawn: marks || line.steps.length < 16 ? line.values : smoothed(line.values, smooth) }));
   const [x0, x1] = extent(shown.flatMap((line) => line.steps));
-  // wide bands (two seeds) may leave the picture: the lines are what is looked at
+  // scale to the lines; wide intervals (of two seeds) may exceed the chart
   let [y0, y1] = extent(shown.flatMap((line) => line.values));
   const reach = (y1 - y0) / 2 || Math.abs(y1) / 10 || 0.5;
   const [low, high] = extent(shown.flatMap((line) => [...(line.low ?? []), ...(line.high ?? [])]).concat(y0, y1));
@@ -93,12 +93,12 @@ const lineChart = ({ title, unit, lines, smooth, marks }) => {
     if (line.low) {
       const up = line.steps.map((step, i) => [X(step), isNumber(line.high[i]) ? Y(line.high[i]) : NaN]);
       const down = line.steps.map((step, i) => [X(step), isNumber(line.low[i]) ? Y(line.low[i]) : NaN]).reverse();
-      chart.append(svg("path", { d: path([...up, ...down]) + "Z", fill: line.colour, class: "band" }));
+      chart.append(svg("path", { d: path([...up, ...down]) + "Z", fill: line.color, class: "band" }));
     }
     const points = (values) => line.steps.map((step, i) => [X(step), isNumber(values[i]) ? Y(values[i]) : NaN]);
-    if (line.drawn !== line.values && smooth > 0) chart.append(svg("path", { d: path(points(line.values)), stroke: line.colour, class: "raw" }));
-    chart.append(svg("path", { d: path(points(line.drawn)), stroke: line.colour, class: "line", "stroke-dasharray": line.dash }));
-    if (marks || line.steps.length < 25) for (const [x, y] of points(line.drawn)) if (Number.isFinite(y)) chart.append(svg("circle", { cx: x, cy: y, r: 2.6, fill: line.colour }));
+    if (line.drawn !== line.values && smooth > 0) chart.append(svg("path", { d: path(points(line.values)), stroke: line.color, class: "raw" }));
+    chart.append(svg("path", { d: path(points(line.drawn)), stroke: line.color, class: "line", "stroke-dasharray": line.dash }));
+    if (marks || line.steps.length < 25) for (const [x, y] of points(line.drawn)) if (Number.isFinite(y)) chart.append(svg("circle", { cx: x, cy: y, r: 2.6, fill: line.color }));
   }
   const cross = svg("line", { y1: top, y2: H - bottom, class: "cross", visibility: "hidden" });
   chart.append(cross);

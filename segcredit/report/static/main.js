@@ -1,15 +1,15 @@
-// Views, keys, theme; and, of a run in progress, new numbers every few seconds.
+// Views, keys and theme; for a run in progress, new numbers every few seconds.
 
 const fileName = ({ run, kind, step }) => `${run}-${kind}-${step}`;
 const loaded = new Map();
 const asked = async (name) => {
-  try { return await (await fetch(`rows/${name}`)).json(); } catch { return { error: "The server does not answer." }; }
+  try { return await (await fetch(`rows/${name}`)).json(); } catch { return { error: "The server does not respond." }; }
 };
 const load = async (file) => {
   const name = fileName(file);
   if (!loaded.has(name)) loaded.set(name, data.live ? asked(name) : ready.then(() => embedded(`rows-${name}`)));
   const found = await loaded.get(name);
-  if (found.error) loaded.delete(name); // to be asked again
+  if (found.error) loaded.delete(name); // request it again next time
   Object.assign(images, found.images ?? {});
   Object.assign(file, found.listed ?? {});
   return { rows: [], texts: [], ...found };
@@ -40,17 +40,17 @@ const open = async () => {
 
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
-  try { localStorage.setItem("segcredit-theme", theme); } catch { /* a page from a file may not remember */ }
+  try { localStorage.setItem("segcredit-theme", theme); } catch { /* a page opened from a file may have no storage */ }
   again();
 };
-const again = () => { drawn.delete("overview"); return open(); }; // in other colours
+const again = () => { drawn.delete("overview"); return open(); }; // in the other colors
 try { const theme = localStorage.getItem("segcredit-theme"); if (theme) document.documentElement.dataset.theme = theme; } catch { /* as above */ }
 
 byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
 byId("help").addEventListener("click", () => byId("keys").showModal());
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-let onScreen = null; // paper is light
+let onScreen = null; // print in the light theme
 addEventListener("beforeprint", () => { onScreen ??= document.documentElement.dataset.theme ?? ""; document.documentElement.dataset.theme = "light"; again(); });
 addEventListener("afterprint", () => { if (onScreen) document.documentElement.dataset.theme = onScreen; else delete document.documentElement.dataset.theme; onScreen = null; again(); });
 addEventListener("hashchange", open);
@@ -69,7 +69,7 @@ addEventListener("keydown", (event) => {
   if (used) event.preventDefault();
 });
 if (!document.querySelector("#view-analyses figure")) {
-  byId("view-analyses").append(el("p", { class: "card", text: data.live ? "Analyses are part of a written report: segcredit report RUN." : "No analysis could be made of these runs: they need recorded responses with values. See segcredit analyze --help." }));
+  byId("view-analyses").append(el("p", { class: "card", text: data.live ? "Analyses are only in a written report: segcredit report RUN." : "No analysis is possible for these runs: analyses need recorded responses with values. See segcredit analyze --help." }));
 }
 ready.then(() => Object.assign(images, embedded("images") ?? {}));
 open();
@@ -83,10 +83,10 @@ if (data.live) {
     try {
       answer = await fetch("overview.json");
       text = await answer.text();
-    } catch { status.textContent = "the server has stopped; this is the last it said"; return; }
+    } catch { status.textContent = "the server has stopped; these are the last numbers"; return; }
     if (!answer.ok) { status.textContent = `waiting: ${visible(beginning(JSON.parse(text).error, 160))}`; return; }
     status.textContent = `following · ${new Date().toLocaleTimeString()}`;
-    if (text === seen || document.activeElement?.id === "more") return; // a list that is open stays open
+    if (text === seen || document.activeElement?.id === "more") return; // keep an open list open
     seen = text;
     const known = new Map(data.files.map((file) => [fileName(file), file]));
     data = JSON.parse(text);

@@ -1,21 +1,21 @@
-// What ran, before and after, and the curves of all runs over one another.
+// What ran, results before and after, and the curves of all runs.
 
 const CHARTS = [
-  { title: "Held-out accuracy", unit: "share of right answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]] },
+  { title: "Held-out accuracy", unit: "fraction of correct answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]] },
   { title: "Held-out reward", unit: "mean", marks: true, lines: [["evaluation", "reward", "sampled"], ["evaluation", "greedy_reward", "greedy", "5 4"]] },
   { title: "Training reward", unit: "mean", lines: [["optimize", "reward", "reward"]] },
-  { title: "Responses without a verdict", unit: "share", unlessZero: true, lines: [["optimize", "no_verdict", "training"], ["evaluation", "no_verdict", "held out", "5 4"]] },
+  { title: "Responses without a verdict", unit: "fraction", unlessZero: true, lines: [["optimize", "no_verdict", "training"], ["evaluation", "no_verdict", "held out", "5 4"]] },
   { title: "Entropy", unit: "nats per token", lines: [["optimize", "entropy", "entropy"]] },
   { title: "Response length", unit: "tokens", lines: [["optimize", "response_length", "mean"]] },
   { title: "KL to the reference", unit: "nats per token", lines: [["optimize", "kl", "KL"]] },
-  { title: "Clip fraction", unit: "share of tokens", lines: [["optimize", "clip_fraction", "clipped"]] },
-  { title: "Value loss", unit: "", lines: [["optimize", "value_loss", "optimisation"], ["pretrain_critic", "value_loss", "pretraining", "5 4"]] },
-  { title: "Explained variance of the reward", unit: "1 is an oracle", lines: [["optimize", "explained_variance", "optimisation"], ["pretrain_critic", "explained_variance", "pretraining", "5 4"]] },
+  { title: "Clip fraction", unit: "fraction of tokens", lines: [["optimize", "clip_fraction", "clipped"]] },
+  { title: "Value loss", unit: "", lines: [["optimize", "value_loss", "optimization"], ["pretrain_critic", "value_loss", "pretraining", "5 4"]] },
+  { title: "Explained variance of the reward", unit: "1 is a perfect critic", lines: [["optimize", "explained_variance", "optimization"], ["pretrain_critic", "explained_variance", "pretraining", "5 4"]] },
   { title: "Segments per response", unit: "", lines: [["optimize", "segments", "segments"]] },
   { title: "Segment length", unit: "tokens", lines: [["optimize", "segment_length", "tokens"]] },
   { title: "Advantage", unit: "standard deviation over tokens", lines: [["optimize", "advantage_std", "deviation"]] },
   { title: "Gradient norm", unit: "before clipping", lines: [["optimize", "policy/grad_norm", "policy"], ["optimize", "critic/grad_norm", "critic", "5 4"]] },
-  { title: "Imitation", unit: "−log π per token, nats", lines: [["warm_start", "nll", "warm start"]] },
+  { title: "Imitation", unit: "−log π per token, in nats", lines: [["warm_start", "nll", "warm start"]] },
 ];
 const PHASES = ["sample", "score", "annotate", "credit", "update", "sync"];
 
@@ -33,7 +33,7 @@ const overviewView = {
   draw(data) {
     this.data = data;
     const view = byId("view-overview");
-    const opened = [...view.querySelectorAll("details")].map((x) => x.open); // drawn anew while a run goes on
+    const opened = [...view.querySelectorAll("details")].map((x) => x.open); // redrawn while a run is in progress
     const focused = view.contains(document.activeElement) ? document.activeElement.id : "";
     const charts = el("div", { class: "charts" }), also = el("div", { class: "charts" });
     const redraw = () => {
@@ -43,7 +43,7 @@ const overviewView = {
     const several = new Set(data.runs.map((run) => run.group)).size < data.runs.length;
     const controls = el("div", { class: "controls" },
       el("label", {}, "Smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: this.smooth, id: "smooth", oninput: (event) => { this.smooth = Number(event.target.value); redraw(); } })),
-      several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; this.draw(this.data); } }), " seeds together (mean and 95 % t-interval)") : null,
+      several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; this.draw(this.data); } }), " average over seeds (mean and 95 % t-interval)") : null,
       data.runs.length > 1 ? this.legend() : null);
     view.replaceChildren(...data.runs.map((run, i) => this.card(run, i)), el("h2", { text: "Curves" }), controls, charts, this.phases(), this.more(also, redraw));
     redraw();
@@ -53,10 +53,10 @@ const overviewView = {
 
   legend() {
     return el("ul", { class: "legend", "aria-label": "Runs" }, this.data.runs.map((run, i) =>
-      el("li", {}, el("span", { class: "swatch", style: { background: this.colour(i) } }), visible(run.name))));
+      el("li", {}, el("span", { class: "swatch", style: { background: this.color(i) } }), visible(run.name))));
   },
 
-  colour(i) {
+  color(i) {
     if (!this.grouped) return RUN_COLOURS[i % RUN_COLOURS.length];
     const groups = [...new Set(this.data.runs.map((run) => run.group))];
     return RUN_COLOURS[groups.indexOf(this.data.runs[i].group) % RUN_COLOURS.length];
@@ -67,19 +67,19 @@ const overviewView = {
       el("thead", {}, el("tr", {}, ["held-out prompts", "before", "after", "change"].map((x) => el("th", { scope: "col", text: x })))),
       el("tbody", {}, run.results.map((row) => this.resultRow(row))))) : el("p", { class: "quiet", text: "No evaluation was recorded." });
     return el("article", { class: "card run" },
-      el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.colour(i) } }) : null, visible(run.name)),
+      el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.color(i) } }) : null, visible(run.name)),
       el("div", { class: "columns" },
         el("div", {}, result,
           run.warnings?.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, run.warnings.map(([step, message]) => el("li", {}, el("strong", { text: `Step ${step}: ` }), visible(message)))) : null,
-          el("details", {}, el("summary", { text: "The method as a composition" }), el("dl", { class: "facts parts" }, run.method.map(([name, part]) => [el("dt", { text: name }), el("dd", {}, el("code", { text: visible(part) }))]))),
-          el("details", {}, el("summary", { text: "The whole configuration" }), el("pre", { text: visible(run.config) }))),
+          el("details", {}, el("summary", { text: "Parts of the method" }), el("dl", { class: "facts parts" }, run.method.map(([name, part]) => [el("dt", { text: name }), el("dd", {}, el("code", { text: visible(part) }))]))),
+          el("details", {}, el("summary", { text: "Full configuration" }), el("pre", { text: visible(run.config) }))),
         el("dl", { class: "facts" }, run.facts.map(([label, fact]) => [el("dt", { text: label }), el("dd", { text: visible(fact) })]))));
   },
 
   resultRow({ label, before, after, share, texts }) {
     const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
     const change = isNumber(after[0]) && isNumber(before[0]) ? number(Number((after[0] - before[0]).toPrecision(3))) : "–";
-    const [old, now, difference] = texts ?? [number(before[0]), number(after[0]), change]; // texts are rounded as on the terminal
+    const [old, now, difference] = texts ?? [number(before[0]), number(after[0]), change]; // texts are rounded as in the terminal
     return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference }));
   },
 
@@ -90,7 +90,7 @@ const overviewView = {
       const bounds = ["low", "high"].map((end) => curve(run, stage, `${key}_${end}`)?.[1]);
       const named = this.data.runs.length > 1 ? `${visible(run.name)}${parts.length > 1 ? `, ${label}` : ""}` : label;
       const second = this.data.runs.length === 1 && dash;
-      return [{ label: named, colour: second ? RUN_COLOURS[1] : this.colour(i), dash, steps: found[0], values: found[1], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
+      return [{ label: named, color: second ? RUN_COLOURS[1] : this.color(i), dash, steps: found[0], values: found[1], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
     }));
   },
 
@@ -99,7 +99,7 @@ const overviewView = {
       const found = this.lines(lines);
       if (!found.length || (unlessZero && !found.some((line) => line.values.some((x) => isNumber(x) && x !== 0)))) return null;
       const chart = lineChart({ title, unit, marks, smooth: this.smooth, lines: this.grouped ? together(found) : found });
-      if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.colour } }), line.label))));
+      if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.color } }), line.label))));
       return chart;
     }).filter(Boolean);
   },
@@ -114,7 +114,7 @@ const overviewView = {
     }).filter((row) => row.total > 0);
     if (!rows.length) return "";
     const longest = Math.max(...rows.map((row) => row.total));
-    return el("figure", { class: "card phases" }, el("figcaption", {}, el("h3", { text: "Time per phase" }), el("span", { class: "unit", text: "median seconds of an optimisation step" })),
+    return el("figure", { class: "card phases" }, el("figcaption", {}, el("h3", { text: "Time per phase" }), el("span", { class: "unit", text: "median seconds per optimization step" })),
       rows.map((row) => el("div", { class: "phase-row" }, el("span", { class: "phase-name", text: `${visible(row.name)}: ${number(Number(row.total.toPrecision(3)))} s` }),
         el("div", { class: "bar" }, row.found.map((x, i) => x ? el("span", { class: "piece", title: `${PHASES[i]} ${number(Number(x.toPrecision(3)))} s`, style: { width: `${100 * x / longest}%`, background: RUN_COLOURS[i] } }) : null)))),
       el("ul", { class: "legend" }, PHASES.map((phase, i) => el("li", {}, el("span", { class: "swatch", style: { background: RUN_COLOURS[i] } }), phase))));

@@ -1,13 +1,13 @@
-// One response: reward with its reason, text in the colours of a number, stairs, and the numbers of
-// the token that is pointed at.
+// One response: the reward with its reason, the text colored by one number, the staircase chart, and
+// the numbers of the token under the pointer.
 
-const legendBar = (colouring, scale) => {
+const legendBar = (coloring, scale) => {
   const stops = Array.from({ length: 11 }, (_, i) => {
-    const x = colouring.key === "ratio" ? Math.exp((i / 5 - 1) * scale.most) : scale.low + (scale.high - scale.low) * i / 10;
-    return css(colouring.paint(colouring.share(x, scale)));
+    const x = coloring.key === "ratio" ? Math.exp((i / 5 - 1) * scale.most) : scale.low + (scale.high - scale.low) * i / 10;
+    return css(coloring.paint(coloring.share(x, scale)));
   });
   const shown = (x) => number(Number(x.toPrecision(3)));
-  return el("div", { class: "scale", "aria-hidden": "true" }, el("span", { text: shown(scale.low) }), el("span", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }), el("span", { text: `${shown(scale.high)}${colouring.unit ? ` ${colouring.unit}` : ""}` }), el("span", { class: "quiet", text: `${colouring.sign}: ${colouring.about}` }));
+  return el("div", { class: "scale", "aria-hidden": "true" }, el("span", { text: shown(scale.low) }), el("span", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }), el("span", { text: `${shown(scale.high)}${coloring.unit ? ` ${coloring.unit}` : ""}` }), el("span", { class: "quiet", text: `${coloring.sign}: ${coloring.about}` }));
 };
 
 const promptNodes = (row, run) => {
@@ -15,16 +15,16 @@ const promptNodes = (row, run) => {
   const picture = () => {
     const name = row.images[used++];
     const data = name && images[`${run}/${name}`];
-    return data ? el("img", { src: data, alt: `picture ${used} of the prompt` }) : el("span", { class: "quiet", text: "⟨picture not on this page⟩" });
+    return data ? el("img", { src: data, alt: `image ${used} of the prompt` }) : el("span", { class: "quiet", text: "⟨image not on this page⟩" });
   };
   const messages = row.messages.map(([role, content]) => el("div", { class: "message" }, el("span", { class: "role", text: visible(role) }),
     el("div", { class: "content" }, content.split("<image>").flatMap((text, i) => [i ? picture() : null, text ? el("bdi", { text: visible(text) }) : null]))));
-  return [...messages, el("p", { class: "quiet" }, el("bdi", { text: `prompt ${visible(row.id)}` }), row.answer === null ? null : el("bdi", { text: ` · right answer ${visible(row.answer)}` }))];
+  return [...messages, el("p", { class: "quiet" }, el("bdi", { text: `prompt ${visible(row.id)}` }), row.answer === null ? null : el("bdi", { text: ` · reference answer ${visible(row.answer)}` }))];
 };
 
-const responsePanel = (row, texts, scales, colour, label, narrow = false) => {
-  const colouring = COLOURINGS.find((x) => x.key === colour && row[x.key]) ?? COLOURINGS.find((x) => row[x.key]);
-  const paint = (t) => { const x = colouring && row[colouring.key][t]; return isNumber(x) ? colouring.paint(colouring.share(x, scales[colouring.key])) : null; };
+const responsePanel = (row, texts, scales, color, label, narrow = false) => {
+  const coloring = COLOURINGS.find((x) => x.key === color && row[x.key]) ?? COLOURINGS.find((x) => row[x.key]);
+  const paint = (t) => { const x = coloring && row[coloring.key][t]; return isNumber(x) ? coloring.paint(coloring.share(x, scales[coloring.key])) : null; };
   const segments = segmentsOf(row);
   const text = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Response; arrow keys move from token to token" }, tokenText(row, texts, groupsOfRow(row), paint));
   const numbers = el("dl", { class: "numbers", "aria-live": "polite" });
@@ -50,7 +50,7 @@ const responsePanel = (row, texts, scales, colour, label, narrow = false) => {
     pointed = t;
     for (const node of text.querySelectorAll(".pointed, .in-segment")) node.classList.remove("pointed", "in-segment");
     chart?.show(t);
-    if (t === null) { numbers.replaceChildren(el("div", {}, el("dt", { class: "quiet", text: "Point at a token, or tap it, for its numbers." }))); return; }
+    if (t === null) { numbers.replaceChildren(el("div", {}, el("dt", { class: "quiet", text: "Point at a token, or tap it, to see its numbers." }))); return; }
     const token = text.querySelector(`[data-t="${t}"]`);
     token?.classList.add("pointed");
     token?.parentElement.classList.add("in-segment");
@@ -64,9 +64,9 @@ const responsePanel = (row, texts, scales, colour, label, narrow = false) => {
   const node = el("article", { class: "card response" },
     el("header", {}, el("h3", { text: label }),
       el("span", { class: `chip ${grade(row)}`, "data-number": "reward", text: `reward ${number(row.reward)}` }),
-      row.truncated ? el("span", { class: "chip wrong", text: "cut off at the length limit" }) : null,
+      row.truncated ? el("span", { class: "chip wrong", text: "truncated at the length limit" }) : null,
       row.reason ? el("bdi", { class: "reason", text: visible(row.reason) }) : null),
-    colouring ? legendBar(colouring, scales[colouring.key]) : el("p", { class: "quiet", text: "No numbers were recorded for these tokens." }),
+    coloring ? legendBar(coloring, scales[coloring.key]) : el("p", { class: "quiet", text: "No numbers were recorded for these tokens." }),
     text, chart, numbers);
   point(null);
   return {

@@ -1,4 +1,4 @@
-// V(s_m) as a staircase over the response, each stair in the colour of its credit; H below.
+// A chart of V(s_m) as a staircase over the response, each step colored by its advantage; H below.
 
 const staircase = (row, scales, narrow, onPoint) => {
   const count = row.pieces.length, W = innerWidth < 700 ? 440 : narrow ? 560 : 900, H = 210, left = 50, right = 14, top = 12, middle = 128, bottom = 22;
@@ -32,14 +32,14 @@ const staircase = (row, scales, narrow, onPoint) => {
     if (isNumber(row.reward)) chart.append(
       svg("circle", { cx: X(count), cy: Y(row.reward), r: 4.5, class: "reward" }),
       svg("text", { x: X(count) - 8, y: Y(row.reward) < middle / 2 ? Y(row.reward) + 16 : Y(row.reward) - 8, "text-anchor": "end", class: "unit halo", text: "reward" }));
-    said.push("value before each segment as stairs, coloured by advantage");
+    said.push("value before each segment as a staircase, colored by advantage");
   }
   if (row.entropy) {
     const most = scales.entropy.high, base = H - bottom;
     const Y = (h) => base - (h / most) * (base - middle - 6);
     chart.append(svg("line", { x1: left, x2: W - right, y1: base, y2: base, class: "axis" }),
       svg("text", { x: left - 6, y: Y(most) + 9, "text-anchor": "end", text: `H ${tickLabel(Number(most.toPrecision(2)))}` }));
-    const width = Math.max(X(1) - X(0) - 1, 0.6); // one path for all bars: there may be ten thousand
+    const width = Math.max(X(1) - X(0) - 1, 0.6); // one path for all bars, because there can be ten thousand
     const bars = row.entropy.map((h, t) => (isNumber(h) ? `M${(X(t) + 0.5).toFixed(2)} ${base}V${Math.min(Y(h), base).toFixed(1)}h${width.toFixed(2)}V${base}Z` : ""));
     chart.append(svg("path", { d: bars.join(""), class: "hesitation" }));
     said.push("entropy of each token as bars");

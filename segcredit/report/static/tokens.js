@@ -1,4 +1,4 @@
-// A response as text: one span per token, tokens of a segment in one group, a mark between groups.
+// A response as text: one element per token, the tokens of a segment in one group, marks between groups.
 
 const END = "∎";
 
@@ -41,12 +41,12 @@ const groupsOfRow = (row) => {
 const tokenText = (row, texts, groups, paint) => groups.map((places, i) => {
   const nodes = places.map((t, place) => {
     const shown = pieceText(texts[row.pieces[t]]);
-    const breaks = shown.match(/\n*$/)[0]; // behind the token, so that a segment's mark stays on its line
+    const breaks = shown.match(/\n*$/)[0]; // after the token, so that the mark of a segment stays on its line
     const token = el("bdi", { class: "token", "data-t": t, text: shown.slice(0, shown.length - breaks.length) });
     if (texts[row.pieces[t]] === "") token.classList.add("end");
     if (place === places.length - 1) token.classList.add("last");
-    const colour = paint?.(t);
-    if (colour) set(token, { style: { background: css(colour), color: ink(colour) } });
+    const color = paint?.(t);
+    if (color) set(token, { style: { background: css(color), color: ink(color) } });
     return [token, breaks];
   });
   const after = nodes.at(-1).pop();

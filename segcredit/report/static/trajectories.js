@@ -1,4 +1,4 @@
-// Choose a step, sort, filter, search; look at one response, and at the same prompt elsewhere.
+// Choose a step, sort, filter and search responses; show one response, and the same prompt at other steps.
 
 const SORTS = [
   ["recorded", "as recorded", null],
@@ -15,11 +15,11 @@ const said = (row, texts) => row.pieces.map((i) => texts[i]).join("");
 const LISTED = 300;
 const recorded = (data) => data.recorded.reduce((sum, run) => sum + run.rollouts + run.watched, 0);
 const noResponses = (data) => recorded(data)
-  ? "Each recorded response is longer than the room that this page gives to a step. More: segcredit report --megabytes."
-  : "This run recorded no responses (save.rollouts_every is 0, or it has not come so far).";
+  ? "Each recorded response is larger than the space for one step on this page. Allow more: segcredit report --megabytes."
+  : "This run has recorded no responses: either save.rollouts_every is 0, or the first recorded step is still to come.";
 
 const trajectoriesView = {
-  state: { file: null, row: 0, colour: "entropy", sort: "recorded", show: "all", search: "", beside: "" },
+  state: { file: null, row: 0, color: "entropy", sort: "recorded", show: "all", search: "", beside: "" },
   token: null,
   asked: 0,
 
@@ -52,7 +52,7 @@ const trajectoriesView = {
     return el("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
       el("label", {}, "Step ", choose("file", this.data.files.map((file) => [fileName(file), this.fileLabel(file)]))),
       el("label", {}, "Sort ", choose("sort", SORTS.map(([key, text]) => [key, text]))),
-      el("label", {}, "Show ", choose("show", [["all", "all"], ["right", "right"], ["wrong", "wrong"], ["truncated", "truncated"]])),
+      el("label", {}, "Show ", choose("show", [["all", "all"], ["right", "correct"], ["wrong", "incorrect"], ["truncated", "truncated"]])),
       el("label", {}, "Search ", el("input", { type: "search", id: "search", value: this.state.search, placeholder: "text of prompt or response", oninput: (event) => this.change({ search: event.target.value, row: 0 }) })));
   },
 
@@ -65,14 +65,14 @@ const trajectoriesView = {
     const file = this.data.files[this.data.files.map(fileName).indexOf(this.state.file)];
     this.file = file;
     this.rows = await load(file);
-    if (this.file !== file) return; // another was chosen meanwhile
+    if (this.file !== file) return; // the user has chosen another file
     this.refresh();
   },
 
   async change(settings) {
     const opened = settings.file && settings.file !== this.state.file;
     const listed = ["sort", "show", "search"].some((key) => key in settings);
-    this.token = "colour" in settings ? this.panel?.pointed() ?? null : null;
+    this.token = "color" in settings ? this.panel?.pointed() ?? null : null;
     Object.assign(this.state, settings);
     if (opened) { this.state.beside = ""; await this.open(); }
     else if (listed) this.refresh();
@@ -90,7 +90,7 @@ const trajectoriesView = {
     if (order) kept.sort((a, b) => order(a.row) - order(b.row) || a.i - b.i);
     this.kept = kept;
     this.state.row = clamp(this.state.row, 0, Math.max(kept.length - 1, 0));
-    const sampled = this.file.shown < this.file.total ? `; the page holds ${this.file.shown} of the ${this.file.total} that were recorded` : "";
+    const sampled = this.file.shown < this.file.total ? `; the page holds ${this.file.shown} of ${this.file.total} recorded responses` : "";
     const files = this.data.files.filter((file) => file.kind === this.file.kind && file.run === this.file.run).length;
     const steps = this.data.recorded[this.file.run][this.file.kind];
     this.count.textContent = `${kept.length} of ${rows.length} responses${sampled}.${files < steps ? ` ${files} of ${steps} recorded steps are on the page.` : ""}`;
@@ -101,7 +101,7 @@ const trajectoriesView = {
   item(row, texts, place) {
     return el("button", { type: "button", class: "item", "aria-current": place === this.state.row ? "true" : null, onclick: () => this.change({ row: place }) },
       el("span", { class: `mark ${grade(row)}`, text: MARKS[grade(row)] }),
-      el("span", { class: "item-numbers", text: `${number(row.reward)} · ${row.length} tokens${row.advantage ? ` · |Â| ≤ ${number(largest(row))}` : ""}${row.truncated ? " · cut off" : ""}` }),
+      el("span", { class: "item-numbers", text: `${number(row.reward)} · ${row.length} tokens${row.advantage ? ` · |Â| ≤ ${number(largest(row))}` : ""}${row.truncated ? " · truncated" : ""}` }),
       el("bdi", { class: "item-text", text: visible(beginning(said(row, texts), 90)).replaceAll("\n", " ") }));
   },
 
@@ -110,31 +110,31 @@ const trajectoriesView = {
     const item = this.list.children[this.state.row]?.firstChild;
     item?.setAttribute("aria-current", "true");
     if (item) reveal(item, this.list);
-    const { file, row, colour, sort, show, search, beside } = this.state;
-    address.write("trajectories", { file, row, colour, sort, show, ...(search ? { search } : {}), ...(beside ? { beside } : {}) });
+    const { file, row, color, sort, show, search, beside } = this.state;
+    address.write("trajectories", { file, row, color, sort, show, ...(search ? { search } : {}), ...(beside ? { beside } : {}) });
     const found = this.kept[row];
     if (!found) { this.panel = null; this.detail.replaceChildren(el("p", { class: "card", text: this.rows.error ? visible(this.rows.error) : "No response matches." })); return; }
     const asked = ++this.asked;
     const other = this.data.files.find((x) => fileName(x) === beside);
     const others = other ? await load(other) : { rows: [] };
-    if (asked !== this.asked) return; // something else was chosen while it loaded
-    // one scale for both, and for all responses of the step, so that colours can be compared
+    if (asked !== this.asked) return; // the user has chosen something else
+    // one scale for both panels and for all responses of the step, so that colors are comparable
     const all = [...this.rows.rows, ...others.rows];
     const scales = Object.fromEntries(COLOURINGS.map((x) => [x.key, x.scale(all.flatMap((y) => y[x.key] ?? []))]));
     const twin = this.twin(found.row, others.rows);
-    this.panel = responsePanel(found.row, this.rows.texts, scales, colour, this.fileLabel(this.file), Boolean(twin));
-    const columns = el("div", { class: "beside" }, twin ? responsePanel(twin, others.texts, scales, colour, this.fileLabel(other), true).node : null, this.panel.node);
+    this.panel = responsePanel(found.row, this.rows.texts, scales, color, this.fileLabel(this.file), Boolean(twin));
+    const columns = el("div", { class: "beside" }, twin ? responsePanel(twin, others.texts, scales, color, this.fileLabel(other), true).node : null, this.panel.node);
     const held = this.detail.contains(document.activeElement) ? document.activeElement : null;
-    const same = !held ? "" : held.id ? `#${held.id}` : held.dataset.colour ? `[data-colour="${held.dataset.colour}"]` : ".response:last-child .tokens";
+    const same = !held ? "" : held.id ? `#${held.id}` : held.dataset.color ? `[data-color="${held.dataset.color}"]` : ".response:last-child .tokens";
     this.detail.replaceChildren(
       this.bar(found.row),
       el("article", { class: "card prompt" }, promptNodes(found.row, this.file.run)),
       columns);
-    if (same) this.detail.querySelector(same)?.focus({ preventScroll: true }); // what was in use stays in use
+    if (same) this.detail.querySelector(same)?.focus({ preventScroll: true }); // keep the focus
     if (this.token !== null) this.panel.point(this.token);
   },
 
-  // the response to the same prompt in another file; the n-th sample stands beside the n-th
+  // the response to the same prompt in another file; the n-th sample is paired with the n-th
   twin(row, rows) {
     const siblings = this.rows.rows.filter((x) => x.id === row.id);
     const others = rows.filter((x) => x.id === row.id);
@@ -142,22 +142,22 @@ const trajectoriesView = {
   },
 
   bar(row) {
-    const colours = el("div", { class: "choices", role: "radiogroup", "aria-label": "Colour" }, COLOURINGS.map((x, i) => el("button", {
-      type: "button", role: "radio", class: "choice", "data-colour": x.key, disabled: !row[x.key], title: `${x.about} (key ${i + 1})`,
-      "aria-checked": String(x.key === this.state.colour), onclick: () => this.change({ colour: x.key }) }, `${x.label} `, el("span", { class: "sign", text: x.sign }))));
+    const colors = el("div", { class: "choices", role: "radiogroup", "aria-label": "Color" }, COLOURINGS.map((x, i) => el("button", {
+      type: "button", role: "radio", class: "choice", "data-color": x.key, disabled: !row[x.key], title: `${x.about} (key ${i + 1})`,
+      "aria-checked": String(x.key === this.state.color), onclick: () => this.change({ color: x.key }) }, `${x.label} `, el("span", { class: "sign", text: x.sign }))));
     return el("div", { class: "detail-bar" },
       el("div", { class: "steps" },
         el("button", { type: "button", id: "previous", onclick: () => this.move(-1), text: "← previous" }),
         el("button", { type: "button", id: "next", onclick: () => this.move(1), text: "next →" }),
         el("span", { class: "quiet", text: `${this.state.row + 1} of ${this.kept.length}` })),
-      colours, this.besideChoice(row));
+      colors, this.besideChoice(row));
   },
 
-  // the same prompt elsewhere: at other steps, or in other runs
+  // the same prompt at other steps or in other runs
   besideChoice(row) {
     const same = this.data.files.filter((file) => file !== this.file && (file.ids.includes(row.id) || (this.data.live && file.kind === "watched" && this.file.kind === "watched")));
     return el("label", {}, "Same prompt at ", el("select", { id: "beside", disabled: !same.length, onchange: (event) => this.change({ beside: event.target.value }) },
-      el("option", { value: "", text: same.length ? "no other step" : "– (asked only once)" }),
+      el("option", { value: "", text: same.length ? "no other step" : "– (sampled only once)" }),
       same.map((file) => el("option", { value: fileName(file), text: this.fileLabel(file), selected: fileName(file) === this.state.beside }))));
   },
 
@@ -171,9 +171,9 @@ const trajectoriesView = {
     this.change({ file: fileName(next) });
   },
 
-  nextColour() {
+  nextColor() {
     const able = COLOURINGS.filter((x) => this.panel?.row[x.key]).map((x) => x.key);
-    if (able.length) this.change({ colour: able[(able.indexOf(this.state.colour) + 1) % able.length] });
+    if (able.length) this.change({ color: able[(able.indexOf(this.state.color) + 1) % able.length] });
   },
 
   moveToken(by, whole) {
@@ -188,8 +188,8 @@ const trajectoriesView = {
     const n = Number(event.key);
     if (event.key === "j") this.move(1);
     else if (event.key === "k") this.move(-1);
-    else if (event.key === "c") this.nextColour();
-    else if (n >= 1 && n <= COLOURINGS.length) { const { key } = COLOURINGS[n - 1]; if (this.panel?.row[key]) this.change({ colour: key }); }
+    else if (event.key === "c") this.nextColor();
+    else if (n >= 1 && n <= COLOURINGS.length) { const { key } = COLOURINGS[n - 1]; if (this.panel?.row[key]) this.change({ color: key }); }
     else if (event.key === "ArrowRight") this.moveToken(1, event.shiftKey);
     else if (event.key === "ArrowLeft") this.moveToken(-1, event.shiftKey);
     else if (event.key === "[") this.moveStep(-1);

@@ -1,9 +1,11 @@
-"""What the viewer says of the library must be true of it."""
+"""Rows of ``segcredit segment``: how text is split, and partitions as strategies."""
 
 import inspect
 import json
 
 from each import each
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segcredit.algorithms import sapo
 from segcredit.commands.segment import segment
@@ -14,8 +16,29 @@ from segcredit.partition import (
     ProbabilityCutpoints,
     TopEntropy,
 )
-from segcredit.report.responses import EXAMPLE, CreditSettings, Row, filled_lines, parse_row
+from segcredit.report.responses import (
+    EXAMPLE,
+    CreditSettings,
+    Row,
+    filled_lines,
+    parse_row,
+    split_text,
+)
 from segcredit.report.segments import cut_row, load_partitions
+
+
+def test_words_keep_the_blanks_before_them_and_line_ends_stand_alone():
+    assert split_text("So  x = 2.\n\n Then\r\ny ") == [
+        *["So", "  x", " =", " 2.", "\n", "\n", " Then", "\r\n", "y", " "]
+    ]
+
+
+@given(st.text(st.characters() | st.sampled_from(" \t\r\n\x0b\x1c\u2028\u3000ab")))
+def test_pieces_join_to_the_text(text):
+    pieces = split_text(text)
+    assert "".join(pieces) == text
+    assert all(pieces)
+    assert all("\n" not in piece[:-1] for piece in pieces)
 
 
 def example() -> list[Row]:
@@ -80,7 +103,7 @@ def test_the_example_tells_its_story():
     assert [segment.text[:6] for segment in in_steps.segments] == ["Step 1", "Step 2", "Step 3"]
     for row in (right, wrong, steps):
         assert row.id is not None
-        assert row.id.startswith("made-up-")  # whoever finds it in a file knows
+        assert row.id.startswith("made-up-")  # recognizable in any file
         likely = dict(zip(row.entropy, row.prob, strict=True))
         assert likely[max(row.entropy)] < 0.5 < likely[min(row.entropy)]
 

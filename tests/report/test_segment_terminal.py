@@ -1,16 +1,20 @@
-"""The page, with and without colour."""
+"""``segcredit segment`` in the terminal: colored text, tables, bars, and why credit is missing."""
 
 import io
 import re
 
 import pytest
 from each import each
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from typer.testing import CliRunner
 
+from segcredit.cli import app
 from segcredit.report.responses import CreditSettings, Row
 from segcredit.report.segments import cut_row, load_partitions
-from segcredit.report.terminal import Page, Palette, response_text
+from segcredit.report.terminal import Bars, Page, Palette, response_text, shorten
 
 ROW = Row(
     id="r",
@@ -29,13 +33,13 @@ def cut_of(row: Row, strategy: str):
     return cut_row(row, strategy, load_partitions([], {})[strategy], CreditSettings())
 
 
-def page(row: Row, strategy: str, width: int = 80, colour_system: str | None = None) -> str:
+def page(row: Row, strategy: str, width: int = 80, color_system: str | None = None) -> str:
     file = io.StringIO()
     console = Console(
         file=file,
         width=width,
-        force_terminal=colour_system is not None,
-        color_system=colour_system,
+        force_terminal=color_system is not None,
+        color_system=color_system,
         no_color=False,
     )
     page = Page(console, CreditSettings())
@@ -44,22 +48,22 @@ def page(row: Row, strategy: str, width: int = 80, colour_system: str | None = N
     return file.getvalue()
 
 
-def test_without_colour_bars_stand_between_segments_and_brackets_around_holes():
+def test_without_color_bars_stand_between_segments_and_brackets_around_holes():
     text = response_text(ROW, cut_of(ROW, "token"), Palette(color=False)).plain
     assert text == "So┃ x┃.↵┃\n⟦<tool>↵⟧\n y┃∅"
 
 
-def test_with_colour_there_are_no_bars_and_neighbours_differ():
+def test_with_color_there_are_no_bars_and_neighbours_differ():
     palette = Palette(color=True)
     text = response_text(ROW, cut_of(ROW, "token"), palette)
     assert text.plain == "So x.↵\n⟦<tool>↵⟧\n y∅"
     assert palette.body(0) != palette.body(1) != palette.last(1)
-    assert "\x1b[48;" in page(ROW, "token", colour_system="truecolor").replace("38;2;28;33;40;", "")
+    assert "\x1b[48;" in page(ROW, "token", color_system="truecolor").replace("38;2;28;33;40;", "")
 
 
-@pytest.mark.parametrize("colour_system", [None, "standard"])
-def test_few_colours_mean_bars(colour_system):
-    shown = page(ROW, "token", colour_system=colour_system)
+@pytest.mark.parametrize("color_system", [None, "standard"])
+def test_few_colors_mean_bars(color_system):
+    shown = page(ROW, "token", color_system=color_system)
     assert "So┃ x" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
@@ -118,3 +122,55 @@ def test_a_token_of_blanks_and_one_of_nothing_can_be_seen():
     assert re.search(r"1  ␣ ", shown)
     assert re.search(r"2  ∅ ", shown)
     assert re.search(r"3  ↵ ", shown)
+
+
+@each(
+    ("text", "width", "short"),
+    [
+        ("abcdefgh", 8, "abcdefgh"),
+        ("abcdefgh", 7, "abc…fgh"),
+        ("abcdefgh", 6, "abc…gh"),
+        ("abcdefgh", 1, "…"),
+        ("直角三角形的面积", 9, "直角…面积"),
+        ("直角三角形的面积", 8, "直角…积"),
+    ],
+)
+def test_the_middle_goes(text, width, short):
+    assert shorten(text, width) == short
+
+
+@given(st.text(st.sampled_from("ab直角é ")), st.integers(1, 20))
+def test_it_always_fits(text, width):
+    assert cell_len(shorten(text, width)) <= width
+
+
+def test_bars_grow_away_from_zero():
+    bars = Bars([0.5, -1.0, 0.0], length=4)
+    assert bars.draw(0.5).plain == "    │━━  "
+    assert bars.draw(-1.0).plain == "━━━━│    "
+    assert bars.draw(-0.125).plain == "   ╺│    "
+    assert bars.draw(0.0).plain == "    │    "
+
+
+def test_a_side_without_bars_takes_no_room():
+    assert Bars([0.5, 1.0], length=4).draw(1.0).plain == "│━━━━"
+    assert Bars([0.0], length=4).draw(0.0).plain == "│"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('{"tokens": ["a", "b"], "entropy": [1, 2], "reward": 1}', "no Â: this row has no value"),
+        ('{"tokens": ["a", "b"], "value": [1, 2]}', "no Â: this row has no reward"),
+        ('{"text": "a b"}', "no Â: this row has no value and no reward"),
+    ],
+)
+def test_why_there_is_no_credit(row: str, reason: str) -> None:
+    shown = CliRunner().invoke(app, ["segment", "-"], input=row)
+    assert shown.exit_code == 0
+    assert reason in shown.output
+
+
+def test_nothing_is_said_when_there_is_credit() -> None:
+    row = '{"tokens": ["a"], "entropy": [1], "value": [0.5], "reward": 1}'
+    assert "no Â" not in CliRunner().invoke(app, ["segment", "-"], input=row).output

@@ -1,3 +1,5 @@
+"""Invisible characters of untrusted text are made visible."""
+
 import unicodedata
 
 from each import each

@@ -1,4 +1,4 @@
-// Colours that colour-blind readers tell apart: one hue that deepens, or orange – neutral – blue.
+// Color scales that are safe for color-blind readers: one hue that deepens, or orange – neutral – blue.
 
 const RUN_COLOURS = ["#3b6fd4", "#e07b39", "#2c9c79", "#9a5fc9", "#c2455d", "#8a7a2e", "#4aa3c7", "#77808c"];
 const SCALES = {
@@ -10,9 +10,9 @@ const luminance = ([r, g, b]) => {
   const linear = [r, g, b].map((x) => (x / 255 <= 0.03928 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
 };
-const css = (colour) => `rgb(${colour.join(",")})`;
-// black or white, whichever stands out more: at least 4.5 to 1 on any ground
-const ink = (colour) => (luminance(colour) > 0.179 ? "#000000" : "#ffffff");
+const css = (color) => `rgb(${color.join(",")})`;
+// black or white, whichever has more contrast: at least 4.5 to 1 on any background
+const ink = (color) => (luminance(color) > 0.179 ? "#000000" : "#ffffff");
 const sequential = (share) => {
   const scale = SCALES[isDark() ? "dark" : "light"];
   return mix(scale.ground, scale.deep, clamp(share, 0, 1));
@@ -23,17 +23,17 @@ const diverging = (share) => {
   return mix(scale.ground, share < 0 ? scale.less : scale.more, strength);
 };
 
-// What a token can be coloured by. `share` maps a value to the scale; `ends` label it.
+// Numbers by which tokens can be colored. `share` maps a value to the scale; `ends` label it.
 const COLOURINGS = [
   {
     key: "entropy", label: "Entropy", sign: "H", unit: "nats", paint: sequential,
-    about: "how uncertain the policy was when it drew the token",
+    about: "how uncertain the policy was when it sampled the token",
     scale: (all) => ({ low: 0, high: Math.max(extent(all)[1], 1e-6) }),
     share: (x, s) => x / s.high,
   },
   {
     key: "advantage", label: "Advantage", sign: "Â", unit: "", paint: diverging,
-    about: "credit (blue) or blame (orange)",
+    about: "better (blue) or worse (orange) than expected",
     scale: (all) => { const [a, b] = extent(all); const most = Math.max(Math.abs(a), Math.abs(b), 1e-6); return { low: -most, high: most }; },
     share: (x, s) => x / s.high,
   },
@@ -45,7 +45,7 @@ const COLOURINGS = [
   },
   {
     key: "ratio", label: "Ratio", sign: "π/π_old", unit: "", paint: diverging,
-    about: "how far the step moved the token's unit: blue likelier, orange less likely",
+    about: "how the update changed the probability of the token's unit: blue more likely, orange less likely",
     scale: (all) => {
       const most = Math.max(0.01, extent(all.map((x) => (isNumber(x) && x > 0 ? Math.abs(Math.log(x)) : 0)))[1]);
       return { low: Math.exp(-most), high: Math.exp(most), most };
@@ -54,7 +54,7 @@ const COLOURINGS = [
   },
   {
     key: "logp_old", label: "Log-prob", sign: "log π_old", unit: "nats", paint: sequential,
-    about: "the darker, the less likely the token was",
+    about: "darker tokens were less likely",
     scale: (all) => ({ low: 0, high: Math.min(extent(all)[0], -1e-6) }),
     share: (x, s) => x / s.high,
   },
