@@ -9,6 +9,7 @@ import ast
 import contextlib
 import io
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -27,10 +28,13 @@ SHORT_DEMO = (
     *("rollout.prompts=4", "rollout.max_tokens=8", "update.minibatches=2"),
     *("evaluation.prompts=4", "save.rollouts_every=0"),
 )
-EXTENSIONS = (
-    *("partition", "credit", "column", "engine"),
-    *("family", "reward", "world", "algorithm"),
-)
+EXTENSIONS = {
+    **dict.fromkeys(("partition", "column", "engine", "reward", "world")),
+    "credit estimator": "credit",
+    "model family": "family",
+    "algorithm": "method",
+}
+"""Kinds of extension, with the word in the title of their section in docs/extending.md."""
 SMALL = 25
 """Modules with fewer lines are listed."""
 
@@ -166,13 +170,19 @@ def show_step() -> None:
 
 
 def show_extensions() -> None:
-    """Print the files that a user writes for each kind of extension, from tests/extend."""
-    print("files per extension")
-    for kind in EXTENSIONS:
-        found = sorted((ROOT / "tests" / "extend").rglob(f"*{kind}*.py"))
-        own = [path for path in found if not path.name.startswith(("test_", "conftest"))]
-        shown = ", ".join(str(path.relative_to(ROOT)) for path in own)
-        print(f"  {kind:10} {f'{len(own)}: {shown}' if own else 'no example under tests/extend'}")
+    """Print the user's files for each kind of extension: those its documented recipe names."""
+    text = (ROOT / "docs" / "extending.md").read_text()
+    sections = [part.partition("\n") for part in text.split("\n## ")[1:]]
+    tests = {path: path.read_text() for path in sorted((ROOT / "tests/extend").glob("test_*.py"))}
+    print("files per extension, by docs/extending.md; the library's own files stay as they are")
+    for kind, word in EXTENSIONS.items():
+        named: set[str] = set()
+        for title, _, body in sections:
+            if re.search(rf"\b{word or kind}\b", title):
+                named |= set(re.findall(r"(\w+\.py):[A-Za-z]", body))
+        by = [x.name for x, code in tests.items() if any(Path(y).stem in code for y in named)]
+        shown = f"{len(named)}: {', '.join(sorted(named))}" if named else "no recipe names one"
+        print(f"  {kind:17} {shown}{'; tested by ' if by else ''}{', '.join(by)}")
 
 
 if __name__ == "__main__":
