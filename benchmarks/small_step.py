@@ -251,8 +251,8 @@ def main() -> None:
     engine = states[True].engine
     if isinstance(engine, HFEngine) and engine._fixed is not None:
         print(f"{len(engine._fixed.graphs)} graphs kept")
-        if engine._fixed.room is not None:
-            print(f"room: {engine._fixed.room.size}")
+        if engine._fixed.state is not None:
+            print(f"buffers: {engine._fixed.state.size}")
     print("\nlines that wait most often, with graphs:")
     for line, count in waits[True].lines.most_common(15):
         print(f"{count:8d}  {line}")

@@ -159,8 +159,12 @@ class Registry(Mapping[str, T], Generic[T]):
             if isinstance(entry, str):
                 entry = self._entries[name] = load_object(entry, self.kind)
             return entry
-        if names_code(name):
-            return load_object(name, self.kind)
+        return load_object(self.check_name(name), self.kind)
+
+    def check_name(self, name: str) -> str:
+        """Return a name that is built in or names code, which is not loaded; else ValueError."""
+        if name in self._entries or names_code(name):
+            return name
         raise ValueError(
             f"unknown {self.kind} {name!r}.{nearest(name, self._entries)} The {self.plural} are: "
             f"{', '.join(self._entries)}. One of your own is written 'file.py:Name'."

@@ -358,12 +358,12 @@ from the prefix before each segment, (B, M); NaN where there is none, because a 
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """Draws responses from the current policy."""
+    """Samples responses from the current policy."""
 
     def sample(
         self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
     ) -> Rollouts:
-        """One response per prompt, with log π and H of every token as it was drawn."""
+        """Sample one response per prompt; record log π and, if known, H of every token."""
         ...
 
     def continue_from(
@@ -373,11 +373,15 @@ class RolloutEngine(Protocol):
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:
-        """One continuation per prompt and begun response; ``max_tokens`` includes the prefix."""
+        """Sample one continuation per response prefix; ``max_tokens`` includes the prefix."""
         ...
 
     def load_weights(self, policy: torch.nn.Module) -> None:
-        """Draw from these weights from now on."""
+        """Sample from these weights from now on."""
+        ...
+
+    def close(self) -> None:
+        """Release processes and memory at the end of a run."""
         ...
 
 

@@ -7,8 +7,7 @@ from tiny_policies import ARCHITECTURES, encoded, fresh_policy, seeded
 from segcredit.models import Policy
 from segcredit.models.attention import set_attention
 from segcredit.models.layers import fuse_norms
-from segcredit.rollout import HFEngine
-from segcredit.rollout import fixed as graphs
+from segcredit.rollout import HFEngine, graphs
 from segcredit.types import Encoded, Rollouts, Sampling
 
 pytestmark = pytest.mark.gpu

@@ -84,7 +84,11 @@ def evaluate(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="hf or vllm; a run has its own.", show_default="hf"),
+        typer.Option(
+            "--engine",
+            help="hf, vllm, or an engine of your own (file.py:Name). Default: the run's engine.",
+            show_default="hf",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     output: Annotated[
@@ -111,9 +115,6 @@ def evaluate(
 
     quiet_libraries()
     console = Console(stderr=as_json)
-    if engine not in (None, "hf", "vllm"):
-        complain(ValueError(f"--engine: expected hf or vllm; got {engine!r}"))
-        raise typer.Exit(2)
     chosen = {"temperature": temperature, "top_p": top_p, "greedy": greedy, "prompts": prompts}
     given: dict[str, Any] = {name: x for name, x in chosen.items() if x is not None}
     if prompts == 0:
@@ -128,7 +129,7 @@ def evaluate(
                 max_tokens=max_tokens,
                 suffix=suffix,
                 template=template,
-                engine=engine,  # type: ignore[arg-type]
+                engine=engine,
                 seed=seed,
                 output=output,
                 trust_run=trust_run,

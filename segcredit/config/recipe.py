@@ -16,9 +16,11 @@ from pydantic import (
 from segcredit.algorithms import make_algorithm
 from segcredit.config.checks import method_problems, recipe_problems
 from segcredit.data.worlds import make_world
+from segcredit.models import FAMILIES
 from segcredit.models.template import check_template
 from segcredit.registry import names_code, nearest
 from segcredit.rewards import make_reward
+from segcredit.rollout.engines import DEFAULT_PROMPT_TOKENS, ENGINES, EngineSettings
 from segcredit.runlog.trackers import TRACKERS
 from segcredit.types import Algorithm
 
@@ -62,7 +64,10 @@ class ModelSettings(Settings):
     """Hugging Face folder or hub id, such as Qwen/Qwen2.5-VL-3B-Instruct."""
     tiny: str | None = None
     """Architecture of a tiny model with random weights, instead of path: qwen2, llama, qwen2_5_vl
-    or qwen3_vl. Its vocabulary is that of data.world."""
+    or qwen3_vl, or the name of model.family. Its vocabulary is that of data.world."""
+    family: str | None = None
+    """Model family: a built-in name, or one of your own as file.py:Name. None: chosen by model_type
+    in the model's config.json."""
     hidden: Whole = Field(96, ge=8)
     """Hidden size of a tiny model."""
     layers: Whole = Field(2, ge=1)
@@ -98,6 +103,11 @@ class ModelSettings(Settings):
     def sizes(self) -> dict[str, Any]:
         """Sizes of a tiny model."""
         return self.model_dump(include={"hidden", "layers", "heads", "kv_heads", "vision_layers"})
+
+    @field_validator("family")
+    @classmethod
+    def _known_family(cls, name: str | None) -> str | None:
+        return None if name is None else FAMILIES.check_name(name)
 
     @field_validator("device")
     @classmethod
@@ -202,10 +212,10 @@ class RolloutSettings(Settings):
     """Shape of the trees of spo_tree, in which the responses to a prompt are branches, such as
     {branching: [6, 6, 6]}. None: responses are independent."""
     rows: Whole = Field(256, ge=1)
-    """Number of responses that the hf engine samples at once; affects only speed and memory."""
-    engine: Literal["hf", "vllm"] = "hf"
+    """Maximum number of responses that are sampled at once; affects only speed and memory."""
+    engine: str = "hf"
     """Sampling engine. hf: transformers, on any device. vllm: several times faster on a GPU, in
-    the same process."""
+    the same process. Or one of your own: file.py:Name."""
     graphs: Literal[True, False, "auto"] = "auto"
     """Whether the hf engine samples with CUDA graphs, which speeds up small models, whose kernels
     take longer to launch than to run; the KV cache then keeps its memory. auto: on a GPU, for
@@ -220,6 +230,29 @@ class RolloutSettings(Settings):
     """Weight each token's policy loss by π_old / π_sampler, truncated at this value, such as 2.
     This corrects for numerical differences between sampler and trainer. None: only log the
     ratio."""
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        return ENGINES.check_name(name)
+
+    def engine_settings(
+        self,
+        max_prompt_tokens: int | None = None,
+        repeats_prompts: bool = False,
+        needs_logp: bool = False,
+    ) -> EngineSettings:
+        """Settings of the engine; ``repeats_prompts``: also if ``samples`` is 1."""
+        return EngineSettings(
+            rows=self.rows,
+            max_tokens=self.max_tokens,
+            max_prompt_tokens=max_prompt_tokens or DEFAULT_PROMPT_TOKENS,
+            repeats_prompts=self.samples > 1 or repeats_prompts,
+            needs_logp=needs_logp,
+            graphs=self.graphs,
+            vllm_memory=self.vllm.memory,
+            vllm_eager=self.vllm.eager,
+        )
 
     @model_validator(mode="after")
     def _tree_fits(self) -> "RolloutSettings":

@@ -19,7 +19,7 @@ from segcredit.data.formats import (
 )
 from segcredit.data.images import as_source
 from segcredit.data.readers import RawRow, Source, no_rows, open_source
-from segcredit.models.images import PictureError, check_image
+from segcredit.models.images import ImageError, check_image
 from segcredit.models.template import BrokenTemplate
 from segcredit.printable import named, printable, shown
 from segcredit.types import Prompt
@@ -224,7 +224,7 @@ class _Collector:
                 source = as_source(value, rows.folder, rows.outside)
                 if source not in self._checked:
                     check_image(source)
-            except (RowError, PictureError) as error:
+            except (RowError, ImageError) as error:
                 which = f"image {number} of {len(values)}: " if len(values) > 1 else ""
                 raise RowError(f"{which}{error}") from None
             if isinstance(source, Path):

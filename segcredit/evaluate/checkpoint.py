@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,13 +15,12 @@ from segcredit.data.worlds import make_world
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.models import Codec, Policy
 from segcredit.models.attention import set_attention
-from segcredit.models.loading import load_codec, load_config, locate, nowhere
+from segcredit.models.loading import load_codec, load_config, locate, not_found
 from segcredit.models.template import BrokenTemplate, LimitedChat, check_questions, check_template
 from segcredit.printable import printable
 from segcredit.registry import resolve_files
 from segcredit.rewards import CustomReward, compares_answers, make_reward
-from segcredit.rollout.engines import make_engine
-from segcredit.rollout.vllm import vllm_problem
+from segcredit.rollout import engine_problem, make_engine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.files import to_line
 from segcredit.runlog.folder import is_run
@@ -113,7 +112,7 @@ def evaluate_checkpoint(
     suffix: str | None = None,
     template: str | None = None,
     greedy: bool = True,
-    engine: Literal["hf", "vllm"] | None = None,
+    engine: str | None = None,
     seed: int = 0,
     output: Path | None = None,
     trust_run: bool = False,
@@ -128,7 +127,7 @@ def evaluate_checkpoint(
         prompts: The first so many; None: all.
         template: Puts a question to a model that knows no chat: text with ``{question}`` in it.
         greedy: Whether the greedy response is asked for, too.
-        engine: Who samples: transformers, or vLLM; None: as in the run.
+        engine: Rollout engine: hf, vllm, or file.py:Name; None: as in the run.
         output: Where every response is written, a line each.
         trust_run: Run the code that the run's config.yaml names; if False, refuse such a run.
         allow_outside: Allow rows to name images outside the folder of their file.
@@ -154,7 +153,7 @@ def evaluate_checkpoint(
     settings = _rollout(recipe, engine, sampling)
     policy = _policy(found.source, recipe, template, asked)
     longest = None if recipe is None else recipe.data.max_prompt_tokens
-    drawn_by = make_engine(policy, settings, longest)
+    drawn_by = make_engine(settings.engine, policy, settings.engine_settings(longest))
     try:
         measured = evaluate(
             asked,
@@ -195,7 +194,7 @@ def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> Found:
     Unless ``trust_run``, a run that requests code is refused, except by settings in ``typed``.
     """
     path = Path(checkpoint).absolute()
-    if problem := nowhere(checkpoint, "a run folder, a Hugging Face folder"):
+    if problem := not_found(checkpoint, "a run folder, a Hugging Face folder"):
         raise ValueError(problem)
     one_of_a_run = (path / MANIFEST).is_file() and is_run(path.parents[1])
     if not one_of_a_run and not is_run(path):
@@ -251,13 +250,11 @@ def _sampling(
     )
 
 
-def _rollout(
-    recipe: Recipe | None, engine: Literal["hf", "vllm"] | None, sampling: Sampling
-) -> RolloutSettings:
+def _rollout(recipe: Recipe | None, engine: str | None, sampling: Sampling) -> RolloutSettings:
     """The run's own, with what was given; only the engine's settings are read."""
     usual = RolloutSettings() if recipe is None else recipe.rollout
     chosen = engine or usual.engine
-    if chosen == "vllm" and (problem := vllm_problem()):
+    if problem := engine_problem(chosen):
         raise ValueError(problem)
     return usual.model_copy(update={"engine": chosen, "max_tokens": sampling.max_tokens})
 
@@ -277,11 +274,12 @@ def _policy(
     elif torch.cuda.is_available():
         dtype = torch.bfloat16
     trusted = recipe is not None and recipe.model.trust_remote_code
-    place, config = load_config(source, trusted)
-    codec = load_codec(place, config, trusted, template)
+    family = None if recipe is None else recipe.model.family
+    place, config = load_config(source, trusted, family)
+    codec = load_codec(place, config, trusted, template, family)
     codec.require_template()  # before the weights are read
     _check_readable(codec, asked)
-    policy = Policy.from_pretrained(source, dtype, trusted, template)
+    policy = Policy.from_pretrained(source, dtype, trusted, template, family)
     if torch.cuda.is_available():
         policy.model.to("cuda")
     set_attention(policy.model, "auto" if recipe is None else recipe.model.attention)

@@ -1,9 +1,31 @@
-"""Policies and critics, text and vision-language, from a folder, a hub id or made tiny in code."""
+"""Policies and critics, for text and vision-language models of transformers."""
 
 from segcredit.models.codec import Codec
 from segcredit.models.critic import Critic
+from segcredit.models.families import (
+    FAMILIES,
+    TINY,
+    Family,
+    QwenVL,
+    TinySizes,
+    VisionFamily,
+    find_family,
+    tiny_config,
+)
 from segcredit.models.loading import ModelError
 from segcredit.models.policy import Policy
-from segcredit.models.tiny import TINY, tiny_config
 
-__all__ = ["TINY", "Codec", "Critic", "ModelError", "Policy", "tiny_config"]
+__all__ = [
+    "FAMILIES",
+    "TINY",
+    "Codec",
+    "Critic",
+    "Family",
+    "ModelError",
+    "Policy",
+    "QwenVL",
+    "TinySizes",
+    "VisionFamily",
+    "find_family",
+    "tiny_config",
+]

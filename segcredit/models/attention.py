@@ -1,7 +1,7 @@
-"""Attention whose heads share keys, without copying keys for every head.
+"""Grouped-query attention without copied keys, and attention over packed sequences.
 
-transformers repeats keys and values until each head has its own before it calls torch. A sampler
-reads all of them for every token, so the copies cost more than the attention.
+transformers repeats keys and values for every query head before it calls torch. A sampler reads all
+of them for every token, so the copies cost more than the attention.
 """
 
 import inspect
@@ -20,6 +20,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from segcredit.models.families import Family, find_family
+
 GROUPED = "segcredit_grouped"
 
 
@@ -32,14 +34,17 @@ def grouped_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Of (batch, heads, tokens, size); transformers' own function where nothing can be gained."""
+    """Attention over (batch, heads, tokens, head_dim) without repeated keys and values.
+
+    Falls back to transformers' own function where that is as fast.
+    """
     if query.shape[2] == 1 and not torch.is_grad_enabled():
         return _one_token(query, key, value, attention_mask, scaling), None
     if query.shape[1] != key.shape[1] and not query.is_cuda and attention_mask is not None:
-        found = scaled_dot_product_attention(
+        output = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
         )
-        return found.transpose(1, 2).contiguous(), None
+        return output.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **others
     )
@@ -48,11 +53,11 @@ def grouped_attention(
 def _one_token(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """One step of a sampler: two products and a softmax in float32."""
+    """One decoding step: two matrix products and a softmax in float32."""
     batch, heads, _, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
-    together = query.view(batch, key.shape[1], heads // key.shape[1], size) * scale
-    scores = torch.matmul(together, key.transpose(2, 3)).float()
+    grouped = query.view(batch, key.shape[1], heads // key.shape[1], size) * scale
+    scores = torch.matmul(grouped, key.transpose(2, 3)).float()
     if mask is not None:
         scores = scores + _bias(mask)
     weights = scores.softmax(dim=-1).to(value.dtype)
@@ -60,7 +65,7 @@ def _one_token(
 
 
 def _bias(mask: Tensor) -> Tensor:
-    """0 where one may look and −∞ elsewhere; remembered, since all layers share the mask."""
+    """0 at attended positions and −∞ elsewhere; cached, since all layers share the mask."""
     if mask.dtype != torch.bool:
         return mask
     known: Tensor | None = getattr(mask, "_bias", None)
@@ -74,7 +79,7 @@ PACKED = "segcredit_packed_flash"
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
-    """By the recipe's word; "auto" packs where the kernel is, on a GPU in half precision."""
+    """Set the attention implementation of a recipe; "auto" packs on a GPU in half precision."""
     if name not in ("auto", "packed"):
         model.set_attn_implementation(name)
         return
@@ -84,23 +89,25 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
     AttentionMaskInterface.register(GROUPED, sdpa_mask)
     half = model.dtype in (torch.bfloat16, torch.float16)
     pack = name == "packed" or (model.device.type == "cuda" and half)
-    # set_attn_implementation would look for a package of that name; the parts' settings follow
+    # not by set_attn_implementation, which would look for a package of that name
     model.config._attn_implementation = PACKED if pack else GROUPED
 
 
-def packs(model: nn.Module) -> bool:
-    """Whether the model reads packed rows: by this attention, and in every layer the same way."""
+def packs(model: nn.Module, family: Family | None = None) -> bool:
+    """Whether the model reads packed rows: with packed attention, in every layer the same way."""
     config = getattr(model, "config", None)
-    return config is not None and config._attn_implementation == PACKED and sees_all(config)
+    if config is None or config._attn_implementation != PACKED or not full_attention(config):
+        return False
+    return (find_family(config) if family is None else family).packing
 
 
-def sees_all(config: PreTrainedConfig) -> bool:
-    """Whether every layer attends to all that came before: no windows, no recurrent states."""
+def full_attention(config: PreTrainedConfig) -> bool:
+    """Whether every layer attends to all previous tokens: no windows, no recurrent states."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
     return all(kind == "full_attention" for kind in kinds)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # where sequences begin is data
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # sequence bounds depend on data
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -114,9 +121,10 @@ def packed_attention(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Of (1, heads, all tokens, size); sequences begin where positions are 0, or as given.
+    """Attention over (1, heads, tokens of all sequences, head_dim).
 
-    Whatever is no packed row is a batch with padding, or a step behind a cache.
+    Sequences begin where positions are 0, or as ``cu_seq_lens_q`` says. Any other input, a padded
+    batch or a decoding step with a cache, goes to :func:`grouped_attention`.
     """
     alone = query.shape[0] == 1 and query.shape[2] == key.shape[2] and attention_mask is None
     if cu_seq_lens_q is None and not (alone and position_ids is not None):
@@ -125,28 +133,29 @@ def packed_attention(
         )
     if cu_seq_lens_q is None:
         assert position_ids is not None
-        cu_seq_lens_q, max_length_q = _sequences(position_ids)
+        cu_seq_lens_q, max_length_q = _bounds(position_ids)
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if _has_kernel(query):
         assert max_length_q is not None
-        found = _by_kernel(query, key, value, cu_seq_lens_q, int(max_length_q), scaling, causal)
+        output = _by_kernel(query, key, value, cu_seq_lens_q, int(max_length_q), scaling, causal)
     else:
-        found = _one_by_one(query, key, value, cu_seq_lens_q, scaling, causal)
-    return found, None
+        output = _one_by_one(query, key, value, cu_seq_lens_q, scaling, causal)
+    return output, None
 
 
-def _sequences(position_ids: Tensor) -> tuple[Tensor, int]:
-    """Where each sequence begins and the last one ends, and the longest length.
+def _bounds(position_ids: Tensor) -> tuple[Tensor, int]:
+    """Start of each sequence and end of the last one, and the maximum length.
 
-    Remembered with the positions: all layers of a pass share them, and asking waits for the GPU.
+    Cached with the positions: all layers of a forward pass share them, and computing the bounds
+    synchronizes with the GPU.
     """
-    known: tuple[Tensor, int] | None = getattr(position_ids, "_sequences", None)
+    known: tuple[Tensor, int] | None = getattr(position_ids, "_bounds", None)
     if known is None:
         count = position_ids.shape[-1]
         begins = (position_ids[0] == 0).nonzero().flatten().to(torch.int32)
         bounds = nn.functional.pad(begins, (0, 1), value=count)
         known = (bounds, int(bounds.diff().max()))
-        position_ids._sequences = known  # type: ignore[attr-defined]
+        position_ids._bounds = known  # type: ignore[attr-defined]
     return known
 
 
@@ -166,17 +175,17 @@ def _by_kernel(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # fewer heads of keys than of queries: the kernel shares them out; newer ones want to be told
-    told = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    grouped: dict[str, Any] = {"enable_gqa": True} if told else {}
+    # older kernels share key heads among query heads without being asked
+    has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    grouped: dict[str, Any] = {"enable_gqa": True} if has_option else {}
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     bounds = bounds.to(torch.int32)
     window = (-1, 0) if causal else (-1, -1)
-    found = varlen_attn(
+    output = varlen_attn(
         q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window, **grouped
     )
-    assert isinstance(found, Tensor)
-    return found[None]
+    assert isinstance(output, Tensor)
+    return output[None]
 
 
 def _one_by_one(
@@ -194,7 +203,7 @@ def _one_by_one(
 
 
 def _mask(*args: Any, **given: Any) -> Any:
-    """None for packed rows, SDPA's mask for everything else."""
+    """Return no mask for packed rows, SDPA's mask otherwise."""
     whole = given.get("batch_size") == 1 and given.get("q_length") == given.get("kv_length")
     if whole and given.get("attention_mask") is None:
         return None

@@ -1,7 +1,7 @@
-"""Text and pictures to model inputs and back, without torchvision."""
+"""Convert text and images to model inputs and back, without torchvision."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,93 +10,95 @@ import torch
 from jinja2 import TemplateSyntaxError
 from torch import Tensor
 from transformers import (
-    AutoImageProcessor,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import is_torchvision_available
 
+from segcredit.models.families import PIXELS, Family, VisionFamily, find_family
 from segcredit.models.images import image_size, open_image
 from segcredit.models.template import BrokenTemplate, Messages, fill_template
 from segcredit.printable import printable
 from segcredit.types import Prompt
 
 MARK = "<image>"
-"""Where an image goes in a message."""
-VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Tokens that only a prompt may hold: a policy that writes one could not be scored afterwards."""
-SMALL_PICTURE, SMALL_PICTURES = 100_000, 2048
-"""Pictures of at most so many numbers, and so many of them, are read once and stay on the device:
-0.8 GB at the most."""
+"""Placeholder of an image in a message."""
+CACHED_NUMBERS, CACHED_IMAGES = 100_000, 2048
+"""Processed images of at most so many numbers, at most so many of them, are cached on the device:
+0.8 GB at most."""
 OTHER_TEMPLATE = (
     "Put a working chat_template.jinja into the model's folder, or set data.template (segcredit "
     "evaluate: --template)."
 )
-WITHOUT_TORCHVISION = "Qwen2VLImageProcessorPil"
-"""The image processor of every Qwen-VL, by Pillow alone."""
 
 
 @dataclass(frozen=True)
 class Codec:
     """A tokenizer and, for vision-language models, an image processor.
 
-    transformers' own processors for Qwen-VL cannot be made without torchvision, because of video.
-    This one makes the same tensors for text and images.
+    The stock processors of transformers for Qwen-VL need torchvision, because of video. A codec
+    makes the same tensors from text and images.
     """
 
     tokenizer: PreTrainedTokenizerBase
     image_processor: Any | None = None
     template: str | None = None
-    """How a question is put to the model, instead of the tokenizer's chat template."""
+    """Text with ``{question}`` that replaces the tokenizer's chat template."""
+    family: Family = field(default_factory=Family)
 
     @classmethod
     def from_pretrained(
         cls,
         source: str | Path,
-        vision: bool,
+        family: Family,
         trust_remote_code: bool = False,
         template: str | None = None,
     ) -> "Codec":
-        """From a folder or a hub id."""
+        """Load the tokenizer and image processor from a folder or hub id."""
         tokenizer = load_tokenizer(source, trust_remote_code)
-        images = load_image_processor(source, trust_remote_code) if vision else None
-        return cls(tokenizer, images, template)
+        images = None
+        if isinstance(family, VisionFamily):
+            images = family.load_image_processor(source, trust_remote_code)
+        return cls(tokenizer, images, template, family)
 
     @classmethod
-    def for_tiny(cls, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> "Codec":
-        """Of a model made in code; no picture is resized that fits its patches."""
-        vision = getattr(config, "vision_config", None)
-        if vision is None:
-            return cls(tokenizer)
-        kind = get_image_processor_class_from_name(WITHOUT_TORCHVISION)
-        side = vision.patch_size * vision.spatial_merge_size
-        images = kind(
-            patch_size=vision.patch_size,
-            temporal_patch_size=vision.temporal_patch_size,
-            merge_size=vision.spatial_merge_size,
-            size={"shortest_edge": side * side, "longest_edge": 1280 * side * side},
-        )
-        return cls(tokenizer, images)
+    def for_tiny(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+        family: Family | None = None,
+    ) -> "Codec":
+        """Make the codec of a tiny model."""
+        family = find_family(config) if family is None else family
+        images = None
+        if isinstance(family, VisionFamily):
+            images = family.tiny_image_processor(config)
+        return cls(tokenizer, images, None, family)
 
     def save(self, folder: Path) -> None:
-        """Ordinary Hugging Face files."""
+        """Save as ordinary Hugging Face files."""
         self.tokenizer.save_pretrained(folder)
         if self.image_processor is not None:
             self.image_processor.save_pretrained(folder)
 
     @cached_property
     def image_token(self) -> str:
-        return str(getattr(self.tokenizer, "image_token", None) or "<|image_pad|>")
+        return str(getattr(self.tokenizer, "image_token", None) or self._vision.image_token)
+
+    @property
+    def _vision(self) -> VisionFamily:
+        assert isinstance(self.family, VisionFamily)
+        return self.family
 
     @cached_property
     def banned(self) -> tuple[int, ...]:
         """Token ids that the policy must not write."""
         vocabulary = self.tokenizer.get_vocab()
-        names = {*VISION_TOKENS, self.image_token} if self.image_processor is not None else ()
+        names: set[str] = set()
+        if self.image_processor is not None:
+            names = {*self._vision.prompt_only_tokens, self.image_token}
         return tuple(sorted(vocabulary[name] for name in names if name in vocabulary))
 
     def render(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
@@ -143,12 +145,12 @@ class Codec:
             raise ValueError(f"the chat template rejects the messages ({why})") from None
 
     def require_template(self) -> None:
-        """Refuse a tokenizer that does not say how a question is put to its model."""
+        """Raise ValueError for a tokenizer without a chat template, if no template was given."""
         if self.template is None and self.tokenizer.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template, so nothing says how a question is put to this "
                 "model. Set data.template (segcredit evaluate: --template) to the text it was "
-                "taught with, or to '{question}' for the bare question; for prompts with pictures, "
+                "taught with, or to '{question}' for the bare question; for prompts with images, "
                 "put a chat_template.jinja into the model's folder."
             )
 
@@ -167,13 +169,14 @@ class Codec:
     def encode(
         self, prompt: Prompt, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Token ids, and what the vision tower reads; small pictures are kept on the device."""
-        text = self._marked(prompt)
-        vision: dict[str, Tensor] = {}
+        """Return token ids and the inputs of the vision tower; small images stay on the device."""
+        text = self._rendered(prompt)
+        images: dict[str, Tensor] = {}
         if prompt.images:
-            vision = self._pixels(prompt.images, device)
-            text = self._with_room(text, self._image_tokens(vision["image_grid_thw"]))
-        return torch.tensor(self._ids(prompt, text), dtype=torch.long), vision
+            images = self._process_cached(prompt.images, device)
+            counts = self._vision.count_image_tokens(self.image_processor, images)
+            text = self.repeat_image_tokens(text, counts)
+        return torch.tensor(self._ids(prompt, text), dtype=torch.long), images
 
     def count_tokens(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> int:
         """Count the prompt's tokens; raise ValueError if the model cannot process the prompt.
@@ -181,12 +184,13 @@ class Codec:
         Image tokens are computed from the image size by the image processor's rule, without
         decoding.
         """
-        text = self._marked(prompt, chat)
+        text = self._rendered(prompt, chat)
         if prompt.images:
-            text = self._with_room(text, [self._tokens_of(image) for image in prompt.images])
+            counts = [self._count_image_tokens(image) for image in prompt.images]
+            text = self.repeat_image_tokens(text, counts)
         return len(self._ids(prompt, text))
 
-    def _marked(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
+    def _rendered(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
         """Render the prompt with one image token per image."""
         text = self.render(prompt, chat)
         if self.image_processor is None:
@@ -202,7 +206,7 @@ class Codec:
         return text
 
     def _ids(self, prompt: Prompt, text: str) -> list[int]:
-        special = self.template is not None  # a chat template writes its own
+        special = self.template is not None  # a chat template writes special tokens itself
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         if not ids:
             reason = (
@@ -211,68 +215,57 @@ class Codec:
                 else "the tokenizer makes nothing of its text; are its files in the model's folder?"
             )
             raise ValueError(
-                f"prompt {prompt.id!r} is empty: {reason}. The model needs a token to begin on."
+                f"prompt {prompt.id!r} is empty: {reason}. The model needs at least one token."
             )
         return ids
 
-    def _pixels(
+    def _process_cached(
         self, images: Sequence[bytes | Path], device: torch.device | str
     ) -> dict[str, Tensor]:
-        assert self.image_processor is not None
-        kept, key = self._small_pictures, tuple(images)
-        if (found := kept.get(key)) is not None:
-            if found["pixel_values"].device.type != torch.device(device).type:
-                kept[key] = found = {**found, "pixel_values": found["pixel_values"].to(device)}
-            return dict(found)
-        made = self._processed(images)
-        pixels = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
-        if pixels["pixel_values"].numel() <= SMALL_PICTURE and len(kept) < SMALL_PICTURES:
-            pixels["pixel_values"] = pixels["pixel_values"].to(device)
-            kept[key] = dict(pixels)
-        return pixels
+        cache, key = self._image_cache, tuple(images)
+        if (known := cache.get(key)) is not None:
+            if known[PIXELS].device.type != torch.device(device).type:
+                cache[key] = known = {**known, PIXELS: known[PIXELS].to(device)}
+            return dict(known)
+        inputs = self._process(images)
+        if inputs[PIXELS].numel() <= CACHED_NUMBERS and len(cache) < CACHED_IMAGES:
+            inputs[PIXELS] = inputs[PIXELS].to(device)
+            cache[key] = dict(inputs)
+        return inputs
 
     @cached_property
-    def _small_pictures(self) -> dict[tuple[bytes | Path, ...], dict[str, Tensor]]:
-        """Of a world that shows its pictures again and again; reading one takes milliseconds."""
+    def _image_cache(self) -> dict[tuple[bytes | Path, ...], dict[str, Tensor]]:
+        """For data that shows the same images many times: processing one takes milliseconds."""
         return {}
 
-    def _processed(self, images: Sequence[bytes | Path]) -> Any:
+    def _process(self, images: Sequence[bytes | Path]) -> dict[str, Tensor]:
         assert self.image_processor is not None
         opened = [open_image(x) for x in images]
         try:
-            return self.image_processor(opened, return_tensors="pt")
+            outputs = self.image_processor(opened, return_tensors="pt")
         except Exception as error:
             sizes = ", ".join(f"{x.width}×{x.height}" for x in opened)
-            raise ValueError(_unfit(sizes, error)) from None
+            raise ValueError(_image_rejected(sizes, error)) from None
+        return {name: outputs[name] for name in self._vision.image_inputs}
 
-    def _tokens_of(self, image: bytes | Path) -> int:
-        """Number of tokens of an image, from its size."""
+    def _count_image_tokens(self, image: bytes | Path) -> int:
+        """Count the tokens of an image, from its size if the family can."""
         processor, size = self.image_processor, image_size(image)
-        if (known := self._known_sizes.get(size)) is not None:
+        if (known := self._tokens_by_size.get(size)) is not None:
             return known
-        rule = getattr(processor, "get_number_of_image_patches", None)
-        patches = None
-        if rule is not None and getattr(processor, "do_resize", True):
-            try:
-                patches = int(rule(size[1], size[0], {}))
-            except Exception as error:
-                raise ValueError(_unfit(f"{size[0]}×{size[1]}", error)) from None
-        if patches is None or min(size) < 4:  # the processor mistakes so few rows for channels
-            return self._image_tokens(self._processed([image])["image_grid_thw"])[0]
-        assert processor is not None
-        return self._known_sizes.setdefault(size, patches // processor.merge_size**2)
+        try:
+            count = self._vision.image_tokens_for_size(processor, *size)
+        except Exception as error:
+            raise ValueError(_image_rejected(f"{size[0]}×{size[1]}", error)) from None
+        if count is None:
+            return self._vision.count_image_tokens(processor, self._process([image]))[0]
+        return self._tokens_by_size.setdefault(size, count)
 
     @cached_property
-    def _known_sizes(self) -> dict[tuple[int, int], int]:
+    def _tokens_by_size(self) -> dict[tuple[int, int], int]:
         return {}
 
-    def _image_tokens(self, grids: Tensor) -> list[int]:
-        """Number of tokens of each image: its merged patches."""
-        assert self.image_processor is not None
-        counts: list[int] = (grids.prod(dim=1) // self.image_processor.merge_size**2).tolist()
-        return counts
-
-    def _with_room(self, text: str, counts: Sequence[int]) -> str:
+    def repeat_image_tokens(self, text: str, counts: Sequence[int]) -> str:
         """Repeat each image's token ``counts`` times in the text."""
         pieces = text.split(self.image_token)
         filled = [pieces[0]]
@@ -281,12 +274,12 @@ class Codec:
         return "".join(filled)
 
     def encode_response(self, text: str) -> Tensor:
-        """A demonstration's token ids, with the end token."""
+        """Token ids of a demonstration, with the end token."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return torch.tensor([*ids, self.tokenizer.eos_token_id], dtype=torch.long)
 
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
-        """The text, without special tokens."""
+        """Decode to text, without special tokens."""
         return str(
             self.tokenizer.decode(
                 tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -298,17 +291,17 @@ class Codec:
         return [self._piece(token) for token in tokens]
 
     def _piece(self, token: int) -> str:
-        known = self._known
+        known = self._pieces
         if token not in known:
             known[token] = self.decode([token])
         return known[token]
 
     @cached_property
-    def _known(self) -> dict[int, str]:
+    def _pieces(self) -> dict[int, str]:
         return {}
 
 
-def _unfit(sizes: str, error: Exception) -> str:
+def _image_rejected(sizes: str, error: Exception) -> str:
     """Describe why the image processor rejects images of these sizes."""
     return (
         f"the model's image processor rejects an image of {sizes} pixels "
@@ -316,18 +309,11 @@ def _unfit(sizes: str, error: Exception) -> str:
     )
 
 
-def load_image_processor(source: str | Path, trust_remote_code: bool = False) -> Any:
-    """The stock image processor; without torchvision its twin, which some releases hide."""
-    if is_torchvision_available():
-        return AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-    return get_image_processor_class_from_name(WITHOUT_TORCHVISION).from_pretrained(source)
-
-
 def load_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that was saved there.
+    """Load the tokenizer exactly as it was saved.
 
-    AutoTokenizer puts Qwen2's own splitting rules in place of a saved tokenizer's when the model is
-    a Qwen2, without a word; so a tokenizer that says it is complete in tokenizer.json is taken so.
+    For a Qwen2 model, AutoTokenizer silently replaces a saved tokenizer's splitting rules by
+    Qwen2's own. So a tokenizer whose tokenizer.json is complete is loaded directly.
     """
     stated = get_tokenizer_config(source).get("tokenizer_class")
     if stated in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # the second: its older name

@@ -1,4 +1,4 @@
-"""The critic: the policy's own trunk with a value head, for text and for vision-language models."""
+"""The critic: a copy of the policy's trunk with a value head, for text and vision models."""
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from segcredit.models.families import Family, find_family
 from segcredit.models.loading import CONFIG, ModelError, check_file, check_weight_files
 from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.policy import Policy, response_outputs, spread
@@ -21,29 +22,32 @@ HEAD_FILE = "value_head.safetensors"
 
 
 class Critic(nn.Module):
-    """V of the prefix before each response token.
+    """Estimates V of the prefix before each response token.
 
-    transformers has no token classifier for Qwen-VL, and a value class of one's own loaded by
-    ``from_pretrained`` from a Qwen2.5-VL checkpoint gets a *random* language model, since the
-    checkpoint's older names match nothing. So the trunk is copied from a loaded policy, and every
+    transformers has no token classifier for Qwen-VL. A value model class that is loaded by
+    ``from_pretrained`` from a Qwen2.5-VL checkpoint gets a *random* language model, because the
+    checkpoint uses older parameter names. So the trunk is copied from a loaded policy, and every
     tensor of the copy is compared. With LoRA there is no copy: the critic is the policy's own trunk
     with another adapter.
     """
 
-    def __init__(self, trunk: PreTrainedModel, lora: Lora | None = None) -> None:
+    def __init__(
+        self, trunk: PreTrainedModel, lora: Lora | None = None, family: Family | None = None
+    ) -> None:
         super().__init__()
         self.trunk = trunk
         self.lora = lora
+        self.family = find_family(trunk.config) if family is None else family
         hidden = trunk.config.get_text_config().hidden_size
-        # V = 0 at the start; in float32 whatever the trunk is in, since values are regressed on
+        # V = 0 at the start; always in float32, since the value loss is a regression
         self.head = nn.Linear(hidden, 1, dtype=torch.float32, device=trunk.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @classmethod
     def from_policy(cls, policy: Policy) -> "Critic":
-        """Separate weights that start as the policy's."""
-        original = policy.model.base_model
+        """Make a critic that starts with the policy's weights."""
+        original, family = policy.family.trunk(policy.model), policy.family
         if original is policy.model:
             raise ValueError(
                 f"{type(policy.model).__name__} has no trunk below its head to copy for a critic. "
@@ -51,14 +55,16 @@ class Critic(nn.Module):
             )
         if policy.lora is not None:
             policy.lora.add_copy(CRITIC)
-            return cls(original, policy.lora)
-        critic = cls(copy.deepcopy(original).eval())
+            return cls(original, policy.lora, family)
+        critic = cls(copy.deepcopy(original).eval(), family=family)
         verify_equal(original, critic.trunk)
         return critic
 
     @classmethod
-    def from_saved(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Critic":
-        """What :meth:`save` wrote."""
+    def from_saved(
+        cls, folder: Path, dtype: torch.dtype = torch.float32, family: Family | None = None
+    ) -> "Critic":
+        """Load a critic that :meth:`save` wrote; ``family`` None: by the model's type."""
         trunk, found = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         for name in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if found.get(name):
@@ -66,7 +72,7 @@ class Critic(nn.Module):
                     f"{folder} is no saved critic: {name.replace('_', ' ')} "
                     f"{sorted(map(str, found[name]))[:3]}. Use Critic.from_policy(policy)."
                 )
-        critic = cls(trunk.eval())
+        critic = cls(trunk.eval(), family=family)
         if not (folder / HEAD_FILE).is_file():
             raise ValueError(
                 f"{folder} is no saved critic: it has no {HEAD_FILE}. "
@@ -76,13 +82,13 @@ class Critic(nn.Module):
         return critic
 
     def load_adapter(self, folder: Path) -> None:
-        """What :meth:`save` wrote of a critic that is an adapter and a head."""
+        """Load the adapter and head that :meth:`save` wrote of a critic with LoRA."""
         assert self.lora is not None
         self.lora.load(CRITIC, folder)
         self.head.load_state_dict(load_file(folder / HEAD_FILE))
 
     def save(self, folder: Path) -> None:
-        """The trunk as a Hugging Face folder, or its adapter as PEFT's; the head beside it."""
+        """Save the trunk as a Hugging Face folder, or its adapter as PEFT does, and the head."""
         if self.lora is None:
             self.trunk.save_pretrained(folder)
         else:
@@ -92,31 +98,31 @@ class Critic(nn.Module):
         )
 
     def active(self) -> AbstractContextManager[None]:
-        """The context in which the trunk is the critic's; without LoRA it always is."""
-        return nullcontext() if self.lora is None else self.lora.using(CRITIC)
+        """Context in which the trunk uses the critic's adapter; without LoRA it does nothing."""
+        return nullcontext() if self.lora is None else self.lora.use(CRITIC)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """What an optimizer of the critic steps, by names that stay."""
+        """Trainable parameters, by names that do not change between runs."""
         if self.lora is None:
             return trained_weights(self)
         head = {f"head.{name}": x for name, x in self.head.named_parameters()}
         return self.lora.named(CRITIC) | head
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
-        """V before each response token."""
+        """Compute V before each response token."""
         with self.active():
-            hidden = response_outputs(self.trunk, rollouts, head=False)
+            hidden = response_outputs(self.trunk, rollouts, head=False, family=self.family)
         return spread(self.head(hidden.float()).squeeze(-1), rollouts)
 
 
 def check_saved(folder: Path, config: PreTrainedConfig) -> None:
-    """Refuse a folder that is no saved critic, whole and for the policy's tokens."""
+    """Raise ModelError unless the folder holds a complete critic for the policy's vocabulary."""
     files = [CONFIG, HEAD_FILE]
     lacking = [name for name in files if not (folder / name).is_file()]
     if lacking:
         raise ModelError(
             f"expected a folder that a critic was saved to, with {' and '.join(files)}; "
-            f"{named(folder)} has no {lacking[0]}. Runs keep theirs in "
+            f"{named(folder)} has no {lacking[0]}. A run saves its critic in "
             f"RUN/checkpoints/step-…/critic."
         )
     check_weight_files(folder)
@@ -136,7 +142,7 @@ def check_saved(folder: Path, config: PreTrainedConfig) -> None:
 
 
 def verify_equal(original: nn.Module, copied: nn.Module) -> None:
-    """Refuse a trunk of which any parameter or buffer differs from the policy's."""
+    """Raise ValueError if any parameter or buffer of the copied trunk differs from the policy's."""
     theirs, ours = _tensors(original), _tensors(copied)
     if names := sorted(theirs.keys() ^ ours.keys()):
         raise ValueError(
@@ -153,10 +159,10 @@ def verify_equal(original: nn.Module, copied: nn.Module) -> None:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and all buffers, those too that are never saved (rotary frequencies)."""
+    """Parameters and all buffers, including those that are never saved (rotary frequencies)."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _memory(tensors: dict[str, Tensor]) -> set[int]:
-    """Where their storages lie: two views of one storage begin at different places."""
+    """Addresses of the storages: two views of one storage begin at different addresses."""
     return {x.untyped_storage().data_ptr() for x in tensors.values()}

@@ -1,4 +1,4 @@
-"""Pictures: checked when data loads, opened as RGB when a model reads them."""
+"""Check images when data is loaded, and open them as RGB when a model reads them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,27 +10,27 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from segcredit.printable import named, printable
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Decoded here; others are refused: Pillow would run Ghostscript on an EPS."""
+"""Formats that are decoded. Others are refused: Pillow would run Ghostscript on an EPS file."""
 MAX_PIXELS = 89_478_485
-"""Pillow's own bound on what is no decompression bomb."""
-_LOADED_PIXELS = 4_000_000
-"""Up to here a picture is decoded while checking: a few milliseconds."""
+"""Pillow's own limit against decompression bombs."""
+_DECODED_PIXELS = 4_000_000
+"""Images up to this size are decoded when checked, which takes a few milliseconds."""
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _JPEG = ("JPEG", "MPO")
 
 
-class PictureError(ValueError):
-    """No picture, a damaged one, or too large a one."""
+class ImageError(ValueError):
+    """Not an image, a damaged image, or one that is too large."""
 
 
 def check_image(source: bytes | Path) -> None:
-    """Raise PictureError unless this is a picture, whole and of reasonable size.
+    """Raise ImageError unless this is a complete image of reasonable size.
 
-    A small one is decoded; a large JPEG too, at an eighth of its size; of other large ones the
-    checksums are read.
+    A small image is decoded, a large JPEG at an eighth of its size; of other large images only the
+    checksums are verified.
     """
     with _opened(source) as image:
-        if image.width * image.height <= _LOADED_PIXELS or image.format in _JPEG:
+        if image.width * image.height <= _DECODED_PIXELS or image.format in _JPEG:
             image.draft("RGB", (image.width // 8, image.height // 8))
             image.load()
         else:
@@ -44,26 +44,26 @@ def image_size(source: bytes | Path) -> tuple[int, int]:
 
 
 def open_image(source: bytes | Path) -> Image.Image:
-    """The picture in RGB: upright (EXIF), transparency on white, the first frame."""
+    """Open an image as RGB: rotated by its EXIF data, transparency on white, the first frame."""
     with _opened(source) as image:
         image.load()
         return _rgb(_upright(image))
 
 
 def to_png(image: Image.Image) -> bytes:
-    """The picture as PNG, upright: nothing is lost but metadata."""
+    """Encode an image as PNG, rotated by its EXIF data; only metadata is lost."""
     try:
         upright = _upright(image)
         written = BytesIO()
         (upright if upright.mode in _PNG_MODES else _rgb(upright)).save(written, "PNG")
     except (OSError, ValueError, SyntaxError) as error:
-        raise PictureError(f"expected a PIL image that loads; got {_reason(error)}") from None
+        raise ImageError(f"expected a PIL image that loads; got {_reason(error)}") from None
     return written.getvalue()
 
 
 @contextmanager
 def _opened(source: bytes | Path) -> Iterator[Image.Image]:
-    """The picture, header read; whatever goes wrong until it is closed becomes a PictureError."""
+    """Open an image and read its header; any error until it is closed becomes an ImageError."""
     name = f"{len(source)} bytes" if isinstance(source, bytes) else named(source)
     try:
         with Image.open(_readable(source), formats=FORMATS) as image:
@@ -71,17 +71,17 @@ def _opened(source: bytes | Path) -> Iterator[Image.Image]:
                 raise Image.DecompressionBombError
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise PictureError(
-            f"expected a picture of at most {MAX_PIXELS:,} pixels; got a larger one in {name}"
+        raise ImageError(
+            f"expected an image of at most {MAX_PIXELS:,} pixels; got a larger one in {name}"
         ) from None
     except UnidentifiedImageError:
-        raise PictureError(
-            f"expected a picture ({', '.join(FORMATS)}); got {name}, beginning with "
+        raise ImageError(
+            f"expected an image ({', '.join(FORMATS)}); got {name}, beginning with "
             f"{_beginning(source)}"
         ) from None
-    except Exception as error:  # damaged files make decoders raise anything
-        raise PictureError(
-            f"expected a picture that can be decoded; got {name}: {_reason(error)}"
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise ImageError(
+            f"expected an image that can be decoded; got {name}: {_reason(error)}"
         ) from None
 
 
@@ -103,7 +103,7 @@ def _reason(error: Exception) -> str:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF that cannot be read turns nothing
+    except Exception:  # unreadable EXIF data is ignored
         return image
 
 
@@ -117,5 +117,5 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _is_opaque(image: Image.Image) -> bool:
-    """Whether an alpha channel is there but hides nothing: common, and quicker to see than mix."""
+    """Whether the alpha channel is 255 everywhere: common, and faster to check than to blend."""
     return image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255)

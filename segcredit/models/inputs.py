@@ -1,4 +1,4 @@
-"""Prompts and responses as the tensors a model reads, prompts padded on the left; and back."""
+"""Batch prompts and responses into model inputs, padded or packed, and decode responses."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,31 +13,31 @@ from segcredit.core.checks import sent
 from segcredit.types import Encoded, Prompt, Response, Rollouts
 
 THREADS = 8
-"""At most so many prompts are encoded at once."""
+"""Maximum number of prompts that are encoded at once."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One batch for a model's forward pass.
+    """Padded batch for a model's forward pass.
 
-    Rotary positions are always explicit. Left to itself, Qwen2.5-VL falls back to plain text
-    positions without a word when token types are missing, and continues from the previous batch's
-    offsets after a generation.
+    Rotary positions are always explicit. Without them, Qwen2.5-VL silently falls back to plain text
+    positions when token types are missing, and continues from the previous batch's offsets after a
+    generation.
     """
 
     tokens: Int[Tensor, "B L"]
     attended: Bool[Tensor, "B K"]
-    """Of all tokens so far, K ≥ L: those in the cache come first."""
+    """Attention mask over all tokens so far, K ≥ L: those in the cache come first."""
     positions: Int[Tensor, "R B L"]
     vision: dict[str, Tensor]
 
     @property
     def next_position(self) -> Int[Tensor, " B"]:
-        """Where the text goes on."""
+        """Rotary position of the next token."""
         return self.positions.amax(dim=(0, 2)) + 1
 
     def select(self, rows: Int[Tensor, " N"]) -> "Inputs":
-        """These rows as text; their pictures have been read already."""
+        """Select rows, without images, which the model has read already."""
         return Inputs(self.tokens[rows], self.attended[rows], self.positions[:, rows], {})
 
     def arguments(self) -> dict[str, Tensor]:
@@ -52,18 +52,18 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Sequences end to end in one row, for a model that notices where they begin.
+class PackedInputs:
+    """Sequences packed end to end into one row, for a model that separates them itself.
 
-    Positions are 0 where one begins. A vision model gets the plain positions as a further plane in
-    front: with its own three alone it would attend across sequences, without a word.
+    Positions are 0 where a sequence begins. A vision model gets the plain positions as a further
+    plane in front: with its own three alone it would silently attend across sequences.
     """
 
     tokens: Int[Tensor, "1 L"]
     positions: Int[Tensor, "R 1 L"]
     vision: dict[str, Tensor]
     before: Int[Tensor, " N"]
-    """The place before each response token on the mask."""
+    """Index of the token before each response token on the mask."""
 
     def arguments(self) -> dict[str, Tensor]:
         """Keyword arguments of a transformers model."""
@@ -76,7 +76,7 @@ class Packed:
 
 
 def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu") -> Inputs:
-    """The prompts alone, ending together at the right edge."""
+    """Batch prompts, padded on the left."""
     if len({len(x.positions) for x in prompts}) > 1:
         raise ValueError("prompts of a text model and of a vision model cannot share a batch.")
     pad = {"batch_first": True, "padding_side": "left"}
@@ -88,15 +88,15 @@ def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu"
         tokens=sent(tokens, device),
         attended=sent(attended, device),
         positions=sent(positions.permute(2, 0, 1), device),
-        vision=_pictures(prompts, device),
+        vision=_images(prompts, device),
     )
 
 
-def answer_inputs(asked: Inputs, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Inputs:
-    """Responses alone, to be read on their prompts' keys and values; padded on the right.
+def response_inputs(asked: Inputs, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Inputs:
+    """Batch responses, padded on the right, to be read on their prompts' keys and values.
 
-    A hole in the mask (a tool's output) is text that the policy read, so it is attended; what
-    follows a response's last token is padding.
+    A hole in the mask (a tool's output) is text that the policy read, so it is attended. Tokens
+    after a response's last token are padding.
     """
     # True up to the last token of the response: some masked-in token lies here or later
     inside = mask.flip(1).cummax(dim=1).values.flip(1)
@@ -112,9 +112,9 @@ def answer_inputs(asked: Inputs, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, 
 def full_inputs(
     prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Inputs:
-    """Prompts with their responses behind them."""
+    """Batch prompts with their responses."""
     asked = prompt_inputs(prompts, tokens.device)
-    answered = answer_inputs(asked, tokens, mask)
+    answered = response_inputs(asked, tokens, mask)
     return Inputs(
         tokens=torch.cat([asked.tokens, answered.tokens], dim=1),
         attended=answered.attended,
@@ -125,10 +125,10 @@ def full_inputs(
 
 def packed_inputs(
     prompts: Sequence[Encoded], tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
-) -> Packed:
-    """Every prompt with its response, one behind the other."""
+) -> PackedInputs:
+    """Pack every prompt with its response into one row."""
     device = tokens.device
-    tokens, mask = tokens.cpu(), mask.cpu()  # sizes depend on them: the host would wait each time
+    tokens, mask = tokens.cpu(), mask.cpu()  # sizes depend on them: one synchronization, not many
     inside = mask.flip(1).cummax(dim=1).values.flip(1)
     count = torch.tensor([len(x.tokens) for x in prompts])
     asked = pad_sequence([x.tokens.cpu() for x in prompts], batch_first=True)
@@ -137,32 +137,32 @@ def packed_inputs(
     step = torch.arange(tokens.shape[1])
     later = (following[:, None] + step[:-1]).expand(len(planes), -1, -1)
     planes = torch.cat([planes, later], dim=2)
-    # nothing is said after a response's last token
+    # no output is needed after a response's last token
     here = torch.cat([torch.arange(asked.shape[1]) < count[:, None], inside[:, 1:]], dim=1)
     if len(planes) > 1:
         planes = torch.cat([here.cumsum(dim=1)[None] - 1, planes])
     length = here.sum(dim=1)
     before = (length.cumsum(0) - length + count - 1)[:, None] + step
-    return Packed(
+    return PackedInputs(
         tokens=sent(torch.cat([asked, tokens[:, :-1]], dim=1)[here][None], device),
         positions=sent(planes[:, here][:, None], device),
-        vision=_pictures(prompts, device),
+        vision=_images(prompts, device),
         before=sent(before[mask], device),
     )
 
 
-def _pictures(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
-    found = {}
+def _images(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
+    joined = {}
     for name in sorted({name for x in prompts for name in x.vision}):
         parts = [x.vision[name] for x in prompts if name in x.vision]
-        if len({x.device for x in parts}) > 1:  # some are kept on the device
+        if len({x.device for x in parts}) > 1:  # some are cached on the device
             parts = [sent(x, device) for x in parts]
-        found[name] = sent(torch.cat(parts), device)
-    return found
+        joined[name] = sent(torch.cat(parts), device)
+    return joined
 
 
 def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -> list[Encoded]:
-    """All of them in order; pictures are read and resized by several threads."""
+    """Encode all prompts, in order; images are read and resized by several threads."""
     workers = min(THREADS, torch.get_num_threads(), len(prompts))
     if workers < 2 or not any(prompt.images for prompt in prompts):
         return [encode(prompt) for prompt in prompts]
@@ -171,7 +171,7 @@ def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -
 
 
 def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B"]]:
-    """Each prompt once, and which of them every row has: siblings hold one and the same object."""
+    """Return each distinct prompt object once, and its number for every row."""
     number: dict[int, int] = {}
     which = [number.setdefault(id(x), len(number)) for x in prompts]
     return list({id(x): x for x in prompts}.values()), torch.tensor(which)
@@ -180,14 +180,14 @@ def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B
 def as_responses(
     rollouts: Rollouts, decode: Callable[[list[int]], str], max_tokens: int
 ) -> list[Response]:
-    """The text of each response, for those who grade it."""
+    """Decode the responses of rollouts, for reward functions."""
     assert rollouts.prompts is not None
-    found = []
-    # by way of main memory: else every row would wait for the device
+    responses = []
+    # copied to the CPU once: otherwise every row would synchronize with the device
     drawn, where, short = (x.cpu() for x in (rollouts.tokens, rollouts.mask, rollouts.truncated))
     for encoded, tokens, mask, cut in zip(
         rollouts.prompts, drawn, where, short.tolist(), strict=True
     ):
         written = tokens[mask].tolist()
-        found.append(Response(encoded.prompt, decode(written), len(written), cut, max_tokens))
-    return found
+        responses.append(Response(encoded.prompt, decode(written), len(written), cut, max_tokens))
+    return responses

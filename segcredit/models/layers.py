@@ -1,4 +1,4 @@
-"""RMS norms as one kernel each: written out they are eight, and small models wait for kernels."""
+"""Faster and smaller layers: fused RMS norms, compilation, recomputed activations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,68 +14,69 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from segcredit.models.lora import Lora
 
 CLOSE = 1e-5
-"""Largest difference between the two ways in float32, of numbers around 1."""
+"""Maximum difference between fused and original norm in float32, for values around 1."""
 
 
-class _Fused(nn.Module):
-    """Before a norm's own class in its line of classes."""
+class _FusedNorm(nn.Module):
+    """Mixin that precedes a norm's own class in the method resolution order."""
 
     weight: Tensor
     variance_epsilon: float
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != self.weight.dtype:
-            said: Tensor = super().forward(x)
-            return said
+            output: Tensor = super().forward(x)
+            return output
         return rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 @cache
-def _fused(plain: Any) -> Any:
+def _fused_class(plain: Any) -> Any:
     """One class for all norms of a kind: torch.compile compiles layers of equal classes once."""
-    return type(f"Fused{plain.__name__}", (_Fused, plain), {})
+    return type(f"Fused{plain.__name__}", (_FusedNorm, plain), {})
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Have torch's own kernel compute the model's norms w · x / √(mean(x²) + ε); how many it does.
+    """Fuse the model's RMS norms w · x / √(mean(x²) + ε) into one kernel each; return how many.
 
-    In half precision it rounds once, at the end; written out, x is rounded before it is multiplied.
+    transformers' version launches eight kernels, which dominates the time of small models. In half
+    precision the fused kernel rounds once, at the end; the other rounds x before the product.
     """
     norms = [x for x in model.modules() if _is_norm(x)]
     for norm in norms:
         plain: Any = type(norm)
-        norm.__class__ = _fused(plain)
+        norm.__class__ = _fused_class(plain)
     return len(norms)
 
 
 def _is_norm(module: Any) -> bool:
-    """Whether it is such a norm: by its name and parts, and by what it says.
+    """Whether a module is such a norm, by its name and by its output.
 
-    Others carry the name, too: Gemma's multiplies by 1 + w.
+    The name is not enough: Gemma's norm multiplies by 1 + w.
     """
     weight = getattr(module, "weight", None)
     named = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-    if not named or not isinstance(weight, Tensor) or isinstance(module, _Fused):
+    if not named or not isinstance(weight, Tensor) or isinstance(module, _FusedNorm):
         return False
     with torch.no_grad():
         x = torch.linspace(-1.0, 2.0, weight.numel(), device=weight.device)
         w = torch.linspace(0.5, 1.5, weight.numel(), device=weight.device)
         kept, weight.data = weight.data, w
         try:
-            said = module(x)
+            output = module(x)
         finally:
             weight.data = kept
         expected = rms_norm(x, w.shape, w, module.variance_epsilon)
-    return said.shape == expected.shape and float((said - expected).abs().max()) < CLOSE
+    return output.shape == expected.shape and float((output - expected).abs().max()) < CLOSE
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
-    """Have the model's layers compiled when first used without a cache; how many there are.
+    """Compile the model's layers on first use without a KV cache; return their number.
 
-    Once for all layers of a kind, for any number of tokens. Attention stays as it is: it is one
-    kernel already. With a cache, which grows by every token sampled, each length would be compiled
-    anew; so that is left alone. Arguments alone decide, since a recomputed layer must do in the
-    backward pass what it did in the forward pass.
+    Layers of a kind are compiled once, for any number of tokens. Attention is not compiled: it is
+    one kernel already. Calls with a KV cache are not compiled either, since the cache grows with
+    every token and each length would be compiled again. The choice depends on the arguments alone,
+    because a recomputed layer must repeat in the backward pass what it did in the forward pass.
     """
     layers = [x for x in model.modules() if isinstance(x, GradientCheckpointingLayer)]
     for layer in layers:
@@ -95,9 +96,9 @@ def _without_cache(layer: Any, backend: str) -> Any:
 
 
 def recompute_activations(model: PreTrainedModel, lora: Lora | None = None) -> None:
-    """Keep one state per layer; the rest is computed again when the gradient needs it.
+    """Turn on gradient checkpointing: keep one state per layer and recompute the rest.
 
-    With the adapter of the forward pass, whichever is at work by then.
+    The recomputation uses the adapter of the forward pass, whichever is active by then.
     """
     if not model.supports_gradient_checkpointing:
         raise ValueError(
@@ -124,10 +125,11 @@ def recomputes(model: nn.Module) -> bool:
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
-    """transformers recomputes only in training mode, and then refuses to fill a cache.
+    """Context in which layers recompute activations.
 
-    So the layers are in that mode during such a forward pass alone, and what they contain never:
-    dropout stays off.
+    transformers recomputes only in training mode, where it refuses to fill a KV cache. So the
+    layers are in that mode only during such a forward pass, and their submodules never: dropout
+    stays off.
     """
     layers = [x for x in model.modules() if isinstance(x, GradientCheckpointingLayer)]
     active = layers if recomputes(model) else []

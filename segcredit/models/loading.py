@@ -1,4 +1,4 @@
-"""A model's parts from where it lies; what is missing or damaged is named, with the way out."""
+"""Find and load a model's files; errors name the missing or damaged file and what to do."""
 
 import json
 import re
@@ -25,43 +25,42 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from segcredit.models.codec import Codec
+from segcredit.models.families import FAMILIES, Family, find_family, named_family
 from segcredit.printable import listed, named, printable, shown
 
 CONFIG = "config.json"
 SECONDS = 5.0
-"""For the hub's first answer: transformers alone tries for 23 s, and again for every file."""
+"""Timeout of the hub's first answer: transformers alone tries for 23 s, again for every file."""
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""name or owner/name; what begins with a dot is a path."""
+"""``name`` or ``owner/name``; text that begins with a dot is a path."""
 
 
 class ModelError(ValueError):
-    """A model that cannot be loaded: why, and the way out, in one message."""
+    """A model that cannot be loaded; the message says why, and what to do."""
 
 
 def locate(source: str | Path) -> str:
-    """A folder as it is; an id if the hub has it, or, where the hub is out of reach, its cache."""
+    """Return a folder as it is, an id if the hub has it, or the hub's cache if it is offline."""
     path = Path(source)
     if path.is_dir():
         return str(source)
     if path.is_file():
-        raise ModelError(f"{named(path)} is a file. Pass the folder that it lies in.")
-    if (problem := nowhere(str(source), "a Hugging Face folder")) is not None:
+        raise ModelError(f"{named(path)} is a file. Pass the folder that contains it.")
+    if (problem := not_found(str(source), "a Hugging Face folder")) is not None:
         raise ModelError(problem)
     return _ask_hub(str(source))
 
 
-def nowhere(source: str, expected: str) -> str | None:
-    """Why a name is neither here nor could be an id on the hub; None: it is or could."""
+def not_found(source: str, expected: str) -> str | None:
+    """Why a name is neither a local path nor possibly a hub id; None if it is either."""
     path = Path(source)
     beside = path.parent.is_dir() and path.parent != Path()  # owner/name, but owner is a folder
     here = path.exists() or path.is_symlink()
@@ -77,7 +76,7 @@ def nowhere(source: str, expected: str) -> str | None:
 
 
 def cached(source: str) -> Path | None:
-    """The folder in which the hub's cache keeps an id."""
+    """Folder of a hub id in the local cache; None if it was not downloaded."""
     if Path(source).exists() or not HUB_ID.fullmatch(source):
         return None
     found = try_to_load_from_cache(source, CONFIG)
@@ -90,17 +89,17 @@ def _ask_hub(source: str) -> str:
         get_hf_file_metadata(hf_hub_url(source, CONFIG), timeout=SECONDS)
     except GatedRepoError:
         raise ModelError(
-            f"{source} is gated: its authors want a licence accepted first. Accept it at "
+            f"{source} is gated: its authors want a license accepted first. Accept it at "
             f"{hub}/{source}, then type: hf auth login"
         ) from None
     except RepositoryNotFoundError:
         raise ModelError(
-            f"there is no folder {named(source)} here, and no model of that name at {hub}; look at "
+            f"there is no folder {named(source)} here, and no model of that name at {hub}; check "
             f"its spelling. If it is private, type: hf auth login"
         ) from None
     except EntryNotFoundError:
         raise ModelError(
-            f"{source} at {hub} has no {CONFIG}, so it is no model that transformers loads: an "
+            f"{source} at {hub} has no {CONFIG}, so transformers cannot load it: is it an "
             f"adapter, a GGUF file or a data set? Pass the model it was made from."
         ) from None
     except HfHubHTTPError as error:
@@ -108,24 +107,24 @@ def _ask_hub(source: str) -> str:
         return _from_cache(source, f"{hub} answered {code}. Try again later")
     except OfflineModeIsEnabled:
         return _from_cache(source, "HF_HUB_OFFLINE is set, so the hub is not asked. Unset it")
-    except Exception as error:  # of whichever library speaks HTTP: they share no class
+    except Exception as error:  # HTTP libraries share no class of errors
         why = printable(" ".join(str(error).split()), 120) or type(error).__name__
         return _from_cache(
-            source, f"{hub} cannot be reached ({why}). Look at the connection, or at HF_ENDPOINT"
+            source, f"{hub} cannot be reached ({why}). Check the connection, or HF_ENDPOINT"
         )
     return source
 
 
 def _from_cache(source: str, why: str) -> str:
-    """Go on with what was downloaded before, if anything was."""
+    """Use what was downloaded before; raise ModelError if nothing was."""
     folder = cached(source)
     if folder is None:
         raise ModelError(
-            f"{source} is no folder here, was not downloaded before, and {why}; or fetch it "
-            f"elsewhere by: hf download {source} --local-dir FOLDER; copy the FOLDER here and pass "
+            f"{source} is not a folder here, was not downloaded before, and {why}; or download it "
+            f"elsewhere: hf download {source} --local-dir FOLDER; copy the FOLDER here and pass "
             f"its path."
         )
-    warnings.warn(f"{why}. Going on with {source} as it lies in {folder}.", stacklevel=2)
+    warnings.warn(f"{why}. Using the downloaded copy of {source} in {folder}.", stacklevel=2)
     return str(folder)
 
 
@@ -142,13 +141,13 @@ TOKENIZERS = (
     "*.tiktoken",
     "tokenization_*.py",
 )
-"""Any of these is a tokenizer's vocabulary, or code that makes one."""
-PICTURES = ("preprocessor_config.json", "processor_config.json")
+"""Files that hold a tokenizer's vocabulary, or code that makes one."""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 POINTER = b"version https://git-lfs"
 
 
 def check_config_file(folder: Path) -> None:
-    """Refuse a folder that holds no model of transformers."""
+    """Raise ModelError for a folder without a config.json."""
     if (folder / CONFIG).is_file():
         return
     if (folder / "adapter_config.json").is_file():
@@ -159,27 +158,30 @@ def check_config_file(folder: Path) -> None:
     inner = sorted(x.parent.name for x in folder.glob(f"*/{CONFIG}"))
     hint = f" Did you mean {str(folder / inner[0])!r}?" if inner else ""
     raise ModelError(
-        f"{named(folder)} has no {CONFIG}, so it is no Hugging Face folder: expected what "
+        f"{named(folder)} has no {CONFIG}, so it is not a Hugging Face folder: expected what "
         f"save_pretrained or hf download writes.{hint}"
     )
 
 
 def check_codec_files(folder: Path, vision: bool) -> None:
-    """Refuse a folder without a vocabulary, of which some tokenizers make nothing, silently."""
+    """Raise ModelError for a folder without vocabulary or processor.
+
+    Some tokenizers load without a vocabulary, silently, and encode every text as nothing.
+    """
     if not any(True for pattern in TOKENIZERS for _ in folder.glob(pattern)):
         raise ModelError(
             f"{named(folder)} has no tokenizer (none of {', '.join(TOKENIZERS[:4])}). Copy the "
             f"tokenizer's files there from the model that this one was made from."
         )
-    if vision and not any((folder / name).is_file() for name in PICTURES):
+    if vision and not any((folder / name).is_file() for name in PROCESSORS):
         raise ModelError(
-            f"{named(folder)} has no {PICTURES[0]}, which says how its model sees pictures. Copy "
+            f"{named(folder)} has no {PROCESSORS[0]}, which says how its model reads images. Copy "
             f"it there from the model that this one was made from."
         )
 
 
 def check_weight_files(folder: Path) -> None:
-    """Refuse missing, cut off or damaged files of weights, by name."""
+    """Raise ModelError for missing, truncated or damaged weight files."""
     for file in _weight_files(folder):
         check_file(file)
 
@@ -191,7 +193,7 @@ def _weight_files(folder: Path) -> list[Path]:
         if any(folder.glob("*.bin")):
             return []  # the older format, which transformers reads
         parts = sorted(x.name for x in folder.glob("model-*-of-*.safetensors"))
-        lacks = f"{INDEX}, which says what is where in {listed(parts, 2)}" if parts else WEIGHTS
+        lacks = f"{INDEX}, the index of {listed(parts, 2)}" if parts else WEIGHTS
         raise ModelError(f"{named(folder)} has no {lacks}. {_again(folder)}")
     try:
         held = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
@@ -211,11 +213,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file of weights that is damaged, cut off, or none."""
+    """Raise ModelError for a weight file that is truncated, damaged or only a Git LFS pointer."""
     with file.open("rb") as start:
         if start.read(len(POINTER)) == POINTER:
             raise ModelError(
-                f"{named(file)} is a pointer of Git LFS, not the weights. Type: "
+                f"{named(file)} is a Git LFS pointer, not the weights. Type: "
                 f"git -C {file.parent} lfs pull"
             )
     try:
@@ -230,7 +232,7 @@ def check_file(file: Path) -> None:
 
 
 def _again(folder: Path, file: str | None = None) -> str:
-    """How to get it once more: the hub's cache says whose folder it is."""
+    """Say how to download a file again; the cache folder's name holds the hub id."""
     owner = folder.parents[1].name if len(folder.parents) > 1 else ""
     if folder.parent.name != "snapshots" or not owner.startswith("models--"):
         return "Download or copy it again."
@@ -238,17 +240,10 @@ def _again(folder: Path, file: str | None = None) -> str:
     return f"Download it again: {' '.join(x for x in words if x)} --force-download"
 
 
-VISION_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Vision-language models that are sampled and scored alike here."""
 EXPECTED = (
     "Expected a causal language model (…ForCausalLM, as of Qwen2.5 or Llama) or a vision-language "
     "model of the Qwen family (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)"
 )
-
-
-def is_vision(config: PreTrainedConfig) -> bool:
-    """Whether the model has a vision tower."""
-    return getattr(config, "vision_config", None) is not None
 
 
 def context_window(config: PreTrainedConfig) -> int | None:
@@ -271,9 +266,13 @@ def context_window(config: PreTrainedConfig) -> int | None:
 
 
 def load_config(
-    source: str | Path, trust_remote_code: bool = False
+    source: str | Path, trust_remote_code: bool = False, family: str | None = None
 ) -> tuple[str, PreTrainedConfig]:
-    """Where the model lies, and its configuration; a ModelError says why it cannot be used."""
+    """Return the model's location and configuration; raise ModelError if it cannot be used.
+
+    ``family`` names a model family of your own, ``file.py:Name``; None: by the model's type.
+    """
+    own = None if family is None else named_family(family)  # its file may register new classes
     place = locate(source)
     if Path(place).is_dir():
         check_config_file(Path(place))
@@ -288,15 +287,26 @@ def load_config(
         raise ModelError(
             f"the {CONFIG} of {source} cannot be read: {why}. Download or copy it again."
         ) from None
-    if not (trust_remote_code and "auto_map" in stated):
+    if own is not None:
+        _check_family(source, config, own)
+    elif not (trust_remote_code and "auto_map" in stated):
         _check_kind(source, config)
     return place, config
 
 
+def _check_family(source: str | Path, config: PreTrainedConfig, family: Family) -> None:
+    """Raise ModelError if the named family is for other models."""
+    if family.model_types and config.model_type not in family.model_types:
+        raise ModelError(
+            f"model.family is {family.name}, for models of type {', '.join(family.model_types)}; "
+            f"{source} is of type {config.model_type!r}. Remove model.family, or choose another."
+        )
+
+
 def _check_known(source: str | Path, stated: dict[str, Any], trusted: bool) -> None:
-    """Refuse a kind of model that this transformers has no code for."""
+    """Raise ModelError for a type of model that the installed transformers does not have."""
     name = stated.get("model_type")
-    if name in CONFIG_MAPPING_NAMES or (trusted and "auto_map" in stated):
+    if name in CONFIG_MAPPING or (trusted and "auto_map" in stated):
         return
     if "auto_map" in stated:
         raise ModelError(
@@ -312,12 +322,13 @@ def _check_known(source: str | Path, stated: dict[str, Any], trusted: bool) -> N
 
 
 def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
-    """Refuse what does not write text, and towers whose pictures nothing here can place."""
-    if is_vision(config):
-        if config.model_type not in VISION_MODELS:
+    """Raise ModelError for models that do not generate text, and unknown vision-language models."""
+    if getattr(config, "vision_config", None) is not None:
+        if not any(config.model_type in x.model_types for x in FAMILIES.values()):
             raise ModelError(
-                f"{source} is a vision-language model of type {config.model_type!r}, whose "
-                f"pictures cannot be read here. {EXPECTED}."
+                f"{source} is a vision-language model of type {config.model_type!r}, which no "
+                f"model family here describes. {EXPECTED}. For another one, write a family and "
+                f"set model.family=file.py:Name (docs/extending.md)."
             )
         return
     stated = config.architectures or []
@@ -331,31 +342,32 @@ def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
         )
 
 
-def model_class(config: PreTrainedConfig) -> Any:
-    """The class by which transformers loads such a policy."""
-    return AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
-
-
-def bare_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The model's classes without memory for weights: its layers can be named and counted."""
+def empty_model(
+    config: PreTrainedConfig, family: Family, trust_remote_code: bool = False, **settings: Any
+) -> PreTrainedModel:
+    """Make the model on the meta device, without memory for weights, to inspect its layers."""
     with torch.device("meta"):
-        made: PreTrainedModel = model_class(config).from_config(
-            config, trust_remote_code=trust_remote_code
+        model: PreTrainedModel = family.auto_class.from_config(
+            config, trust_remote_code=trust_remote_code, **settings
         )
-    return made
+    return model
 
 
 def load_codec(
-    place: str, config: PreTrainedConfig, trust_remote_code: bool, template: str | None
+    place: str,
+    config: PreTrainedConfig,
+    trust_remote_code: bool,
+    template: str | None,
+    family: str | None = None,
 ) -> Codec:
-    """The tokenizer and, for vision-language models, the image processor."""
-    vision = is_vision(config)
+    """Load the tokenizer and, for vision-language models, the image processor."""
+    own = find_family(config, family)
     if Path(place).is_dir():
-        check_codec_files(Path(place), vision)
+        check_codec_files(Path(place), own.reads_images)
     try:
-        return Codec.from_pretrained(place, vision, trust_remote_code, template)
-    except Exception as error:  # tokenizers, written in Rust, raise the bare class
-        parts = "tokenizer or image processor" if vision else "tokenizer"
+        return Codec.from_pretrained(place, own, trust_remote_code, template)
+    except Exception as error:  # tokenizers, written in Rust, raise the base class
+        parts = "tokenizer or image processor" if own.reads_images else "tokenizer"
         raise ModelError(
             f"the {parts} of {place} does not load: {_first(error)}. Copy its files there again "
             f"from the model that this one was made from."
@@ -373,13 +385,17 @@ def end_tokens(place: str, config: PreTrainedConfig) -> list[int]:
 
 
 def load_model(
-    place: str, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool
+    place: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    family: Family,
 ) -> PreTrainedModel:
-    """The weights, all of them: one that no file holds would be random without a word."""
+    """Load a model with all its weights; transformers would silently make missing ones random."""
     if Path(place).is_dir():
         check_weight_files(Path(place))
     try:
-        model, found = model_class(config).from_pretrained(
+        model, info = family.auto_class.from_pretrained(
             place,
             config=config,
             dtype=dtype,
@@ -387,16 +403,16 @@ def load_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    except Exception as error:  # of files, memory, versions: they share no class
+    except Exception as error:  # errors of files, memory and versions share no class
         downloaded = cached(place)
         if downloaded is not None:
             check_weight_files(downloaded)
         raise ModelError(f"{place} does not load: {_first(error)}") from error
-    if missing := sorted(map(str, found.get("missing_keys") or ())):
+    if missing := sorted(map(str, info.get("missing_keys") or ())):
         raise ModelError(
             f"{place} lacks {len(missing)} of its model's weights, such as {listed(missing, 3)}: "
-            f"they would begin at random. Download or copy the model again; if it was saved "
-            f"without its head, pass the one that it was made from."
+            f"they would be random. Download or copy the model again; if it was saved without its "
+            f"head, pass the model that it was made from."
         )
     return model
 

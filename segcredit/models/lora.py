@@ -1,8 +1,7 @@
-"""LoRA: trained matrices of low rank beside frozen weights; several sets of them on one model.
+"""LoRA: low-rank adapters on frozen weights, several of them on one model.
 
-The policy, the critic and, after a warm start, π_ref are each a set of such matrices (an adapter)
-on the same frozen weights. One adapter is at work at a time; the policy's, unless somebody says
-otherwise by ``with lora.using(…)``.
+The policy, the critic and, after a warm start, π_ref are adapters on the same base model. One
+adapter is active at a time: the policy's, unless ``with lora.use(…)`` selects another.
 """
 
 import hashlib
@@ -21,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-TOWER = "visual"
-"""What the vision tower is called, wherever an architecture keeps it."""
+from segcredit.models.families import Family
+
 LANGUAGE, ALL = "language", "all-linear"
 
 Targets = str | Sequence[str]
@@ -30,7 +29,7 @@ Targets = str | Sequence[str]
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """All that could have them. The head could not: it is read as a plain matrix."""
+    """Layers that can have an adapter: all linear layers but the head, used as a plain matrix."""
     head = model.get_output_embeddings()
     return {
         name: part
@@ -39,50 +38,47 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     }
 
 
-def choose_layers(names: Iterable[str], targets: Targets, vision: bool = True) -> list[str]:
-    """The layers that are meant; ``vision=False`` leaves the vision tower out in any case."""
-    open_ones = [name for name in names if vision or not in_tower(name)]
+def choose_layers(
+    names: Iterable[str], targets: Targets, family: Family, vision: bool = True
+) -> list[str]:
+    """Select the layers that get an adapter; ``vision=False`` excludes the vision tower."""
+    candidates = [name for name in names if vision or not family.in_vision_tower(name)]
     if targets == ALL:
-        return open_ones
+        return candidates
     if targets == LANGUAGE:
-        return [name for name in open_ones if not in_tower(name)]
+        return [name for name in candidates if not family.in_vision_tower(name)]
     wanted = [targets] if isinstance(targets, str) else list(targets)
-    unknown = [one for one in wanted if not any(_is_meant(name, one) for name in open_ones)]
+    unknown = [one for one in wanted if not any(_matches(name, one) for name in candidates)]
     if unknown or not wanted:
-        ends = dict.fromkeys(name.rpartition(".")[2] for name in open_ones)
+        ends = dict.fromkeys(name.rpartition(".")[2] for name in candidates)
         what = f"no linear layer is called {', '.join(map(repr, unknown))}" if unknown else "none"
         raise ValueError(
             f"model.lora.targets: expected {LANGUAGE}, {ALL}, or names of linear layers below the "
             f"head; {what}. This model has {', '.join(list(ends)[:12])}."
         )
-    return [name for name in open_ones if any(_is_meant(name, one) for one in wanted)]
+    return [name for name in candidates if any(_matches(name, one) for one in wanted)]
 
 
-def in_tower(name: str) -> bool:
-    """Whether a layer belongs to the vision tower."""
-    return TOWER in name.split(".")
-
-
-def _is_meant(name: str, wanted: str) -> bool:
-    """By the end of its path, whole words."""
+def _matches(name: str, wanted: str) -> bool:
+    """Whether a layer's path ends with the wanted name, in whole words."""
     return f".{name}".endswith(f".{wanted}")
 
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
-"""What PEFT's files put before every name."""
+"""Prefix of every name in PEFT's files."""
 INSIDE = ".base_layer."
-"""Where peft keeps the layer beside which an adapter stands."""
+"""Name under which peft keeps the original layer."""
 VARIANTS = 32
-"""How many forms a compiled layer may have: adapters, times what has gradients. However many layers
-there are, those are more than the 8 after which torch gives up."""
+"""Maximum number of compiled variants of a layer, one per adapter and set of gradients. torch's
+default limit of 8 is too small for them."""
 _SAMPLED = 64
-"""Numbers of each frozen weight that its fingerprint looks at."""
+"""How many numbers of each frozen weight enter the fingerprint."""
 
 
 def require_peft() -> None:
-    """Say what to type if it is not there."""
+    """Raise ValueError if peft is not installed."""
     if find_spec("peft") is None:
         raise ValueError(
             "model.lora: LoRA needs the package peft, which is not installed. "
@@ -91,28 +87,29 @@ def require_peft() -> None:
 
 
 class Lora:
-    """A model's adapters: which there are, which is at work, and their files."""
+    """The adapters of a model: creation, selection, saving and loading."""
 
     def __init__(
         self,
         model: PreTrainedModel,
+        family: Family,
         rank: int,
         alpha: float,
         targets: Targets = LANGUAGE,
         vision: bool = True,
         seed: int = 0,
     ) -> None:
-        """Put the policy's adapter into the model, and freeze everything else.
+        """Add the policy's adapter to the model and freeze everything else.
 
-        It begins as nothing, B A = 0, so the model says what it said before.
+        The adapter starts at B A = 0, so the model's outputs do not change.
         """
         require_peft()
         from peft import LoraConfig
 
-        chosen = choose_layers(linear_layers(model), targets, vision)
+        chosen = choose_layers(linear_layers(model), targets, family, vision)
         self.model = model
         self.names: list[str] = []
-        self.working: str | None = POLICY
+        self.selected: str | None = POLICY
         self._config = LoraConfig(
             r=rank,
             lora_alpha=alpha,
@@ -134,53 +131,53 @@ class Lora:
         self.names.append(name)
 
     def add_copy(self, name: str) -> None:
-        """A new adapter that begins as the policy's is now."""
+        """Add an adapter that starts as a copy of the policy's."""
         if name not in self.names:
             with torch.random.fork_rng(devices=[]):
                 self._inject(name)
-        self._switch(self.working)
+        self._switch(self.selected)
         with torch.no_grad():
             for new, old in zip(self.parameters(name), self.parameters(POLICY), strict=True):
                 new.copy_(old)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """One adapter's matrices, always in the same order."""
+        """Matrices of an adapter, always in the same order."""
         return [x for pair in self._pairs(name) for x in pair[1:]]
 
-    def is_nothing(self, name: str) -> bool:
-        """Whether the model with this adapter is the model without: B = 0 everywhere."""
+    def is_zero(self, name: str) -> bool:
+        """Whether the adapter does not change the model: B = 0 everywhere."""
         return not any(bool(b.any()) for _, _, b in self._pairs(name))
 
     def _pairs(self, name: str) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         for path, layer in self._layers.items():
             yield path, layer.lora_A[name].weight, layer.lora_B[name].weight
 
-    def using(self, name: str | None) -> "Using":
-        """The model with this adapter (None: without any) as long as the context lasts."""
-        return Using(self, name)
+    def use(self, name: str | None) -> "AdapterContext":
+        """Context in which this adapter is active (None: the base model)."""
+        return AdapterContext(self, name)
 
     def recomputing(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Contexts of a layer's forward pass, and of the same pass again in the backward pass.
+        """Contexts of a layer's forward pass and of its recomputation in the backward pass.
 
-        What is computed again must be what was computed, whoever is at work by then.
+        The recomputation must use the adapter of the forward pass, whichever is active by then.
         """
-        return nullcontext(), self.using(self.working)
+        return nullcontext(), self.use(self.selected)
 
     def _switch(self, name: str | None) -> None:
-        """Put another adapter to work; all but π_ref's may have gradients all along.
+        """Activate another adapter; all but π_ref's keep requiring gradients.
 
-        peft freezes those that rest, and a backward pass after that drops their gradients
-        without a word.
+        peft freezes inactive adapters, and a later backward pass would silently drop their
+        gradients.
         """
         for layer in self._layers.values():
             layer.set_adapter([] if name is None else [name])
         for own in self.names:
             for x in self.parameters(own):
                 x.requires_grad_(own != REFERENCE)
-        self.working = name
+        self.selected = name
 
     def save(self, name: str, folder: Path) -> None:
-        """As PEFT's own files, which PeftModel.from_pretrained reads."""
+        """Save an adapter in PEFT's format, which PeftModel.from_pretrained reads."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {key: x.detach().cpu().contiguous() for key, x in self.named(name).items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -192,12 +189,12 @@ class Lora:
 
     @torch.no_grad()
     def load(self, name: str, folder: Path) -> None:
-        """What :meth:`save` wrote; the adapter is made if there is none of that name."""
-        found = load_file(folder / WEIGHTS)
+        """Load what :meth:`save` wrote; an adapter that does not exist yet is added."""
+        saved = load_file(folder / WEIGHTS)
         if name not in self.names:
             self.add_copy(name)
         own = self.named(name)
-        theirs = {key: tuple(x.shape) for key, x in found.items()}
+        theirs = {key: tuple(x.shape) for key, x in saved.items()}
         if theirs != {key: tuple(x.shape) for key, x in own.items()}:
             then = json.loads((folder / CONFIG).read_text())
             raise ValueError(
@@ -206,10 +203,10 @@ class Lora:
                 f"{len(own) // 2} layers. Set model.lora as it was when they were trained."
             )
         for key, x in own.items():
-            x.copy_(found[key])
+            x.copy_(saved[key])
 
     def named(self, name: str) -> dict[str, nn.Parameter]:
-        """One adapter's matrices, as PEFT's files name them."""
+        """Matrices of an adapter by their names in PEFT's files."""
         found: dict[str, nn.Parameter] = {}
         for path, a, b in self._pairs(name):
             found[f"{PREFIX}{path}.lora_A.weight"] = a
@@ -217,7 +214,7 @@ class Lora:
         return found
 
     def fingerprint(self) -> str:
-        """Of the frozen weights: adapters belong to the weights they were trained on."""
+        """Hash of the frozen weights: an adapter belongs to the weights it was trained on."""
         digest = hashlib.sha256()
         for name, x in self.model.named_parameters():
             if is_adapter(name):
@@ -230,16 +227,16 @@ class Lora:
 
 
 @dataclass
-class Using:
-    """A context in which one adapter is at work; it may be entered again."""
+class AdapterContext:
+    """Context in which one adapter is active; it may be entered several times."""
 
     lora: Lora
     name: str | None
     _before: list[str | None] = field(default_factory=list)
 
     def __enter__(self) -> None:
-        self._before.append(self.lora.working)
-        if self.lora.working != self.name:
+        self._before.append(self.lora.selected)
+        if self.lora.selected != self.name:
             self.lora._switch(self.name)
 
     def __exit__(
@@ -249,7 +246,7 @@ class Using:
         trace: TracebackType | None,
     ) -> None:
         before = self._before.pop()
-        if self.lora.working != before:
+        if self.lora.selected != before:
             self.lora._switch(before)
 
 
@@ -259,14 +256,16 @@ def plain_name(name: str) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is one of an adapter's."""
+    """Whether a parameter belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
-def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """These weights as they would be without adapters: W + (alpha / rank) B A, by their old names.
+def merge_adapter(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights with the policy's adapter added, W + (alpha / rank) B A, by plain names.
 
-    One at a time, and the model stays as it is. Weights of a model without adapters pass through.
+    One at a time; the model does not change. Weights of a model without adapters pass through.
     """
     layers: dict[str, Any] = {
         name: part for name, part in model.named_modules() if hasattr(part, "lora_A")
@@ -280,7 +279,7 @@ def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[
 
 @torch.no_grad()
 def _plus(weight: Tensor, layer: Any) -> Tensor:
-    """W + (alpha / rank) B A, added in float32 and rounded as the weight is."""
+    """W + (alpha / rank) B A, added in float32 and rounded to the weight's dtype."""
     a, b = layer.lora_A[POLICY].weight, layer.lora_B[POLICY].weight
     product = b.float() @ a.float()
     return (weight.float() + layer.scaling[POLICY] * product).to(weight.dtype)

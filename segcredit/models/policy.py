@@ -1,4 +1,4 @@
-"""The policy: any causal language model of transformers, or a Qwen-VL, with its codec."""
+"""The policy: a causal language model or vision-language model of transformers, with its codec."""
 
 import copy
 from collections.abc import Sequence
@@ -11,42 +11,47 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from segcredit.core.logits import head_logp_and_entropy, token_logp_and_entropy
-from segcredit.models.attention import packs, sees_all, set_attention
+from segcredit.models.attention import full_attention, packs, set_attention
 from segcredit.models.codec import Codec
+from segcredit.models.families import Family, VisionFamily, find_family, tiny_config
 from segcredit.models.inputs import (
-    answer_inputs,
     distinct,
     full_inputs,
     packed_inputs,
     prompt_inputs,
+    response_inputs,
 )
 from segcredit.models.layers import recomputes, recomputing
-from segcredit.models.loading import is_vision, load_codec, load_config, load_model, model_class
-from segcredit.models.lora import POLICY, REFERENCE, Lora, merged
-from segcredit.models.tiny import tiny_config
-from segcredit.models.weights import inside, is_sharded, trained_weights
+from segcredit.models.loading import load_codec, load_config, load_model
+from segcredit.models.lora import POLICY, REFERENCE, Lora, merge_adapter
+from segcredit.models.weights import is_sharded, run_inside, trained_weights
 from segcredit.types import Encoded, Prompt, Rollouts
 
 
-def response_outputs(model: nn.Module, rollouts: Rollouts, head: bool) -> Float[Tensor, "N _"]:
-    """What the model says before each of the N tokens on the mask, row by row.
+def response_outputs(
+    model: nn.Module, rollouts: Rollouts, head: bool, family: Family | None = None
+) -> Float[Tensor, "N _"]:
+    """Compute the model's outputs before each of the N tokens on the mask, row by row.
 
-    Logits with ``head``, else the trunk's last hidden states.
+    Args:
+        model: A whole model or its trunk.
+        head: Return logits; if False, the trunk's last hidden states.
+        family: None: by the model's configuration.
     """
     prompts = rollouts.prompts
     if prompts is None:
         raise ValueError("scoring needs the rollouts' 'prompts'; got none. Pass Encoded prompts.")
+    family = find_family(model.config) if family is None else family
     if not is_sharded(model):
-        return _outputs(model, rollouts, prompts, head, share_prompts=True)
-    # the passes of all processes must meet layer by layer, whatever each of them reads: so every
-    # one is a single pass, and goes through the vision tower
+        return _outputs(model, rollouts, prompts, head, family, share_prompts=True)
+    # a sharded forward pass is a collective operation: every rank must run the same layers, so
+    # each runs a single pass, and the vision tower even if its own rows have no images
     with recomputing(model):
-        nothing = 0.0 if any(x.vision for x in prompts) else blank_picture(model) * 0.0
-    return _outputs(model, rollouts, prompts, head, share_prompts=False) + nothing
+        blank = 0.0 if any(x.vision for x in prompts) else family.blank_image_sum(model) * 0.0
+    return _outputs(model, rollouts, prompts, head, family, share_prompts=False) + blank
 
 
 def _outputs(
@@ -54,45 +59,33 @@ def _outputs(
     rollouts: Rollouts,
     prompts: Sequence[Encoded],
     head: bool,
+    family: Family,
     share_prompts: bool,
 ) -> Tensor:
     place = torch.arange(1, rollouts.mask.shape[1] + 1, device=rollouts.mask.device)
-    width = int((rollouts.mask * place).max())  # one number: the host waits once
+    width = int((rollouts.mask * place).max())  # the only device synchronization
     tokens, mask = rollouts.tokens[:, :width], rollouts.mask[:, :width]
-    if packs(model):
+    if packs(model, family):
         packed = packed_inputs(prompts, tokens, mask)
         with recomputing(model):
             outputs = model(**packed.arguments(), use_cache=False)
         return (outputs.logits if head else outputs.last_hidden_state)[0, packed.before]
     few, which = distinct(prompts)
-    # then all that a response knows of its prompt is the prompt's keys and values
+    # with full attention, a response depends on its prompt only through keys and values
     shared = share_prompts and len(few) < len(prompts)
-    if shared and sees_all(model.config) and not recomputes(model):
+    if shared and full_attention(model.config) and not recomputes(model):
         return _prompts_once(model, few, which.to(tokens.device), tokens, mask, head)[mask]
     inputs = full_inputs(prompts, tokens, mask)
     # the state before response token t is one place to its left: of the last T'+1, all but one
     extra = {"logits_to_keep": width + 1} if head else {}
     with recomputing(model):
         outputs = model(**inputs.arguments(), use_cache=False, **extra)
-    found = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
-    return found[:, :-1][mask]
-
-
-def blank_picture(model: nn.Module) -> Tensor:
-    """The sum of what the vision tower says of a smallest, empty picture; 0 without a tower."""
-    tower: Any = next((x for name, x in model.named_modules() if name.endswith("visual")), None)
-    if tower is None:
-        return torch.zeros(())
-    side = tower.spatial_merge_size
-    patch = tower.patch_embed.proj.weight
-    pixels = patch.new_zeros(side * side, patch[0].numel())
-    grid = torch.tensor([[1, side, side]], device=patch.device)
-    said = tree_leaves(dict(tower(pixels, grid_thw=grid, return_dict=True)))
-    return torch.stack([x.sum() for x in said if isinstance(x, Tensor)]).sum()
+    states = outputs.logits if head else outputs.last_hidden_state[:, -(width + 1) :]
+    return states[:, :-1][mask]
 
 
 def spread(x: Float[Tensor, " N"], rollouts: Rollouts) -> Float[Tensor, "B T"]:
-    """Numbers of the tokens on the mask, put where the tokens are; zeros elsewhere."""
+    """Put one number per token on the mask back to the tokens' places; 0 elsewhere."""
     empty = torch.zeros(rollouts.mask.shape, dtype=x.dtype, device=x.device)
     return empty.masked_scatter(rollouts.mask, x)
 
@@ -105,7 +98,7 @@ def _prompts_once(
     mask: Tensor,
     head: bool,
 ) -> Tensor:
-    """The distinct prompts first; then the responses, each on its prompt's keys and values.
+    """Read each distinct prompt once, then all responses on their prompts' keys and values.
 
     Gradients flow back through those, so this is the same function of the weights.
     """
@@ -115,26 +108,26 @@ def _prompts_once(
     outputs = model(**asked.arguments(), past_key_values=cache, use_cache=True, **extra)
     before_first = (outputs.logits if head else outputs.last_hidden_state[:, -1:])[which]
     cache.batch_select_indices(which)
-    answered = answer_inputs(asked.select(which), tokens, mask)
+    answered = response_inputs(asked.select(which), tokens, mask)
     outputs = model(**answered.arguments(), past_key_values=cache, use_cache=True)
     rest = outputs.logits if head else outputs.last_hidden_state
     return torch.cat([before_first, rest[:, :-1]], dim=1)
 
 
-KNOWN_POSITIONS = 1024
-"""Of so many prompts' shapes the positions are kept: 25 MB at a thousand tokens each."""
+CACHED_POSITIONS = 1024
+"""Maximum number of cached position-id layouts: 25 MB at a thousand tokens each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A language model, and how text and pictures become its inputs."""
+    """A language model and the codec that makes its inputs from text and images."""
 
     model: PreTrainedModel
     codec: Codec
     lora: Lora | None = None
     """The model's adapters, if these are trained instead of its weights."""
     adapter: str | None = POLICY
-    """Which of them this policy is; None: the model without any."""
+    """Adapter that this policy uses; None: the base model."""
 
     @classmethod
     def from_pretrained(
@@ -143,11 +136,17 @@ class Policy:
         dtype: torch.dtype = torch.float32,
         trust_remote_code: bool = False,
         template: str | None = None,
+        family: str | None = None,
     ) -> "Policy":
-        """From a folder or a hub id; ``template`` takes the place of its chat template."""
-        place, config = load_config(source, trust_remote_code)
-        codec = load_codec(place, config, trust_remote_code, template)
-        model = load_model(place, config, dtype, trust_remote_code)
+        """Load a policy from a folder or hub id.
+
+        Args:
+            template: Text with ``{question}`` that replaces the chat template.
+            family: Model family, by name or ``file.py:Name``; None: by the model's type.
+        """
+        place, config = load_config(source, trust_remote_code, family)
+        codec = load_codec(place, config, trust_remote_code, template, family)
+        model = load_model(place, config, dtype, trust_remote_code, codec.family)
         set_attention(model, "auto")
         return cls(model.eval(), codec)
 
@@ -157,60 +156,66 @@ class Policy:
         name: str,
         tokenizer: PreTrainedTokenizerBase,
         seed: int = 0,
+        family: str | None = None,
         **sizes: int | None,
     ) -> "Policy":
-        """A small model of a real architecture with random weights."""
-        config = tiny_config(name, tokenizer, **sizes)  # type: ignore[arg-type]
-        kind = model_class(config)
+        """Make a small model of a real architecture with random weights."""
+        config = tiny_config(name, tokenizer, family=family, **sizes)  # type: ignore[arg-type]
+        codec = Codec.for_tiny(tokenizer, config, find_family(config, family))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+            model = codec.family.auto_class.from_config(
+                config, dtype=torch.float32, attn_implementation="sdpa"
+            )
         set_attention(model, "auto")
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.generation_config.pad_token_id = tokenizer.pad_token_id
-        return cls(model.eval(), Codec.for_tiny(tokenizer, config))
+        return cls(model.eval(), codec)
+
+    @property
+    def family(self) -> Family:
+        """The model's family."""
+        return self.codec.family
 
     def save(self, folder: Path) -> None:
-        """A plain Hugging Face folder, which every tool of that world loads.
-
-        Adapters are added to the weights, rounded as these are.
-        """
+        """Save as a plain Hugging Face folder, with adapters merged into the weights."""
         whole = None
         if self.lora is not None:
-            named = merged(self.model, self.model.state_dict().items())
+            named = merge_adapter(self.model, self.model.state_dict().items())
             whole = {name: x.cpu() for name, x in named}
         self.model.save_pretrained(folder, state_dict=whole)
         self.codec.save(folder)
 
-    def describe(self, folder: Path) -> None:
-        """What such a folder holds beside the weights, for engines that are handed those."""
+    def save_without_weights(self, folder: Path) -> None:
+        """Save configuration, tokenizer and processor, for engines that get the weights later."""
         config = type(self.model.config).from_dict(self.model.config.to_dict())
         config.architectures = [type(self.model).__name__]
         config.save_pretrained(folder)
         self.codec.save(folder)
 
     def with_lora(self, rank: int, alpha: float, **settings: Any) -> "Policy":
-        """The same model, frozen, with matrices of low rank that are trained instead."""
-        return replace(self, lora=Lora(self.model, rank, alpha, **settings))
+        """Return the same model, frozen, with a trainable LoRA adapter."""
+        return replace(self, lora=Lora(self.model, self.family, rank, alpha, **settings))
 
     def active(self) -> AbstractContextManager[None]:
-        """The context in which the model is this policy; without LoRA it always is."""
-        return nullcontext() if self.lora is None else self.lora.using(self.adapter)
+        """Context in which the model uses this policy's adapter; without LoRA it does nothing."""
+        return nullcontext() if self.lora is None else self.lora.use(self.adapter)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """What an optimizer of this policy steps, by names that stay."""
+        """Trainable parameters, by names that do not change between runs."""
         return trained_weights(self.model) if self.lora is None else self.lora.named(POLICY)
 
     def reference(self, copied: bool = False) -> "Policy":
-        """π_ref: the policy as it is now, without gradients.
+        """Return π_ref: the policy as it is now, without gradients.
 
-        With LoRA it takes no second model: it is the same one without adapters, or, if the policy
-        has learned already, with a third one; with ``copied``, in any case with one, to go back to.
+        With LoRA this needs no second model: π_ref is the base model or, if the policy's adapter
+        was trained already, a copy of that adapter. ``copied`` makes the copy in any case, for a
+        method that returns to it.
         """
         if self.lora is None:
             model = copy.deepcopy(self.model).eval()
             return Policy(model.requires_grad_(False), self.codec)
-        if self.lora.is_nothing(POLICY) and not copied:
+        if self.lora.is_zero(POLICY) and not copied:
             return replace(self, adapter=None)
         self.lora.add_copy(REFERENCE)
         return replace(self, adapter=REFERENCE)
@@ -221,12 +226,12 @@ class Policy:
 
     @property
     def packs(self) -> bool:
-        """Whether rows are read end to end, without padding."""
-        return packs(self.model)
+        """Whether rows are packed end to end, without padding."""
+        return packs(self.model, self.family)
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a response: the generation config may name several."""
+        """Tokens that end a response; the generation config may name several."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         if configured is None:
             configured = self.codec.tokenizer.eos_token_id
@@ -239,61 +244,55 @@ class Policy:
 
     @cached_property
     def banned(self) -> Bool[Tensor, " V"] | None:
-        """Tokens of probability zero: those only prompts hold, and unused rows of the head."""
-        width = self.model.get_output_embeddings().weight.shape[0]
-        # by id, since a vocabulary may have gaps: its size says nothing about its largest id
+        """Tokens of probability zero: prompt-only tokens, and rows of the head without a token."""
+        width = self.family.head(self.model).weight.shape[0]
+        # by id, since a vocabulary may have gaps: its size does not determine its largest id
         known = set(self.codec.tokenizer.get_vocab().values()) - set(self.codec.banned)
         banned = torch.tensor([token not in known for token in range(width)])
         return banned.to(self.device) if bool(banned.any()) else None
 
     def encode(self, prompt: Prompt) -> Encoded:
-        """The prompt with its rotary positions."""
-        tokens, vision = self.codec.encode(prompt, self.device)
-        return Encoded(prompt, tokens, self._positions(tokens, vision), vision)
+        """Encode a prompt, with its rotary positions."""
+        tokens, images = self.codec.encode(prompt, self.device)
+        return Encoded(prompt, tokens, self._positions(tokens, images), images)
 
-    def _positions(self, tokens: Tensor, vision: dict[str, Tensor]) -> Tensor:
-        """By the model's own rule: images take a plane of positions (M-RoPE), text a line."""
-        if not is_vision(self.model.config):
-            return torch.arange(len(tokens))[None]
-        if not vision:
-            return torch.arange(len(tokens)).expand(3, -1)
-        image = tokens == self.model.config.image_token_id
-        grid = vision["image_grid_thw"]
-        # they depend on where the pictures stand and on their sizes, and on no word
-        key = (image.numpy().tobytes(), grid.numpy().tobytes())
-        known = self._known_positions
-        if (found := known.get(key)) is not None:
-            return found
-        trunk: Any = self.model.model
-        # the keyword has no mention in older signatures' positional order, hence all by name
-        positions, _ = trunk.get_rope_index(
-            input_ids=tokens[None], mm_token_type_ids=image[None].long(), image_grid_thw=grid
-        )
-        if len(known) < KNOWN_POSITIONS:
-            known[key] = positions[:, 0]
-        return positions[:, 0]
+    def _positions(self, tokens: Tensor, images: dict[str, Tensor]) -> Tensor:
+        family = self.family
+        if not isinstance(family, VisionFamily) or not images:
+            return torch.arange(len(tokens)).expand(family.position_planes, -1)
+        # positions depend on where the images are and on their sizes, not on the words
+        is_image = tokens == family.image_token_id(self.model.config)
+        layout = [images[name].numpy().tobytes() for name in family.layout_inputs]
+        key = (is_image.numpy().tobytes(), *layout)
+        cache = self._position_cache
+        if (known := cache.get(key)) is not None:
+            return known
+        positions = family.positions(self.model, tokens, images)
+        if len(cache) < CACHED_POSITIONS:
+            cache[key] = positions
+        return positions
 
     @cached_property
-    def _known_positions(self) -> dict[tuple[bytes, bytes], Tensor]:
-        """Of prompts that differ in their words alone."""
+    def _position_cache(self) -> dict[tuple[bytes, ...], Tensor]:
         return {}
 
     def score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
-        """log π of every response token at the sampling temperature, and H when asked."""
+        """Compute log π of every response token at a temperature, and its entropy H if asked."""
         with self.active():
-            if not self.plain_head:  # the model's own forward pass is all there is
+            if not self.plain_head:
                 return self._score(rollouts, temperature, with_entropy)
-            return inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
+            return run_inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
 
     def _score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         tokens = rollouts.tokens[rollouts.mask]
         if self.plain_head:
-            hidden = response_outputs(self.model.base_model, rollouts, head=False)
-            head = self.model.get_output_embeddings()
+            trunk = self.family.trunk(self.model)
+            hidden = response_outputs(trunk, rollouts, head=False, family=self.family)
+            head = self.family.head(self.model)
             logp, h = head_logp_and_entropy(
                 hidden,
                 head.weight,
@@ -303,23 +302,23 @@ class Policy:
                 getattr(head, "bias", None),
             )
         else:
-            logits = response_outputs(self.model, rollouts, head=True)
+            logits = response_outputs(self.model, rollouts, head=True, family=self.family)
             logp, h = token_logp_and_entropy(logits, tokens, temperature, self.banned)
         return spread(logp, rollouts), spread(h, rollouts) if with_entropy else None
 
     @cached_property
     def plain_head(self) -> bool:
-        """Whether logits are just W h + b, so that they need not be made: tried on some tokens.
+        """Whether logits are W h + b, so that the fused head can be used; tried on a few tokens.
 
-        Some architectures scale or cap them.
+        Some architectures scale or cap their logits.
         """
         tokens = torch.arange(4, device=self.device)[None]
-        planes = 3 if is_vision(self.model.config) else 1
+        planes = self.family.position_planes
         positions = torch.arange(4, device=self.device).expand(planes, 1, 4)
         given = {"input_ids": tokens, "position_ids": positions if planes > 1 else positions[0]}
-        head = self.model.get_output_embeddings()
+        head = self.family.head(self.model)
         with torch.no_grad():
             logits = self.model(**given, use_cache=False).logits
-            hidden = self.model.base_model(**given, use_cache=False).last_hidden_state
+            hidden = self.family.trunk(self.model)(**given, use_cache=False).last_hidden_state
             expected = torch.nn.functional.linear(hidden, head.weight, getattr(head, "bias", None))
         return torch.allclose(logits.float(), expected.float(), rtol=1e-3, atol=1e-3)

@@ -23,11 +23,11 @@ GIBIBYTES = 2
 """Memory limit of a chat template, in addition to the memory of the process."""
 
 QUESTION = "{question}"
-"""Where the question goes. Nothing else in braces means anything: questions are untrusted."""
+"""Placeholder of the question. Other braces have no meaning: questions are untrusted text."""
 
 
 def check_template(template: str) -> str:
-    """The template, if it has exactly one place for the question."""
+    """Return the template; raise ValueError unless it holds ``{question}`` exactly once."""
     if (count := template.count(QUESTION)) != 1:
         raise ValueError(
             f"a template holds {QUESTION} exactly once, as in 'Problem: {QUESTION} Solution:'; "
@@ -37,24 +37,24 @@ def check_template(template: str) -> str:
 
 
 def fill_template(template: str, prompt: Prompt) -> str:
-    """The template with the prompt's question in its place."""
+    """Put the prompt's question into the template."""
     check_questions([prompt])
     before, after = check_template(template).split(QUESTION)
     return before + prompt.messages[0]["content"] + after
 
 
 def is_question(prompt: Prompt) -> bool:
-    """Whether a template can ask it: one message of text."""
+    """Whether the prompt fits a template: a single message without images."""
     return not prompt.images and len(prompt.messages) == 1
 
 
 def check_questions(prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts that are more than a question of text, all in one message."""
+    """Raise one ValueError for all prompts that have images or several messages."""
     more = [prompt for prompt in prompts if not is_question(prompt)]
     if not more:
         return
     first = more[0]
-    holds = "pictures" if first.images else f"{len(first.messages)} messages"
+    holds = "images" if first.images else f"{len(first.messages)} messages"
     which = f"{len(more)} of {len(prompts)} prompts hold" if len(prompts) > 1 else "it holds"
     raise ValueError(
         f"a template is for one message of text, but {which} more: prompt {first.id!r} has "

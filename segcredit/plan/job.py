@@ -24,7 +24,7 @@ from segcredit.data.worlds import make_world
 from segcredit.models.images import FORMATS
 from segcredit.plan.gpus import Gpu
 from segcredit.plan.model import Adapter, Shape, Tower, adapter_of
-from segcredit.rollout.fixed import SMALL_MODEL
+from segcredit.rollout.graphs import SMALL_MODEL
 from segcredit.types import Prompt
 
 RESPONSE_SHARE = 0.5

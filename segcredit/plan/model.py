@@ -1,7 +1,7 @@
 """Sizes of a model that determine memory and time, read from its configuration alone."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from segcredit.config import LoraSettings, Optimize, Recipe, WarmStart
@@ -10,6 +10,8 @@ from segcredit.printable import printable
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig
+
+    from segcredit.models import Family
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Shape:
     """Number of elements of each parameter, and whether it belongs to the vision tower."""
     linears: tuple[tuple[str, int, int], ...] = ()
     """Name, input and output width of each linear layer except the head."""
+    family: "Family | None" = field(default=None, compare=False)
+    """Model family; None: a text model."""
 
     @property
     def query_width(self) -> int:
@@ -91,18 +95,22 @@ class Shape:
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Shape:
+def shape_of(
+    config: "PreTrainedConfig", trust_remote_code: bool = False, family_name: str | None = None
+) -> Shape:
     """Count a model's sizes exactly by building it on torch's meta device."""
-    from segcredit.models.lora import in_tower, linear_layers
+    from segcredit.models import find_family
+    from segcredit.models.lora import linear_layers
 
+    family = find_family(config, family_name)
     text = config.get_text_config()
     if any(getattr(text, name, None) for name in _EXPERTS):
         raise ValueError(
             f"{config.model_type} is a mixture of experts, which the plan does not support: it "
             f"would be wrong by a multiple. Measure a short run instead: stages.0.steps=2."
         )
-    model: Any = _build(config, trust_remote_code)
-    layers = _layers(model, vision=False)
+    model: Any = _build(config, family, trust_remote_code)
+    layers = _layers(model, family, vision=False)
     head = model.get_output_embeddings()
     heads = getattr(text, "num_attention_heads", None)
     if not layers or head is None or not heads:
@@ -127,25 +135,22 @@ def shape_of(config: "PreTrainedConfig", trust_remote_code: bool = False) -> Sha
         tied=head.weight is model.get_input_embeddings().weight,
         head_norms=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
         full_attention=all(kind == "full_attention" for kind in kinds),
-        tower=_tower(config, model),
-        sizes=tuple((x.numel(), in_tower(name)) for name, x in model.named_parameters()),
+        tower=_tower(config, model, family),
+        sizes=tuple(
+            (x.numel(), family.in_vision_tower(name)) for name, x in model.named_parameters()
+        ),
         linears=tuple(
             (name, x.in_features, x.out_features) for name, x in linear_layers(model).items()
         ),
+        family=family,
     )
 
 
-def _build(config: "PreTrainedConfig", trust_remote_code: bool) -> "nn.Module":
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+def _build(config: "PreTrainedConfig", family: "Family", trust_remote_code: bool) -> "nn.Module":
+    from segcredit.models.loading import empty_model
 
-    vision = getattr(config, "vision_config", None) is not None
-    kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     try:
-        with torch.device("meta"):
-            return kind.from_config(
-                config, trust_remote_code=trust_remote_code, attn_implementation="eager"
-            )
+        return empty_model(config, family, trust_remote_code, attn_implementation="eager")
     except Exception as error:  # a model's own code may raise anything
         why = printable(" ".join(str(error).split()) or type(error).__name__, 200)
         raise ValueError(f"model: {config.model_type} cannot be built: {why}") from None
@@ -156,28 +161,26 @@ def _count(parameters: "Iterable[nn.Parameter]", matrices: bool = False) -> int:
     return sum(x.numel() for x in parameters if x.ndim >= 2 or not matrices)
 
 
-def _layers(model: "nn.Module", vision: bool) -> "list[nn.Module]":
+def _layers(model: "nn.Module", family: "Family", vision: bool) -> "list[nn.Module]":
     """Layers that support gradient checkpointing, of the vision tower or of the text model."""
     from transformers.modeling_layers import GradientCheckpointingLayer
-
-    from segcredit.models.lora import in_tower
 
     return [
         part
         for name, part in model.named_modules()
-        if isinstance(part, GradientCheckpointingLayer) and in_tower(name) == vision
+        if isinstance(part, GradientCheckpointingLayer) and family.in_vision_tower(name) == vision
     ]
 
 
-def _tower(config: Any, model: "nn.Module") -> Tower | None:
-    from segcredit.models.lora import in_tower
+def _tower(config: Any, model: "nn.Module", family: "Family") -> Tower | None:
+    from segcredit.models import QwenVL
 
-    vision = getattr(config, "vision_config", None)
-    if vision is None:
+    if not family.reads_images:
         return None
-    named = [(name, x) for name, x in model.named_parameters() if in_tower(name)]
-    blocks: list[Any] = _layers(model, vision=True)
-    if not named or not blocks:
+    vision = config.vision_config
+    named = [(name, x) for name, x in model.named_parameters() if family.in_vision_tower(name)]
+    blocks: list[Any] = _layers(model, family, vision=True)
+    if not named or not blocks or not isinstance(family, QwenVL):
         raise ValueError(
             f"{type(model).__name__} has a vision tower that the plan does not support; it "
             f"supports those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."
@@ -236,11 +239,13 @@ def adapter_on(
     shape: Shape, settings: LoraSettings, vision: bool = True, reference: bool = False
 ) -> Adapter:
     """Sizes of an adapter with these settings on this model."""
-    from segcredit.models.lora import choose_layers, in_tower
+    from segcredit.models import Family
+    from segcredit.models.lora import choose_layers
 
+    family = shape.family or Family()
     widths = {name: (wide, out) for name, wide, out in shape.linears}
-    chosen = choose_layers(widths, settings.targets, vision)
-    text = [name for name in chosen if not in_tower(name)]
+    chosen = choose_layers(widths, settings.targets, family, vision)
+    text = [name for name in chosen if not family.in_vision_tower(name)]
     return Adapter(
         sizes=tuple(settings.rank * width for name in chosen for width in widths[name]),
         text=sum(settings.rank * sum(widths[name]) for name in text),
@@ -256,17 +261,17 @@ def config_of(recipe: Recipe) -> "PreTrainedConfig":
     settings = recipe.model
     if settings.path is None:
         from segcredit.data.worlds import make_world
-        from segcredit.models.tiny import tiny_config
+        from segcredit.models import tiny_config
 
         assert settings.tiny is not None
         assert recipe.data.world is not None
         tokenizer = make_world(recipe.data.world, **recipe.data.settings).tokenizer()
-        return tiny_config(settings.tiny, tokenizer, **settings.sizes)
+        return tiny_config(settings.tiny, tokenizer, **settings.sizes, family=settings.family)
     from segcredit.models import ModelError
     from segcredit.models.loading import load_config
 
     try:
-        return load_config(settings.path, settings.trust_remote_code)[1]
+        return load_config(settings.path, settings.trust_remote_code, settings.family)[1]
     except ModelError as error:
         raise ValueError(
             f"model.path: {error} A plan reads only the model's config.json, a few kB: put it in "

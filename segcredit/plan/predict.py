@@ -367,7 +367,7 @@ def plan(
     No weights are loaded.
     """
     count, gpu = present_gpus() if gpus is None else parse_gpus(gpus)
-    shape = shape_of(config_of(recipe), recipe.model.trust_remote_code)
+    shape = shape_of(config_of(recipe), recipe.model.trust_remote_code, recipe.model.family)
     lengths = lengths_of(
         recipe, shape.tower, prompt_tokens, longest_prompt, picture_tokens, mean_length
     )

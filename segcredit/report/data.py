@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from segcredit.models.images import PictureError, open_image
+from segcredit.models.images import ImageError, open_image
 from segcredit.partition import PARTITIONS, Partition
 from segcredit.report.segments import column_names
 from segcredit.runlog import Run
@@ -291,7 +291,7 @@ def as_data_uri(run: Path, name: str) -> str | None:
         if not path.is_relative_to(run.resolve()) or not path.is_file():
             return None
         picture = open_image(path)
-    except (PictureError, OSError, ValueError, RuntimeError):
+    except (ImageError, OSError, ValueError, RuntimeError):
         return None  # also: an impossible file name, or symbolic links in a loop
     picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     few = picture.getcolors(512) is not None  # probably a drawing: PNG is smaller, and exact

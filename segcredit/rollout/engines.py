@@ -1,47 +1,67 @@
-"""The engine that the settings ask for, ready to sample from a policy."""
+"""Rollout engines by name: ``rollout.engine`` is hf, vllm, or one of your own (``file.py:Name``).
 
-from segcredit.config import RolloutSettings
+An engine is a class with the methods of :class:`segcredit.types.RolloutEngine` and a class method
+``from_policy(policy, settings)``. The easiest way to write one is to subclass :class:`HFEngine`
+(docs/extending.md).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
 from segcredit.models import Policy
-from segcredit.models.weights import full_weights
-from segcredit.rollout import HFEngine, VllmEngine
+from segcredit.registry import Registry
+from segcredit.types import RolloutEngine
 
-LONGEST_PROMPT = 8192
-"""Where nobody says how long prompts may be."""
-
-COMPARED = 1 / 8
-"""Of the prompts, where vLLM's log π is at most compared with the trainer's."""
+DEFAULT_PROMPT_TOKENS = 8192
+"""Longest prompt, if data.max_prompt_tokens is not set."""
 
 
-def make_engine(
-    policy: Policy,
-    settings: RolloutSettings,
-    longest_prompt: int | None,
-    continues: bool = False,
-    reads_drawn: bool = False,
-) -> HFEngine | VllmEngine:
-    """vLLM is started for prompts and responses up to the lengths that are set.
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is told about the run, beside the policy."""
 
-    ``continues``: whether begun responses are continued, each several times. ``reads_drawn``:
-    whether log π as drawn is used; otherwise vLLM need not tell it of every response.
-    """
-    if settings.engine == "hf":
-        return HFEngine(
-            policy.model, policy.end_tokens, policy.banned, settings.rows, settings.graphs
+    rows: int = 256
+    """Maximum number of responses that are sampled at once."""
+    max_tokens: int = 2048
+    """Maximum number of response tokens."""
+    max_prompt_tokens: int = DEFAULT_PROMPT_TOKENS
+    repeats_prompts: bool = True
+    """Whether the same prompt or prefix is sampled from several times."""
+    needs_logp: bool = True
+    """Whether every response needs log π as sampled; otherwise a share of them is enough."""
+    graphs: bool | Literal["auto"] = "auto"
+    """Whether the hf engine uses CUDA graphs; auto: for small models on a GPU."""
+    vllm_memory: float = 0.4
+    """Share of the GPU's memory that vLLM may use while it samples."""
+    vllm_eager: bool = False
+    """Run vLLM without CUDA graphs."""
+
+
+ENGINES: Registry[Any] = Registry(
+    "rollout engine",
+    {"hf": "segcredit.rollout.hf:HFEngine", "vllm": "segcredit.rollout.vllm:VllmEngine"},
+)
+
+
+def make_engine(name: str, policy: Policy, settings: EngineSettings) -> RolloutEngine:
+    """Make an engine that samples from the policy."""
+    kind = ENGINES[name]
+    if not hasattr(kind, "from_policy"):
+        raise ValueError(
+            f"rollout.engine: expected a class with from_policy(policy, settings); got {kind!r}."
         )
-    wanted = (longest_prompt or LONGEST_PROMPT) + settings.max_tokens
-    possible = policy.model.config.get_text_config().max_position_embeddings
-    engine = VllmEngine(
-        policy.model,
-        policy.end_tokens,
-        policy.describe,
-        full_weights,
-        window=min(wanted, possible),
-        banned=policy.banned,
-        rows=settings.rows,
-        memory=settings.vllm.memory,
-        eager=settings.vllm.eager,
-        shared=settings.samples > 1 or continues,
-        compared=1.0 if reads_drawn else COMPARED,
-    )
-    engine.start()
+    engine = kind.from_policy(policy, settings)
+    if not isinstance(engine, RolloutEngine):
+        methods = [x for x in vars(RolloutEngine) if not x.startswith("_")]
+        lacking = [x for x in methods if not hasattr(engine, x)]
+        raise ValueError(
+            f"rollout.engine: an engine needs the methods {', '.join(methods)}; "
+            f"{type(engine).__name__} has no {lacking[0]}."
+        )
     return engine
+
+
+def engine_problem(name: str) -> str | None:
+    """Why an engine cannot run on this machine; None if it can."""
+    problem = getattr(ENGINES[name], "problem", None)
+    return None if problem is None else problem()

@@ -1,4 +1,4 @@
-"""Sampling by transformers alone: batched, cached, and readable; it runs wherever torch does."""
+"""Rollout engine that samples with transformers: batched, with a KV cache, on any device."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,41 +11,48 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from segcredit.core.logits import entropy
+from segcredit.models import Policy
 from segcredit.models.inputs import Inputs
-from segcredit.rollout.fixed import FixedSampler, suits
-from segcredit.rollout.prefill import Prefilled, next_logits, prefill
+from segcredit.rollout.engines import EngineSettings
+from segcredit.rollout.graphs import FixedSampler, suits
+from segcredit.rollout.prefill import Prefill, next_logits, prefill
 from segcredit.rollout.sampling import check_finite, check_sampling, pick, tokens_left
 from segcredit.types import Encoded, Rollouts, Sampling
 
 SMALL_STEP = 2**18
-"""Logits of one step, of all rows together."""
-NOTHING = torch.zeros(0, dtype=torch.long)
-"""No beginning."""
+"""Number of logits of a decoding step below which one CPU thread is fastest."""
+EMPTY = torch.zeros(0, dtype=torch.long)
+"""An empty response prefix."""
 COMPACT_BELOW = 0.75
-"""Finished rows leave the batch once the unfinished make up less than this share of it."""
+"""Finished rows are removed once fewer than this share of the rows are unfinished."""
 
 
 @dataclass
 class HFEngine:
-    """Draws from a transformers model; π's log-probabilities and entropies are kept as drawn."""
+    """Samples from a transformers model; records log π and H of every sampled token."""
 
     model: torch.nn.Module
     end_tokens: tuple[int, ...]
     banned: Bool[Tensor, " V"] | None = None
-    """Tokens that are never drawn."""
+    """Tokens that are never sampled."""
     rows: int = 256
-    """Responses drawn at once; more wait for their turn."""
+    """Maximum number of responses that are sampled at once."""
     graphs: bool | Literal["auto"] = "auto"
-    """By CUDA graphs, which spare the launching of kernels; auto: small models on a GPU."""
+    """Whether to use CUDA graphs, which save kernel launches; auto: for small models on a GPU."""
     _fixed: FixedSampler | None = field(default=None, init=False, repr=False)
     _fits: bool = field(default=True, init=False, repr=False)
 
+    @classmethod
+    def from_policy(cls, policy: Policy, settings: EngineSettings) -> "HFEngine":
+        """Make an engine that samples from the policy's own model."""
+        return cls(policy.model, policy.end_tokens, policy.banned, settings.rows, settings.graphs)
+
     def close(self) -> None:
-        """Give the graphs' memory back."""
+        """Release the memory of the CUDA graphs; the engine can still be used."""
         self._fixed = None
 
     def load_weights(self, policy: torch.nn.Module) -> None:
-        """Draw from this model; it is used as it is, not copied."""
+        """Sample from this model, which is used as it is, not copied."""
         if policy is not self.model:
             self._fixed, self._fits = None, True
         self.model = policy
@@ -53,8 +60,8 @@ class HFEngine:
     def sample(
         self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
     ) -> Rollouts:
-        """One response per prompt."""
-        return self._sample(prompts, [NOTHING] * len(prompts), sampling, generator)
+        """Sample one response per prompt."""
+        return self._sample(prompts, [EMPTY] * len(prompts), sampling, generator)
 
     def continue_from(
         self,
@@ -63,9 +70,9 @@ class HFEngine:
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:
-        """One continuation of each begun response; ``max_tokens`` counts the prefix too.
+        """Sample one continuation per response prefix; ``max_tokens`` includes the prefix.
 
-        Equal beginnings should be one and the same object: then they are read once.
+        Equal prefixes should be the same object: then they are read once.
         """
         return self._sample(prompts, prefixes, sampling, generator)
 
@@ -81,10 +88,10 @@ class HFEngine:
         if not prompts:
             raise ValueError("nothing to sample: got no prompts.")
         budget = torch.tensor(tokens_left(prompts, prefixes, sampling))
-        # all randomness first: a row's draws depend neither on its neighbours nor on `rows`
+        # all random numbers first: a row's samples depend neither on other rows nor on `rows`
         uniform = torch.rand(len(prompts), sampling.max_tokens, generator=generator)
         uniform = uniform[:, : int(budget.max())]
-        # those that have as many tokens left are drawn together: they end at about the same time
+        # rows with equal budgets are sampled together: they end at about the same time
         order = budget.argsort(stable=True)
         parts = []
         for rows in order.split(self.rows):
@@ -116,7 +123,7 @@ class HFEngine:
         uniform: Tensor,
         sampling: Sampling,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Tokens, mask, log π and H of each row, and which of them ended by themselves."""
+        """Return tokens, mask, log π and H of each row, and which rows reached an end token."""
         device = next(self.model.parameters()).device
         budget, uniform = budget.to(device), uniform.to(device)
         asked = prefill(self.model, prompts, prefixes, device)
@@ -128,17 +135,17 @@ class HFEngine:
         if found is None:
             found = self._draw(asked, budget, uniform, sampling)
         tokens, mask, logp, entropies = found
-        # rows that had finished went on for a while, off the mask
+        # finished rows may have more tokens, off the mask
         ends = torch.tensor(self.end_tokens, device=device)
         ended = (torch.isin(tokens, ends) & mask).any(dim=1)
         return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
 
     def _draw_fixed(
-        self, asked: Prefilled, budget: Tensor, uniform: Tensor, sampling: Sampling
+        self, asked: Prefill, budget: Tensor, uniform: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """In a room of fixed size, by CUDA graphs on a GPU; None where that fails.
+        """Sample in fixed buffers, with CUDA graphs on a GPU; None if that fails.
 
-        Nothing is lost then: all chance was drawn before.
+        Nothing is lost then: all random numbers were drawn before.
         """
         if self._fixed is None or self._fixed.device != asked.logits.device:
             self._fixed = FixedSampler(asked.logits.device)
@@ -148,25 +155,25 @@ class HFEngine:
             )
         except torch.OutOfMemoryError:
             warnings.warn(
-                "sampling goes on without CUDA graphs: there is no memory for the keys and values "
-                "that they keep. Set rollout.graphs=false to read this no more, or a smaller "
+                "sampling continues without CUDA graphs: there is not enough memory for their KV "
+                "cache. To avoid this warning, set rollout.graphs=false, or a smaller "
                 "rollout.rows.",
                 stacklevel=2,
             )
-        except Exception as error:  # whatever the model's code does that a graph cannot hold
+        except Exception as error:  # the model's code may do anything that a graph cannot record
             why = " ".join(str(error).split())[:300]
             warnings.warn(
-                f"sampling goes on without CUDA graphs, which this model does not take: {why}. "
-                f"Set rollout.graphs=false to read this no more.",
+                f"sampling continues without CUDA graphs, which do not work with this model: "
+                f"{why}. To avoid this warning, set rollout.graphs=false.",
                 stacklevel=2,
             )
         self._fits, self._fixed = False, None
         return None
 
     def _draw(
-        self, asked: Prefilled, budget: Tensor, uniform: Tensor, sampling: Sampling
+        self, asked: Prefill, budget: Tensor, uniform: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One token per row and step; finished rows leave."""
+        """Sample one token per row and step; finished rows leave the batch."""
         device = uniform.device
         num, width = uniform.shape
         ends = torch.tensor(self.end_tokens, device=device)
@@ -204,7 +211,7 @@ class HFEngine:
 
 @contextmanager
 def enough_threads(logits: Tensor) -> Iterator[None]:
-    """One CPU thread for steps so small that waking a second one takes longer than the work."""
+    """Use one CPU thread for steps so small that starting a second takes longer than the work."""
     before = torch.get_num_threads()
     if logits.is_cuda or before == 1 or logits.numel() > SMALL_STEP:
         yield

@@ -1,4 +1,4 @@
-"""What is read before the first token is drawn: each prompt once, then begun responses on it."""
+"""Prefill: read each distinct prompt once, then response prefixes on its keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,45 +14,46 @@ from transformers.cache_utils import DynamicLayer
 from segcredit.models.inputs import Inputs, distinct, prompt_inputs
 from segcredit.types import Encoded
 
-ROOM = 64
-"""Columns made ready at once."""
+SPARE_COLUMNS = 64
+"""Columns that a cache layer allocates ahead."""
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """transformers' dynamic layer, which would copy all keys and values for every token."""
+    """KV cache layer that allocates ahead; transformers' copies all of it for every token."""
 
     keys: Tensor
     values: Tensor
-    _room: tuple[Tensor, Tensor] | None = None
-    _shown: Tensor | None = None
+    _buffer: tuple[Tensor, Tensor] | None = None
+    _view: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Behind what is there; all of it is returned as views."""
+        """Append keys and values, and return views of all of them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         old = self.get_seq_length()
         new = old + key_states.shape[-2]
-        # rows may have been selected since: then `keys` are no longer what the room holds
-        if self._room is None or self.keys is not self._shown or new > self._room[0].shape[-2]:
-            self._room = (_wider(key_states, new + ROOM), _wider(value_states, new + ROOM))
+        # rows may have been selected since: then `keys` is no view of the buffer any more
+        if self._buffer is None or self.keys is not self._view or new > self._buffer[0].shape[-2]:
+            wide = new + SPARE_COLUMNS
+            self._buffer = (_empty(key_states, wide), _empty(value_states, wide))
             if old:
-                self._room[0][:, :, :old] = self.keys
-                self._room[1][:, :, :old] = self.values
-        self._room[0][:, :, old:new] = key_states
-        self._room[1][:, :, old:new] = value_states
-        self.keys, self.values = self._room[0][:, :, :new], self._room[1][:, :, :new]
-        self._shown = self.keys
+                self._buffer[0][:, :, :old] = self.keys
+                self._buffer[1][:, :, :old] = self.values
+        self._buffer[0][:, :, old:new] = key_states
+        self._buffer[1][:, :, old:new] = value_states
+        self.keys, self.values = self._buffer[0][:, :, :new], self._buffer[1][:, :, :new]
+        self._view = self.keys
         return self.keys, self.values
 
 
-def _wider(x: Tensor, columns: int) -> Tensor:
-    return x.new_empty((*x.shape[:-2], columns, x.shape[-1]))
+def _empty(like: Tensor, columns: int) -> Tensor:
+    return like.new_empty((*like.shape[:-2], columns, like.shape[-1]))
 
 
 def growing_cache(config: PreTrainedConfig) -> DynamicCache:
-    """The cache of this architecture; only its plain attention layers are replaced.
+    """Make the model's KV cache, with growing layers in place of plain attention layers.
 
-    For sampling alone: what is written in place has no gradient.
+    For sampling only: writes in place have no gradient.
     """
     assert not torch.is_grad_enabled()
     cache = DynamicCache(config=config)
@@ -61,8 +62,8 @@ def growing_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 @dataclass
-class Prefilled:
-    """What rows begin with, each distinct beginning once, and what the model says after it."""
+class Prefill:
+    """KV cache and next logits of each distinct prompt and prefix, and which one each row has."""
 
     cache: Any
     logits: Float[Tensor, "F V"]
@@ -71,18 +72,18 @@ class Prefilled:
     position: Int[Tensor, " F"]
     """Rotary position of the next token."""
     planes: int
-    """Rows of rotary positions: one, or three of a vision model."""
+    """Rows of rotary positions: 1, or 3 with M-RoPE."""
     which: Int[Tensor, " B"]
-    """Of the beginnings, each row's."""
+    """Entry of each row."""
 
-    def spread(self) -> "Prefilled":
-        """One beginning for each row; the cache is changed in place."""
+    def spread(self) -> "Prefill":
+        """Copy the entries so that each row has its own; the cache is changed in place."""
         return self.select(self.which, torch.arange(len(self.which), device=self.which.device))
 
-    def select(self, some: Int[Tensor, " N"], which: Int[Tensor, " B"]) -> "Prefilled":
-        """These of the beginnings, perhaps several times; the cache is changed in place."""
+    def select(self, some: Int[Tensor, " N"], which: Int[Tensor, " B"]) -> "Prefill":
+        """Select entries, perhaps several times each; the cache is changed in place."""
         self.cache.batch_select_indices(some)
-        return Prefilled(
+        return Prefill(
             self.cache,
             self.logits[some],
             self.attended[some],
@@ -97,14 +98,14 @@ def prefill(
     prompts: Sequence[Encoded],
     prefixes: Sequence[Int[Tensor, "_"]],
     device: torch.device,
-) -> Prefilled:
-    """One row for each prompt and begun response behind it, which may be empty.
+) -> Prefill:
+    """Read one prompt and response prefix per row; a prefix may be empty.
 
-    Each distinct prompt is read once (siblings hold one and the same object), whatever follows it;
-    then each distinct beginning, on its prompt's keys and values.
+    Each distinct prompt object is read once, then each distinct prefix on its prompt's keys and
+    values.
     """
     cache: Any = growing_cache(model.config)
-    # other layers than plain attention (windows, recurrent states) must see text without gaps
+    # layers other than plain attention (windows, recurrent states) must read text without gaps
     plain = all(type(x) is GrowingLayer for x in cache.layers)
     if not plain:
         made: dict[tuple[int, int], Encoded] = {}
@@ -115,18 +116,18 @@ def prefill(
     few, which = distinct(prompts)
     asked = prompt_inputs(few, device)
     logits = next_logits(model, cache, asked.arguments())
-    read = Prefilled(
+    read = Prefill(
         cache, logits, asked.attended, asked.next_position, len(asked.positions), which.to(device)
     )
     if not plain or not any(len(x) for x in prefixes):
         return read
-    return _behind(model, read, prefixes)
+    return _read_prefixes(model, read, prefixes)
 
 
-def _behind(model: nn.Module, read: Prefilled, prefixes: Sequence[Tensor]) -> Prefilled:
-    """Begun responses, each distinct one once, on the keys and values of their prompts.
+def _read_prefixes(model: nn.Module, read: Prefill, prefixes: Sequence[Tensor]) -> Prefill:
+    """Read each distinct prefix once, on the keys and values of its prompt.
 
-    They end together at the right edge, so that all go on in the same column.
+    Prefixes are padded on the left, so that all rows continue in the same column.
     """
     which = read.which
     number: dict[tuple[int, int], int] = {}
@@ -142,15 +143,15 @@ def _behind(model: nn.Module, read: Prefilled, prefixes: Sequence[Tensor]) -> Pr
     place = torch.arange(tokens.shape[1], device=device) - (tokens.shape[1] - length)[:, None]
     positions = (read.position[:, None] + place).clamp(min=0).expand(read.planes, -1, -1)
     attended = torch.cat([read.attended, place >= 0], dim=1)
-    said = next_logits(model, read.cache, Inputs(tokens, attended, positions, {}).arguments())
-    # an empty beginning has only padding there: what was said after its prompt holds
-    logits = torch.where((length > 0)[:, None], said, read.logits)
+    after = next_logits(model, read.cache, Inputs(tokens, attended, positions, {}).arguments())
+    # an empty prefix is only padding: the logits after its prompt remain valid
+    logits = torch.where((length > 0)[:, None], after, read.logits)
     position = read.position + length
-    return Prefilled(read.cache, logits, attended, position, read.planes, read.which)
+    return Prefill(read.cache, logits, attended, position, read.planes, read.which)
 
 
 def next_logits(model: nn.Module, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
-    """Logits after the last token; the cache grows by what was read."""
+    """Read tokens into the cache and return the logits after the last one."""
     outputs = model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
     logits: Tensor = outputs.logits[:, -1]
     return logits

@@ -1,4 +1,4 @@
-"""Choosing the next token from a distribution, with randomness that is handed in."""
+"""Sample tokens from a distribution with given random numbers, and check sampling settings."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,20 @@ from segcredit.types import Encoded, Sampling
 
 
 def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """The token at which the cumulative probability first exceeds u ∈ [0, 1).
+    """Return the token at which the cumulative probability first exceeds u ∈ [0, 1).
 
-    One number per row decides, so a row's draw does not depend on which rows are beside it.
-    Summed in float64: in float32 the tail of a large vocabulary would be lost in rounding.
+    Each row uses its own random number, so a sample does not depend on the other rows. Summed in
+    float64: in float32 the tail of a large vocabulary would be lost to rounding.
     """
     total = logp.double().exp().cumsum(dim=-1)
     threshold = uniform.double() * total[:, -1]
-    # right: a token of probability zero shares its sum with its neighbour and is never first
-    found = torch.searchsorted(total, threshold[:, None], right=True).squeeze(-1)
-    return found.clamp(max=logp.shape[-1] - 1)  # of NaN nothing is found; the engine says so
+    # right=True: a token of probability zero has the sum of the one before it and is never chosen
+    token = torch.searchsorted(total, threshold[:, None], right=True).squeeze(-1)
+    return token.clamp(max=logp.shape[-1] - 1)  # NaN gives no token; check_finite reports it
 
 
 def nucleus(logp: Float[Tensor, "B V"], top_p: float = 1.0, top_k: int = 0) -> Float[Tensor, "B V"]:
-    """Unlikely tokens at −∞: beyond the k likeliest, or past cumulative probability p."""
+    """Set tokens to −∞ that are not among the k likeliest, or past cumulative probability p."""
     keep: Bool[Tensor, "B V"] = torch.ones_like(logp, dtype=torch.bool)
     if 0 < top_k < logp.shape[-1]:
         keep &= logp >= logp.topk(top_k, dim=-1).values[:, -1:]
@@ -41,7 +41,7 @@ def pick(
     sampling: Sampling,
     banned: Bool[Tensor, " V"] | None,
 ) -> tuple[Float[Tensor, "B V"], Int[Tensor, " B"]]:
-    """log π over the vocabulary as it is recorded, and the tokens chosen."""
+    """Return log π over the vocabulary, before top-p and top-k, and the sampled tokens."""
     greedy = sampling.temperature == 0.0
     log_pi = scaled(logits, 1.0 if greedy else sampling.temperature, banned).log_softmax(-1)
     if greedy:
@@ -55,7 +55,7 @@ def pick(
 def tokens_left(
     prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]], sampling: Sampling
 ) -> list[int]:
-    """How many tokens may follow each begun response."""
+    """Number of tokens that may follow each response prefix."""
     left = [sampling.max_tokens - len(x) for _, x in zip(prompts, prefixes, strict=True)]
     for row, count in enumerate(left):
         if count < 1:
@@ -69,9 +69,9 @@ def tokens_left(
 def extend_all(
     prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]], sampling: Sampling
 ) -> tuple[list[Encoded], list[int]]:
-    """Each prompt with its begun response, and how many tokens may follow.
+    """Append each response prefix to its prompt; return also how many tokens may follow.
 
-    Equal beginnings become one and the same object, so that they are read once.
+    Equal prefixes of a prompt become one object, so that they are read once.
     """
     budget = tokens_left(prompts, prefixes, sampling)
     made: dict[tuple[int, int], Encoded] = {}
@@ -89,19 +89,19 @@ class NotFiniteLogits(ValueError):  # noqa: N818
 
 
 def check_finite(logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> None:
-    """Refuse what a damaged model drew."""
+    """Raise NotFiniteLogits if any sampled token has no finite log-probability."""
     wrong = (mask & ~logp.isfinite()).nonzero()
     if len(wrong):
         row, place = wrong[0].tolist()
         raise NotFiniteLogits(
             f"the model's logits are not finite: response {row} has log π = "
-            f"{float(logp[row, place])} at token {place}. Its weights are damaged, or "
-            f"overflowed in training: go back to an earlier checkpoint, or lower the rate."
+            f"{float(logp[row, place])} at token {place}. Its weights are damaged, or training "
+            f"diverged: go back to an earlier checkpoint, or lower the learning rate."
         )
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse settings that mean nothing."""
+    """Raise ValueError for invalid sampling settings."""
     if sampling.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1; got {sampling.max_tokens}.")
     if not sampling.temperature >= 0.0:

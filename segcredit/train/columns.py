@@ -107,7 +107,7 @@ class ValueProvider(Provider):
 def _saved_critic(state: State, place: Path) -> Critic:
     """Load a saved critic onto the policy's device."""
     settings = state.recipe.model
-    critic = Critic.from_saved(place, getattr(torch, settings.dtype))
+    critic = Critic.from_saved(place, getattr(torch, settings.dtype), state.policy.family)
     own_memory(critic)
     critic.to(state.policy.device)
     set_attention(critic.trunk, settings.attention)

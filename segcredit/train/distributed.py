@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from segcredit.models import Critic, Policy
-from segcredit.models.weights import shard, undivided
+from segcredit.models.weights import shard, unshard
 from segcredit.runlog.storage import CheckpointError
 from segcredit.types import Encoded, Rollouts
 
@@ -212,8 +212,8 @@ def whole_model(
         keep: Whether this rank keeps the copy; otherwise it returns None.
     """
     if isinstance(model, Policy):
-        found = undivided(model.model, device, keep)
+        found = unshard(model.model, device, keep)
         return None if found is None else Policy(found, model.codec)
-    critic = undivided(model, device, keep)
+    critic = unshard(model, device, keep)
     assert critic is None or isinstance(critic, Critic)
     return critic

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from segcredit.config import Recipe, RecipeError
-from segcredit.models import ModelError, Policy
+from segcredit.models import Family, ModelError, Policy, find_family
 from segcredit.models.layers import compile_layers, fuse_norms, recompute_activations
 from segcredit.models.lora import VARIANTS, Lora
 
@@ -17,7 +17,7 @@ def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None)
     """Freeze, compile and checkpoint activations as the recipe says; on a GPU, fuse norms."""
     fuse_on_gpu(model)
     if recipe.model.freeze_vision:
-        freeze_vision(model)
+        freeze_vision(model, find_family(model.config, recipe.model.family))
     if recipe.model.compile:
         if lora is not None:
             torch._dynamo.config.recompile_limit = VARIANTS
@@ -32,11 +32,10 @@ def fuse_on_gpu(model: PreTrainedModel) -> None:
         fuse_norms(model)
 
 
-def freeze_vision(model: nn.Module) -> None:
+def freeze_vision(model: nn.Module, family: Family) -> None:
     """Exclude the vision tower from gradients."""
-    for name, part in model.named_modules():
-        if name.split(".")[-1] == "visual":
-            freeze(part)
+    for tower in family.vision_towers(model):
+        freeze(tower)
 
 
 def freeze(model: nn.Module) -> None:
@@ -51,7 +50,7 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
     dtype = getattr(torch, settings.dtype)
     try:
         policy = Policy.from_pretrained(
-            source, dtype, settings.trust_remote_code, recipe.data.template
+            source, dtype, settings.trust_remote_code, recipe.data.template, settings.family
         )
     except ModelError as error:
         raise RecipeError(f"model.path: {error}") from error

@@ -7,7 +7,6 @@ from typing import Any
 
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
-from segcredit.rollout import HFEngine, VllmEngine
 from segcredit.runlog import (
     MetricsWriter,
     RunFolder,
@@ -191,8 +190,7 @@ class Trainer:
         try:
             Loop(state, run, metrics, watch).run()
         finally:
-            if isinstance(state.engine, HFEngine | VllmEngine):  # none of somebody's own
-                state.engine.close()
+            state.engine.close()
         kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
         return Result(
             folder=None if run is None else run.path,

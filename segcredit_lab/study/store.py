@@ -24,6 +24,10 @@ FINISHED = "finished.json"
 LETTERS = 10
 """Of a digest, in a folder's name."""
 
+ADDED_FIELDS: dict[tuple[str, str], object] = {("model", "family"): None}
+"""Recipe fields that were added after the first studies, with their defaults. A digest leaves them
+out at the default, so that runs made before are found again."""
+
 Kind = Literal["warm", "tune", "run"]
 
 
@@ -52,6 +56,9 @@ class Planned:
         said = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
         said.pop("name")
         said["data"].pop("allow_outside")  # a permission, which does not change results
+        for (section, field), default in ADDED_FIELDS.items():
+            if said[section][field] == default:
+                del said[section][field]
         told = json.dumps([said, self.start.digest if self.start else None], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:LETTERS]
 

@@ -24,7 +24,7 @@ from transformers import (
 from segcredit.config import RecipeError, load_recipe, parse_recipe
 from segcredit.data import BadRows, load_prompts
 from segcredit.data.worlds import make_world
-from segcredit.models import Codec, Policy, lora
+from segcredit.models import Codec, Family, Policy, lora
 from segcredit.models.loading import context_window, end_tokens, load_config
 from segcredit.train import build
 from segcredit.train.build import make_plan
@@ -198,7 +198,7 @@ def test_steps_across_the_end_of_a_pass_have_distinct_prompts(count: int, first:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("empty", "model.path: '{folder}' has no config.json, so it is no Hugging Face folder"),
+        ("empty", "model.path: '{folder}' has no config.json, so it is not a Hugging Face folder"),
         ("not a config", "model.path: the config.json of {folder} cannot be read: "),
         ("another kind", "model.path: {folder} is a model of type 'no_such_model', which "),
         ("half a model", "model.path: '{folder}/model.safetensors' is damaged or was cut off at "),
@@ -380,7 +380,7 @@ def test_prompts_beyond_the_context_window(tmp_path: Path, model: Path) -> None:
 
 
 def make_plan_codec(path: str) -> Codec:
-    return Codec.from_pretrained(path, vision=False)
+    return Codec.from_pretrained(path, Family())
 
 
 def prompt_of(file: str, number: int) -> Prompt:

@@ -11,7 +11,7 @@ from each import each
 from PIL import Image
 
 from segcredit.data import RowError, as_source
-from segcredit.models.images import FORMATS, PictureError, check_image, open_image, to_png
+from segcredit.models.images import FORMATS, ImageError, check_image, open_image, to_png
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -106,7 +106,7 @@ class TestAsSource:
     def test_refuses_the_rest_in_one_printable_line(
         self, value: object, said: str, tmp_path: Path
     ) -> None:
-        with pytest.raises((RowError, PictureError)) as caught:
+        with pytest.raises((RowError, ImageError)) as caught:
             as_source(value, tmp_path)
         assert said in str(caught.value)
         assert str(caught.value).isprintable()
@@ -115,7 +115,7 @@ class TestAsSource:
     def test_a_pil_image_of_a_truncated_file_is_refused(self, tmp_path: Path) -> None:
         with (
             Image.open(BytesIO(encoded(noise((64, 64)))[:900])) as image,
-            pytest.raises((RowError, PictureError), match="expected a PIL image that loads"),
+            pytest.raises((RowError, ImageError), match="expected a PIL image that loads"),
         ):
             as_source(image, tmp_path)
 
@@ -226,16 +226,16 @@ class TestCheckImage:
         ("content", "said"),
         [
             (b"not an image at all", "beginning with b'not an image'"),
-            (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "expected a picture (PNG"),
-            (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected a picture (PNG"),
+            (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "expected an image (PNG"),
+            (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected an image (PNG"),
             (encoded(noise((64, 64)))[:1500], "can be decoded"),
             (encoded(noise((64, 64)), "JPEG")[:900], "can be decoded"),
-            (encoded(noise((64, 64)), "WEBP")[:900], "expected a picture"),
+            (encoded(noise((64, 64)), "WEBP")[:900], "expected an image"),
             (encoded(noise((2100, 2000)), "JPEG", quality=20)[:-4000], "can be decoded"),
             (encoded(noise((2100, 2000)), compress_level=0)[:-4000], "can be decoded"),
             (png_header(10_000, 9_500), "at most 89,478,485 pixels"),
             (png_header(100_000, 100_000), "at most 89,478,485 pixels"),
-            (png_header(0, 7), "expected a picture"),
+            (png_header(0, 7), "expected an image"),
         ],
     )  # fmt: skip
     def test_refuses_what_would_fail_in_training(
@@ -244,7 +244,7 @@ class TestCheckImage:
         path = tmp_path / "bad\x1b.png"
         path.write_bytes(content)
         for source in (content, path):
-            with pytest.raises((RowError, PictureError)) as caught:
+            with pytest.raises((RowError, ImageError)) as caught:
                 check_image(source)
             assert said in str(caught.value)
             assert str(caught.value).isprintable()
@@ -263,6 +263,6 @@ class TestCheckImage:
             for use in (check_image, open_image):
                 try:
                     use(bytes(damaged))
-                except PictureError:
+                except ImageError:
                     refused += 1
         assert refused

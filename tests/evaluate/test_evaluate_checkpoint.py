@@ -213,7 +213,9 @@ def test_a_name_that_only_the_hub_could_know(name: str, monkeypatch: pytest.Monk
         raise OSError("connection refused")
 
     monkeypatch.setattr("segcredit.models.loading.get_hf_file_metadata", unreachable)
-    assert error_of(name).startswith(f"{name} is no folder here, was not downloaded before, and ")
+    assert error_of(name).startswith(
+        f"{name} is not a folder here, was not downloaded before, and "
+    )
 
 
 def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
@@ -232,7 +234,9 @@ def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     ]
     told = ("--data", rows, "--reward", "exact")
     message = error_of(tmp_path, *told)
-    assert message.startswith(f"'{tmp_path}' has no config.json, so it is no Hugging Face folder")
+    assert message.startswith(
+        f"'{tmp_path}' has no config.json, so it is not a Hugging Face folder"
+    )
     assert "\n" not in message
 
 

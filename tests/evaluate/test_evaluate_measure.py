@@ -64,6 +64,9 @@ class Scripted:
     def load_weights(self, policy: torch.nn.Module) -> None:
         raise NotImplementedError
 
+    def close(self) -> None:
+        raise NotImplementedError
+
 
 @dataclass
 class FirstToken:

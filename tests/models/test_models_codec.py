@@ -234,7 +234,7 @@ def test_a_template_is_for_one_message_of_text() -> None:
     with pytest.raises(ValueError, match=r"it holds more: prompt 'talk' has 2 messages\. Leave"):
         text.encode(talk)
     vision = replace(policy("qwen2_5_vl").codec, template="{question}")
-    with pytest.raises(ValueError, match="it holds more: prompt 'p' has pictures"):
+    with pytest.raises(ValueError, match="it holds more: prompt 'p' has images"):
         vision.encode(ask("<image>?", IMAGE, id="p"))
     assert vision.render(ask("list ?")) == "list ?"
     with pytest.raises(ValueError, match="2 of 3 prompts hold more: prompt 'talk' has 2 messages"):
@@ -297,7 +297,7 @@ def test_what_must_not_be_written() -> None:
 def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
     owner = fresh_policy(name)
     owner.save(tmp_path)
-    loaded = Codec.from_pretrained(tmp_path, vision=name in VISION)
+    loaded = Codec.from_pretrained(tmp_path, policy(name).family)
     assert loaded.tokenizer.get_vocab() == owner.codec.tokenizer.get_vocab()
     assert loaded.tokenizer.eos_token_id == owner.codec.tokenizer.eos_token_id
     for prompt in prompts_for(name):

@@ -13,10 +13,11 @@ from tiny_policies import (
     seeded,
     some_rollouts,
 )
+from transformers import DynamicCache
 
 from segcredit.models import Critic
-from segcredit.models.attention import sees_all
-from segcredit.rollout.prefill import ROOM, GrowingLayer, growing_cache
+from segcredit.models.attention import full_attention
+from segcredit.rollout.prefill import SPARE_COLUMNS, GrowingLayer
 from segcredit.train.micro import by_tokens
 from segcredit.types import Encoded, Rollouts, Sampling
 
@@ -146,16 +147,8 @@ def test_a_prompt_is_read_once_for_all_its_beginnings(
     prefixes = [long, nothing, long, short, short, long]
     found = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
     assert passes[:3] == [2, 5, 6]
-
-    class OtherLayer(GrowingLayer):
-        """A layer of a kind that must see text without gaps."""
-
-    def other_cache(config: object) -> object:
-        cache = growing_cache(config)
-        cache.layers = [OtherLayer() for _ in cache.layers]
-        return cache
-
-    monkeypatch.setattr("segcredit.rollout.prefill.growing_cache", other_cache)
+    plain = "segcredit.rollout.prefill.growing_cache"
+    monkeypatch.setattr(plain, lambda config: DynamicCache(config=config))
     del passes[:]
     again = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
     assert passes[:2] == [5, 6]
@@ -165,13 +158,13 @@ def test_a_prompt_is_read_once_for_all_its_beginnings(
 
 def test_layers_that_forget_do_not_share() -> None:
     config = copy.deepcopy(policy("qwen2").model.config)
-    assert sees_all(config)
+    assert full_attention(config)
     config.layer_types = ["full_attention", "sliding_attention"]
-    assert not sees_all(config)
+    assert not full_attention(config)
 
 
 def test_the_cache_grows_in_place_and_over_its_room() -> None:
-    layer, keys = GrowingLayer(), torch.randn(3, 2, 5 + ROOM + 40, 4, generator=seeded())
+    layer, keys = GrowingLayer(), torch.randn(3, 2, 5 + SPARE_COLUMNS + 40, 4, generator=seeded())
     layer.update(keys[:, :, :5], -keys[:, :, :5])
     place, rows = layer.keys.data_ptr(), torch.arange(3)
     moves = 0

@@ -53,13 +53,13 @@ def test_every_refusal_has_its_way_out(
     message = {owner: text for owner, (text, _) in found.items()}
     for name in ("gated", "gated-unknown"):
         assert message[name] == (
-            f"{name}/model is gated: its authors want a licence accepted first. Accept it at "
+            f"{name}/model is gated: its authors want a license accepted first. Accept it at "
             f"{hub}/{name}/model, then type: hf auth login"
         )
     assert message["none"].startswith("there is no folder 'none/model' here, and no model of that ")
     assert "hf auth login" in message["none"]
-    assert "has no config.json, so it is no model that transformers loads" in message["no-config"]
-    assert f"{hub} answered 503. Try again later; or fetch it elsewhere by: hf" in message["busy"]
+    assert "has no config.json, so transformers cannot load it" in message["no-config"]
+    assert f"{hub} answered 503. Try again later; or download it elsewhere: hf" in message["busy"]
     assert f"{hub} cannot be reached (" in message["slow"]
     assert max(seconds for _, seconds in found.values()) < 8, "once, not five times"
 
@@ -67,14 +67,14 @@ def test_every_refusal_has_its_way_out(
 def test_out_of_reach(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     message, seconds = ask(CLOSED, "some/model")
     assert message.startswith(
-        f"some/model is no folder here, was not downloaded before, and {CLOSED} cannot be reached ("
+        f"some/model is not a folder here, was not downloaded before, and {CLOSED} cannot be "
     )
-    expected = "connection, or at HF_ENDPOINT; or fetch it elsewhere by: hf download some/model "
+    expected = "connection, or HF_ENDPOINT; or download it elsewhere: hf download some/model "
     assert expected in message
     assert seconds < 5, "transformers alone would try for 23"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message, _ = ask(CLOSED, "some/model")
-    assert "HF_HUB_OFFLINE is set, so the hub is not asked. Unset it; or fetch it" in message
+    assert "HF_HUB_OFFLINE is set, so the hub is not asked. Unset it; or download it" in message
 
 
 SCRIPT = """
@@ -89,7 +89,7 @@ def load():
             found = type(Policy.from_pretrained("good/model").model).__name__
         except ModelError as error:
             found = str(error)
-    said = [str(x.message) for x in warned if "Going on" in str(x.message)]
+    said = [str(x.message) for x in warned if "downloaded copy" in str(x.message)]
     told.append([found, time.monotonic() - began, said])
 
 def control(what):
@@ -128,7 +128,7 @@ def test_what_was_downloaded_serves_when_the_hub_is_gone(model: Path, tmp_path: 
     assert gone[1] < 10, "no file is waited for"
     (warning,) = gone[2]
     assert f"{hub} cannot be reached (" in warning
-    assert f"Going on with good/model as it lies in {snapshot}." in warning
+    assert f"Using the downloaded copy of good/model in {snapshot}." in warning
     size = (model / "model.safetensors").stat().st_size - 100
     assert damaged[0].startswith(f"'{weights}' is damaged or was cut off at {size} bytes")
     assert damaged[0].endswith("hf download good/model model.safetensors --force-download")

@@ -12,7 +12,7 @@ from tiny_policies import drawn, encoded, engine, fresh_policy, seeded
 from torch import Tensor
 
 from segcredit.config import OptimizerSettings
-from segcredit.models import Critic, Policy
+from segcredit.models import Critic, Policy, QwenVL
 from segcredit.models.attention import set_attention
 from segcredit.models.layers import recompute_activations
 from segcredit.models.lora import CRITIC, POLICY, REFERENCE, Lora, choose_layers, linear_layers
@@ -129,7 +129,7 @@ def test_optimizers_hold_their_own_matrices_and_nothing_else(name: str) -> None:
 
 def chosen_layers(name: str) -> list[torch.nn.Linear]:
     layers = linear_layers(fresh_policy(name).model)
-    return [layers[key] for key in choose_layers(layers, "language")]
+    return [layers[key] for key in choose_layers(layers, "language", QwenVL())]
 
 
 @each
@@ -210,7 +210,7 @@ def test_recomputed_activations_give_the_same_gradients(name: str, attention: st
         value = critic(drawn(name))
         value.sum().backward()
         logp.sum().backward()
-        assert lora_of(policy).working == POLICY
+        assert lora_of(policy).selected == POLICY
         found.append([x.grad for x in (*policy.trained().values(), *critic.trained().values())])
     for plain, recomputed in zip(*found, strict=True):
         assert plain is not None
@@ -223,13 +223,13 @@ def test_after_an_error_the_policy_is_at_work_again() -> None:
     critic = Critic.from_policy(policy)
 
     def fail(*_: object) -> None:
-        assert lora_of(policy).working == CRITIC
+        assert lora_of(policy).selected == CRITIC
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     critic.trunk.register_forward_hook(fail)
     with pytest.raises(torch.OutOfMemoryError):
         critic(drawn("qwen2"))
-    assert lora_of(policy).working == POLICY
+    assert lora_of(policy).selected == POLICY
     assert all(x.requires_grad for x in [*policy.trained().values(), *critic.trained().values()])
 
 
@@ -304,19 +304,21 @@ def test_adapters_begin_by_the_seed_alone() -> None:
 def test_targets() -> None:
     model = fresh_policy("qwen2_5_vl").model
     names = list(linear_layers(model))
-    language = choose_layers(names, "language")
+    language = choose_layers(names, "language", QwenVL())
     assert language
     assert not any("visual" in name for name in language)
-    everything = choose_layers(names, "all-linear")
+    everything = choose_layers(names, "all-linear", QwenVL())
     assert any("visual" in name for name in everything)
     assert not any("lm_head" in name for name in everything)
-    assert choose_layers(names, "all-linear", vision=False) == language
-    both = choose_layers(names, ["gate_proj"])
+    assert choose_layers(names, "all-linear", QwenVL(), vision=False) == language
+    both = choose_layers(names, ["gate_proj"], QwenVL())
     assert {"visual" in name for name in both} == {True, False}
-    assert {"visual" in x for x in choose_layers(names, ["gate_proj"], vision=False)} == {False}
-    one = choose_layers(names, ["language_model.layers.0.mlp.up_proj", "v_proj"])
+    assert {"visual" in x for x in choose_layers(names, ["gate_proj"], QwenVL(), vision=False)} == {
+        False
+    }
+    one = choose_layers(names, ["language_model.layers.0.mlp.up_proj", "v_proj"], QwenVL())
     assert len(one) == 3
-    assert choose_layers(names, "q_proj") == choose_layers(names, ["q_proj"])
+    assert choose_layers(names, "q_proj", QwenVL()) == choose_layers(names, ["q_proj"], QwenVL())
 
 
 @pytest.mark.parametrize(
@@ -335,5 +337,5 @@ def test_targets_that_are_none(targets: str | list[str], said: str) -> None:
     with pytest.raises(
         ValueError, match=r"^model.lora.targets: expected language, all-linear"
     ) as e:
-        choose_layers(names, targets)
+        choose_layers(names, targets, QwenVL())
     assert said in str(e.value)

@@ -119,7 +119,7 @@ def test_what_an_earlier_generation_left_behind_changes_nothing(name: str) -> No
         assert torch.equal(after.tokens, before.tokens)
         assert torch.equal(after.logp_old, before.logp_old)
         assert torch.equal(owner.score(before, 1.0)[0], scores)
-        owner._known_positions.clear()
+        owner._position_cache.clear()
         assert torch.equal(owner.encode(prompts[1].prompt).positions, prompts[1].positions)
 
 
@@ -136,4 +136,4 @@ def test_positions_are_remembered_by_shape(name: str) -> None:
     assert torch.equal(fresh[0], fresh[1])
     assert fresh[0].shape == fresh[2].shape
     assert not torch.equal(fresh[0], fresh[2])
-    assert len(owner._known_positions) == 2
+    assert len(owner._position_cache) == 2

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from tiny_policies import ask, fresh_policy, picture, pictures, policy
 
-from segcredit.models.codec import Codec
+from segcredit.models import Codec, QwenVL
 from segcredit.models.images import open_image
 from segcredit.types import Prompt
 
@@ -83,7 +83,7 @@ def test_the_same_tensors_from_a_folder(name: str, tmp_path: Path) -> None:
     import transformers
 
     fresh_policy(name).save(tmp_path)
-    codec = Codec.from_pretrained(tmp_path, vision=True)
+    codec = Codec.from_pretrained(tmp_path, QwenVL())
     kind = "Qwen2_5_VLProcessor" if name == "qwen2_5_vl" else "Qwen3VLProcessor"
     theirs = getattr(transformers, kind).from_pretrained(tmp_path)
     for prompt in PROMPTS:

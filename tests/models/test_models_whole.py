@@ -89,7 +89,7 @@ DAMAGES: list[tuple[str, str, str, Damage, list[str]]] = [
         "qwen2",
         "model.safetensors",
         lambda x: x.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
-        ["is a pointer of Git LFS", "git -C ", " lfs pull"],
+        ["is a Git LFS pointer", "git -C ", " lfs pull"],
     ),
     ("no weights", "qwen2", "model.safetensors", Path.unlink, ["has no model.safetensors."]),
     (
@@ -118,14 +118,14 @@ DAMAGES: list[tuple[str, str, str, Damage, list[str]]] = [
         "qwen2_5_vl",
         "preprocessor_config.json",
         Path.unlink,
-        ["has no preprocessor_config.json, which says how its model sees pictures. Copy it"],
+        ["has no preprocessor_config.json, which says how its model reads images. Copy it"],
     ),
     (
         "no index",
         "parts",
         "model.safetensors.index.json",
         Path.unlink,
-        ["has no model.safetensors.index.json, which says what is where in 'model-00001-of-"],
+        ["has no model.safetensors.index.json, the index of 'model-00001-of-"],
     ),
     (
         "no good index",
@@ -176,7 +176,7 @@ def test_a_part_is_missing(whole: dict[str, Path], tmp_path: Path) -> None:
         (
             LlavaConfig(),
             "LlavaForConditionalGeneration",
-            "is a vision-language model of type 'llava', whose pictures cannot be read here.",
+            "is a vision-language model of type 'llava', which no model family here describes.",
         ),
     ],
 )
@@ -210,7 +210,7 @@ def test_kinds_that_nobody_knows(tmp_path: Path) -> None:
 def test_things_that_are_no_model_folder(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"")
-    assert refused(file) == f"'{file}' is a file. Pass the folder that it lies in."
+    assert refused(file) == f"'{file}' is a file. Pass the folder that contains it."
     missing = tmp_path / "model.gguff"
     assert refused(missing).endswith(f"Did you mean '{file}'?")
     (tmp_path / "adapter").mkdir()

@@ -136,7 +136,9 @@ def test_the_hub_cannot_be_reached(folder: Path, monkeypatch: pytest.MonkeyPatch
     code, said, complained = typed("geometry.yaml", "--gpus", "H200")
     assert (code, said) == (2, "")
     assert complained.count("\n") == 1
-    assert "Qwen/Qwen2.5-VL-3B-Instruct is no folder here, was not downloaded before" in complained
+    assert (
+        "Qwen/Qwen2.5-VL-3B-Instruct is not a folder here, was not downloaded before" in complained
+    )
     assert "cannot be reached (connection refused by everyone)" in complained
     assert "config.json" in complained
     assert "model.path=FOLDER" in complained

@@ -17,13 +17,12 @@ from transformers import (
 )
 
 from segcredit.config import OptimizerSettings
-from segcredit.models import Critic
-from segcredit.models.tiny import TINY
+from segcredit.models import TINY, Critic
 from segcredit.plan import memory, shape_of
 from segcredit.plan.memory import CACHE_STEP, between, main_memory
 from segcredit.plan.memory import SLAB as PLANNED_SLAB
 from segcredit.plan.timing import text_forward, trunk_forward
-from segcredit.rollout.prefill import ROOM
+from segcredit.rollout.prefill import SPARE_COLUMNS
 from segcredit.train.models import freeze_vision
 from segcredit.train.offload import SLAB
 from segcredit.train.optim import Optimizer
@@ -63,8 +62,8 @@ def test_models_and_optimizers_hold_what_was_said(half: bool, freeze: bool):
     critic = Critic.from_policy(policy)
     job = job_for(policy, batch_for(policy, "qwen2_5_vl", 2), half=half, freeze_vision=freeze)
     if freeze:
-        freeze_vision(policy.model)
-        freeze_vision(critic.trunk)
+        freeze_vision(policy.model, policy.family)
+        freeze_vision(critic.trunk, policy.family)
     parts = dict.fromkeys(("weights", "originals", "moments"), 0)
     for name, model in (("policy", policy.model), ("critic", critic)):
         optimizer = Optimizer(name, model, 1e-6, OptimizerSettings())
@@ -128,7 +127,7 @@ def test_operations_are_those_that_torch_counts(name: str):
 
 def test_numbers_that_other_modules_hold():
     assert PLANNED_SLAB == SLAB
-    assert CACHE_STEP == ROOM
+    assert CACHE_STEP == SPARE_COLUMNS
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from small_models import batch_for, job_for, large_shape, small_policy
 from test_plan_activations import above, tensors
 
 from segcredit.config import LoraSettings, OptimizerSettings, load_recipe
-from segcredit.models import Critic, Policy
+from segcredit.models import Critic, Policy, QwenVL
 from segcredit.models.layers import recompute_activations
 from segcredit.plan import (
     GPUS,
@@ -138,6 +138,7 @@ def seven_billion() -> Shape:
         tied=False,
         sizes=((152_064 * h, False),) * 2 + ((6_525_621_760, False), (676_550_144, True)),
         linears=tuple(linears),
+        family=QwenVL(),
     )
 
 

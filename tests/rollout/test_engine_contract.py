@@ -81,7 +81,7 @@ def engine(kind: str, name: str) -> RolloutEngine:
     return VllmEngine(
         owner.model,
         owner.end_tokens,
-        owner.describe,
+        owner.save_without_weights,
         full_weights,
         window=512,
         banned=owner.banned,
@@ -285,7 +285,12 @@ def test_vllm_on_a_cpu_refuses_a_tied_head(kind: str) -> None:
     owner = fresh("qwen2")
     tie(owner)
     drawer = VllmEngine(
-        owner.model, owner.end_tokens, owner.describe, full_weights, window=512, eager=True
+        owner.model,
+        owner.end_tokens,
+        owner.save_without_weights,
+        full_weights,
+        window=512,
+        eager=True,
     )
     with pytest.raises(ValueError, match=r"tied.* rollout\.engine=hf"):
         drawer.start()
@@ -295,7 +300,12 @@ def test_vllm_on_a_cpu_refuses_a_tied_head(kind: str) -> None:
 def test_what_vllm_refuses_is_one_message(kind: str) -> None:
     owner = policy("qwen2")
     much = VllmEngine(
-        owner.model, owner.end_tokens, owner.describe, full_weights, window=10**6, eager=True
+        owner.model,
+        owner.end_tokens,
+        owner.save_without_weights,
+        full_weights,
+        window=10**6,
+        eager=True,
     )
     with pytest.raises(ValueError, match=r"vLLM does not start: .* rollout\.engine=hf"):
         much.start()

@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from segcredit.models import Policy, tiny_config
-from segcredit.models.codec import VISION_TOKENS, Codec
+from segcredit.models.codec import Codec
+from segcredit.models.families import QwenVL
 from segcredit.types import Rollouts, Sampling
 
 SETTINGS = [Sampling(12), Sampling(12, 0.7), Sampling(12, 0.0), Sampling(12, 1.0, 0.9, 20)]
@@ -52,7 +53,7 @@ def check_scores(owner: Policy, rollouts: Rollouts, temperature: float) -> None:
 def test_vision_tokens(name: str, sampling: Sampling) -> None:
     """One <|image_pad|> in a response, and scoring would miss a picture."""
     vocabulary = policy(name).codec.tokenizer.get_vocab()
-    ids = [vocabulary[token] for token in VISION_TOKENS]
+    ids = [vocabulary[token] for token in QwenVL.prompt_only_tokens]
     owner = changed_head(name, pushed(len(vocabulary), ids))
     assert owner.banned is not None
     assert owner.banned.nonzero().flatten().tolist() == sorted(ids)

@@ -1,4 +1,4 @@
-"""Drawn in a room of fixed size, by graphs or without, is drawn as ever."""
+"""Sampling in fixed buffers, with CUDA graphs or without, equals plain sampling."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ from transformers import DynamicCache
 from segcredit.config import RecipeError, RolloutSettings, parse_recipe
 from segcredit.models import Policy
 from segcredit.models.attention import set_attention
-from segcredit.rollout import HFEngine, fixed
-from segcredit.rollout.engines import make_engine
-from segcredit.rollout.fixed import Room, Size, Steps, bucket
+from segcredit.rollout import HFEngine, make_engine
+from segcredit.rollout import graphs as fixed
+from segcredit.rollout.graphs import BufferSize, DecodingState, DecodingStep, bucket
 from segcredit.types import Encoded, Rollouts, Sampling
 
 WAYS = [Sampling(40), Sampling(40, 0.7), Sampling(40, 0.0), Sampling(40, 1.3, 0.8, 20)]
@@ -58,16 +58,16 @@ def test_draws_are_those_of_the_growing_cache(name: str) -> None:
 def test_rows_leave_and_rooms_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed, "LEAST_ROWS", 2)
     monkeypatch.setattr(fixed, "LEAST_COLUMNS", 8)
-    monkeypatch.setattr(fixed, "LOOK", 3)
+    monkeypatch.setattr(fixed, "CHECK_EVERY", 3)
     owner, seen = fresh_policy(name), set()
     plain = engine(owner, False).sample(many(name), WAYS[0], seeded())
-    run = Steps.run
+    run = DecodingStep.run
 
-    def watched(self: Steps, rows: int, columns: int, cache: DynamicCache) -> None:
+    def watched(self: DecodingStep, rows: int, columns: int, cache: DynamicCache) -> None:
         seen.add((rows, columns))
         run(self, rows, columns, cache)
 
-    monkeypatch.setattr(Steps, "run", watched)
+    monkeypatch.setattr(DecodingStep, "run", watched)
     for rows in (256, 5):
         check_same(engine(owner, True, rows).sample(many(name), WAYS[0], seeded()), plain)
         assert len({rows for rows, _ in seen}) > 2
@@ -96,8 +96,8 @@ def test_a_room_serves_many_batches_and_grows() -> None:
         made = [x.sample(prompts, Sampling(width), seeded(width)) for x in (plain, other)]
         check_same(*made)
         assert other._fixed is not None
-        assert other._fixed.room is not None
-        sizes.append(other._fixed.room.size)
+        assert other._fixed.state is not None
+        sizes.append(other._fixed.state.size)
     assert sizes[0] != sizes[1] != sizes[2] == sizes[3]
     assert sizes[3].holds(sizes[1])
     assert sizes[3].holds(sizes[0])
@@ -207,11 +207,11 @@ def test_a_step_asks_the_host_nothing(name: str, attention: str) -> None:
     with torch.inference_mode(), torch.device("meta"):
         for layer in cache.layers:
             layer.update(torch.zeros(3, 2, 10, 8), torch.zeros(3, 2, 10, 8))
-        room = Room(cache, Size(8, 64, 128))
+        room = DecodingState(cache, BufferSize(8, 64, 128))
         banned = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
         ends = torch.zeros(11, dtype=torch.long)
     for sampling in WAYS:
-        steps = Steps(model, room, sampling, banned, ends, 3 if name in VISION else 1)
+        steps = DecodingStep(model, room, sampling, banned, ends, 3 if name in VISION else 1)
         with torch.inference_mode(), OnDevice() as watched:
             steps.run(8, 96, room.cache(model.config, 8, 96))
         assert watched.count > 100
@@ -230,12 +230,12 @@ def test_sizes_are_few() -> None:
     [
         (
             {"rollout": {"graphs": True, "engine": "vllm"}},
-            "graphs is a setting of the hf engine: remove it",
+            r"a setting of the hf engine: remove it",
         ),
         ({"rollout": {"graphs": "sometimes"}}, "graphs.*auto"),
         (
             {"rollout": {"graphs": True}, "model": {"attention": "flash_attention_2"}},
-            r"set model\.attention=auto, or rollout\.graphs=false",
+            r"set model\.attention=auto, or rollout.graphs=false",
         ),
     ],
 )
@@ -250,6 +250,6 @@ def test_settings_that_mean_nothing(changes: dict[str, dict[str, object]], messa
 def test_the_setting_reaches_the_engine() -> None:
     for graphs in (True, False, "auto"):
         settings = RolloutSettings(graphs=graphs)
-        made = make_engine(policy("qwen2"), settings, None)
+        made = make_engine("hf", policy("qwen2"), settings.engine_settings())
         assert isinstance(made, HFEngine)
         assert made.graphs == graphs

@@ -15,7 +15,7 @@ from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
 from segcredit.models.attention import set_attention
 from segcredit.models.layers import recompute_activations
-from segcredit.models.weights import copy_weights, full_weights, is_sharded, shard, undivided
+from segcredit.models.weights import copy_weights, full_weights, is_sharded, shard, unshard
 from segcredit.train.models import freeze_vision
 from segcredit.train.optim import ShardedOptimizer, make_optimizer
 from segcredit.types import Rollouts
@@ -74,7 +74,7 @@ def test_the_same_steps(case: str, device: str, mesh: DeviceMesh) -> None:
     name, dtype, tied, recompute = CASES[case]
     plain = made(name, device, dtype, tied)
     if case == "frozen":
-        freeze_vision(plain.model)
+        freeze_vision(plain.model, plain.family)
     if recompute:
         recompute_activations(plain.model)
     policies = [plain, divided(plain, mesh)]
@@ -110,7 +110,7 @@ def test_a_critic_whose_head_is_more_precise(device: str, mesh: DeviceMesh) -> N
     other = copy.deepcopy(plain)
     shard(other, mesh, apart=[other.head])
     assert torch.allclose(plain(rollouts), other(rollouts), rtol=1e-5, atol=1e-5)
-    whole = undivided(other, torch.device("cpu"))
+    whole = unshard(other, torch.device("cpu"))
     assert isinstance(whole, Critic)
     assert whole.head.weight.dtype == torch.float32
     assert whole.trunk.dtype == HALF
@@ -122,8 +122,8 @@ def test_a_critic_whose_head_is_more_precise(device: str, mesh: DeviceMesh) -> N
 def test_put_together_again_it_is_an_ordinary_model(device: str, mesh: DeviceMesh) -> None:
     plain = made("qwen2", device, HALF, tied=True)
     other = divided(plain, mesh)
-    assert undivided(other.model, torch.device(device), keep=False) is None
-    whole = undivided(other.model, torch.device(device))
+    assert unshard(other.model, torch.device(device), keep=False) is None
+    whole = unshard(other.model, torch.device(device))
     assert type(whole) is type(plain.model)
     assert whole.lm_head.weight is whole.model.embed_tokens.weight
     rollouts = responses("qwen2", device)

@@ -112,7 +112,7 @@ def test_out_of_memory_halves_the_micro_batches_and_keeps_the_gradient(
         halved = gradients(state, rollouts, budget=4096)
     assert max(sizes) > 8 >= sizes[-1]
     assert distance(whole, halved) < 1e-5
-    assert state.policy.lora.working == POLICY
+    assert state.policy.lora.selected == POLICY
 
 
 def test_recomputing_changes_no_update() -> None:

@@ -59,7 +59,7 @@ def test_only_what_the_sampler_told_is_compared() -> None:
 def test_who_reads_log_probabilities_as_vllm_drew_them(
     monkeypatch: pytest.MonkeyPatch, algorithm: str, rollout: dict[str, object], reads: bool
 ) -> None:
-    monkeypatch.setattr("segcredit.train.build.vllm_problem", lambda: None)
+    monkeypatch.setattr("segcredit.train.build.engine_problem", lambda name: None)
     given = changed(
         algorithm=algorithm,
         stages=[RECIPE["stages"][0], {"kind": "optimize", "steps": 1}],

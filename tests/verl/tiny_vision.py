@@ -52,9 +52,10 @@ class TinyProcessor:
         from transformers import AutoConfig
         from transformers.models.qwen2_5_vl import Qwen2_5_VLModel
 
-        from segcredit.models.codec import Codec
+        from segcredit.models import Codec
+        from segcredit.models.families import Qwen2_5VL
 
-        self.codec = Codec.from_pretrained(folder, True)
+        self.codec = Codec.from_pretrained(folder, Qwen2_5VL())
         self.tokenizer = self.codec.tokenizer
         self.image_processor = self.codec.image_processor
         self.chat_template = self.tokenizer.chat_template
@@ -75,9 +76,8 @@ class TinyProcessor:
         if images:
             found = dict(self.image_processor(images=images, return_tensors="pt"))
             if self.image_token in text:
-                text = self.codec._with_room(
-                    text, self.codec._image_tokens(found["image_grid_thw"])
-                )
+                counts = self.codec.family.count_image_tokens(self.image_processor, found)
+                text = self.codec.repeat_image_tokens(text, counts)
         ids = torch.tensor([self.tokenizer(text, add_special_tokens=False)["input_ids"]])
         kinds = (ids == self.config.image_token_id).long()
         found |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -88,6 +88,6 @@ class TinyProcessor:
 
 
 def image_processor(folder):
-    from segcredit.models.codec import load_image_processor
+    from segcredit.models.families import Qwen2_5VL
 
-    return load_image_processor(folder)
+    return Qwen2_5VL().load_image_processor(folder)

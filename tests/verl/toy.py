@@ -28,7 +28,7 @@ def make_model(folder: Path) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from segcredit.models.tiny import tiny_config
+    from segcredit.models import tiny_config
 
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
@@ -43,7 +43,7 @@ def make_value_model(folder: Path) -> Path:
     import torch
     from transformers import AutoModelForTokenClassification
 
-    from segcredit.models.tiny import tiny_config
+    from segcredit.models import tiny_config
 
     torch.manual_seed(1)
     tokenizer = make_tokenizer()

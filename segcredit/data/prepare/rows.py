@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from segcredit.data.formats import Keys, RowError, check_text, either, split_row
 from segcredit.data.images import as_source
 from segcredit.data.readers import RawRow
-from segcredit.models.images import PictureError
+from segcredit.models.images import ImageError
 from segcredit.printable import printable, shown
 
 Rule = Callable[[Mapping[str, Any], str | None], str | None]
@@ -242,7 +242,7 @@ def _images(values: list[object], folder: Path, outside: bool) -> list[EncodedIm
         try:
             source = as_source(value, folder, outside)
             content = source.read_bytes() if isinstance(source, Path) else source
-        except (RowError, PictureError, OSError) as error:
+        except (RowError, ImageError, OSError) as error:
             which = f"image {number} of {len(values)}: " if len(values) > 1 else ""
             raise SkipRow(IMAGE, f"{which}{error}") from None
         images.append(EncodedImage(content, _name(value, source)))

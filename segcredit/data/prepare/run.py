@@ -23,7 +23,7 @@ from segcredit.data.prepare.rows import (
 )
 from segcredit.data.prepare.sources import OWN, Columns, DataSet, Part, choose, find_parts, in_order
 from segcredit.data.readers import RawRow, no_rows
-from segcredit.models.images import PictureError, check_image, open_image
+from segcredit.models.images import ImageError, check_image, open_image
 from segcredit.printable import listed, named, printable, shown
 from segcredit.runlog.files import replacing
 
@@ -98,7 +98,7 @@ class Fingerprints:
             if file not in self._pixels:
                 try:
                     self._pixels[file] = _pixels(image.content, file)
-                except PictureError as error:
+                except ImageError as error:
                     num = len(item.images)
                     which = f"image {number} of {num}: " if num > 1 else ""
                     raise SkipRow(IMAGE, f"{which}{error}") from None

@@ -29,7 +29,7 @@ BAD: list[tuple[str, str, str]] = [
     ('{"problem": "?", "answer": "  "}', NO_ANSWER, "expected an answer under"),
     ('{"problem": "?", "answer": "1", "image": "gone.png"}', IMAGE, "got no such file"),
     ('{"problem": "?", "answer": "1", "image": "../../../etc/passwd"}', IMAGE, "leads out of it"),
-    ('{"problem": "?", "answer": "1", "image": "empty.png"}', IMAGE, "expected a picture"),
+    ('{"problem": "?", "answer": "1", "image": "empty.png"}', IMAGE, "expected an image"),
     ('{"problem": "?", "answer": "1", "image": "cut.png"}', IMAGE, "can be decoded"),
     ('{"problem": "?", "answer": "1", "image": "text.png"}', IMAGE, "beginning with b'hello'"),
     ('{"problem": "?", "answer": "1", "image": "good\\ud800.png"}', IMAGE, "expected a"),
