@@ -83,6 +83,7 @@ SETTINGS: dict[str, Case] = {
     "threads": unused("threads=3"),
     "model.path": arrives("model.path=a/b", to=_both("path", "a/b")),
     "model.tiny": refused(r"model\.tiny: verl trains checkpoints", *TINY),
+    "model.family": unused("model.family=qwen3_vl"),
     "model.hidden": unused("model.hidden=64"),
     "model.layers": unused("model.layers=3"),
     "model.heads": unused("model.heads=2"),

@@ -57,7 +57,8 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
     try:
         trusted = settings.get("trust_remote_code") is True
         template = data.get("template")
-        policy = Policy.from_pretrained(checkpoint / "policy", dtype, trusted, template)
+        family = settings.get("family")
+        policy = Policy.from_pretrained(checkpoint / "policy", dtype, trusted, template, family)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise CannotAnalyseError(
@@ -123,8 +124,9 @@ def hidden_states(
             prompts=prompts[part],
         )
         with torch.inference_mode():
-            found = response_outputs(trunk, rollouts, head=False).float().cpu().numpy()
-        yield from np.split(found, np.cumsum(lengths)[:-1])
+            found = response_outputs(trunk, rollouts, head=False, family=policy.family)
+            states = found.float().cpu().numpy()
+        yield from np.split(states, np.cumsum(lengths)[:-1])
 
 
 def _parts(prompts: Sequence[int], responses: Sequence[int]) -> Iterator[slice]:

@@ -60,6 +60,7 @@ KL_LIMIT = 10.0
 _TINY = "it is a size of model.tiny, and verl trains checkpoints"
 NO_COUNTERPART: Mapping[str, str] = {
     "threads": "set OMP_NUM_THREADS where Ray starts",
+    "model.family": "verl loads and runs models by its own code",
     "model.hidden": _TINY,
     "model.layers": _TINY,
     "model.heads": _TINY,
