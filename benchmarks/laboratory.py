@@ -30,9 +30,9 @@ import torch
 
 from segcredit.columns import VALUE, Column
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
+from segcredit.core.advantages import explained_variance
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, RolloutBatch, collect
-from segcredit.train.describe import explained_variance
 from segcredit.train.loop import evaluate_state
 from segcredit.train.metrics import Metrics
 from segcredit.train.seeds import generator

@@ -157,7 +157,9 @@ class Rollouts:
     parent: Int[Tensor, " B"] | None = None
     """Row of the response that this one continues; −1 at a tree's root (SPO-tree)."""
     prompts: Sequence[Encoded] | None = None
-    """What each response answers: the models read it when they score a response."""
+    """The prompt of each response, which the models read when they score it."""
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """Columns of your own by name, one entry per response each (:meth:`with_column`)."""
 
     @classmethod
     def from_columns(cls, mask: Bool[Tensor, "B T"], **columns: Any) -> "Rollouts":
@@ -172,12 +174,12 @@ class Rollouts:
         return cls(mask=mask, **filled | columns)
 
     def column(self, name: str, reader: str) -> Tensor:
-        """A later column, or one sentence on what is missing and who wanted it."""
-        x = getattr(self, name)
+        """Return a column; if it is not filled, the error says what is missing and who reads it."""
+        x = self.extra[name] if name in self.extra else getattr(self, name, None)
         if x is None:
             raise ValueError(
                 f"{reader} needs the rollouts' {name!r}; got none. "
-                f"Fill it first: rollouts.replace({name}=…)."
+                f"Fill it first: rollouts.with_column({name!r}, …)."
             )
         return x
 
@@ -198,8 +200,14 @@ class Rollouts:
         """
         return self.reward >= threshold if self.correct is None else self.correct
 
+    def with_column(self, name: str, values: Tensor) -> "Rollouts":
+        """Return a copy with a column set: a field of this class, or one of your own."""
+        if name in (f.name for f in fields(self)):
+            return self.replace(**{name: values})
+        return replace(self, extra={**self.extra, name: values})
+
     def replace(self, **columns: object) -> "Rollouts":
-        """A copy with some columns set."""
+        """Return a copy with some fields set."""
         known = [f.name for f in fields(self)]
         for name in columns:
             if name not in known:
@@ -215,6 +223,8 @@ class Rollouts:
             x = getattr(self, f.name)
             if isinstance(x, Tensor):
                 columns[f.name] = x[rows]
+            elif f.name == "extra":
+                columns[f.name] = {name: column[rows] for name, column in x.items()}
             elif x is not None:
                 columns[f.name] = [x[row] for row in numbers.tolist()]
         if self.parent is not None:  # parents are row numbers, so they move with the rows

@@ -101,6 +101,14 @@ class PolicyGradient:
         )
         return _adjusted(batch, self.adjust)
 
+    @torch.no_grad()
+    def recorded_ratio(self, logp: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"]:
+        """Compute the method's own ratio of a prepared batch, to record it after the update."""
+        if batch.ratio_segments is None:
+            raise ValueError("the batch has no ratio segments. Make it with algorithm.prepare(…).")
+        ratio = getattr(self.ratio, "recorded", self.ratio)
+        return ratio(logp, batch.rollouts.logp_old, batch.ratio_segments)
+
     def returns_only(self) -> "PolicyGradient":
         """The same units and value loss with Monte-Carlo targets, to pretrain a critic by."""
         if not isinstance(self.credit, GAE | LengthAdaptiveGAE) or self.critic is None:

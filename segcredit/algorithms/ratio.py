@@ -113,3 +113,9 @@ class LogProb:
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
     ) -> Float[Tensor, "B T"]:
         return keep(segments.token_mask, logp)
+
+    def recorded(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        """Compute the token ratio, which is recorded although the loss has none."""
+        return token_ratio(logp, logp_old, segments.token_mask)

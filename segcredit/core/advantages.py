@@ -360,3 +360,12 @@ def value_difference(
     observed = reverse_scan(reward.to(accumulation_dtype(reward)), 1.0).to(reward.dtype)
     value = torch.where(known, state_value, observed)
     return keep(known, reward + pad(value[:, 1:], (0, 1)) - value)
+
+
+def explained_variance(value: Float[Tensor, " N"], outcome: Float[Tensor, " N"]) -> float:
+    """Compute 1 − Var(R − V) / Var(R), R the response's reward; 0 if all rewards are equal."""
+    spread = outcome.double().var(correction=0)
+    if float(spread) == 0.0:
+        return 0.0
+    left = (outcome - value).double().var(correction=0)
+    return float(1.0 - left / torch.clamp(spread, min=1e-12))

@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, str] = {
     "segment": "m(t): which segment each token belongs to, −1 for none",
     "value": "V before each token",
     "advantage": "credit of each token",
-    "ratio": "π_θ / π_old of each token's unit, after the step",
+    "ratio": "π_θ / π_old of each token's unit after the step, as the method computes it",
     "logp_old": "log π_old of each token",
     "reward": "outcome reward",
     "reason": "why",

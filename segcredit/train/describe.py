@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from segcredit.core.advantages import explained_variance
 from segcredit.train.collect import RolloutBatch
 from segcredit.types import Batch, correctness
 
@@ -105,12 +106,3 @@ def describe(batch: Batch, offline: bool = False) -> dict[str, float]:
         found["return_std"] = float(target.std(correction=0))
         found["explained_variance"] = explained_variance(value, outcome)
     return found
-
-
-def explained_variance(value: Tensor, outcome: Tensor) -> float:
-    """1 − Var(R − V) / Var(R), R the response's reward; 0 where all rewards are equal."""
-    spread = outcome.double().var(correction=0)
-    if float(spread) == 0.0:
-        return 0.0
-    left = (outcome - value).double().var(correction=0)
-    return float(1.0 - left / torch.clamp(spread, min=1e-12))

@@ -134,7 +134,8 @@ class Loop:
     def _write(self, place: Path, result: StepResult, count: int) -> None:
         """Write the first responses of a batch token by token, with their images."""
         assert self.folder is not None
-        rows = rollout_rows(result, self.state.policy.codec, count, self.folder.images)
+        algorithm, codec = self.state.algorithm, self.state.policy.codec
+        rows = rollout_rows(result, algorithm, codec, count, self.folder.images)
         with saying_how_to_go_on(place):
             write_rollouts(place, self.state.step, rows)
 

@@ -6,13 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
+from segcredit.core.ratios import geometric_mean_ratio
+from segcredit.core.segments import Segments
 from segcredit.models import Codec
 from segcredit.runlog.rollouts import keep_picture
 from segcredit.train.step import StepResult
+from segcredit.types import Algorithm, Batch
 
 
 def rollout_rows(
-    result: StepResult, codec: Codec, count: int, images: Path
+    result: StepResult, algorithm: Algorithm, codec: Codec, count: int, images: Path
 ) -> Iterator[dict[str, Any]]:
     """Yield records of the first ``count`` responses of a step; images are saved to ``images``."""
     batch, sampled = result.batch, result.sampled
@@ -25,8 +28,7 @@ def rollout_rows(
         columns["advantage"] = batch.credit.advantage
         columns["segment"] = batch.credit.segments.index
     if batch.ratio_segments is not None:
-        moved = result.logp_new - rollouts.logp_old
-        columns["ratio"] = batch.ratio_segments.smooth(moved).exp()
+        columns["ratio"] = _ratio(algorithm, batch, batch.ratio_segments, result.logp_new)
     for row in range(min(count, len(rollouts))):
         mask = rollouts.mask[row]
         tokens = rollouts.tokens[row][mask].tolist()
@@ -48,6 +50,13 @@ def rollout_rows(
             "truncated": response.truncated,
             "answer": response.prompt.answer,
         }
+
+
+def _ratio(algorithm: Algorithm, batch: Batch, units: Segments, logp: Tensor) -> Tensor:
+    """Compute the method's own ratio after the update; by default the geometric mean per unit."""
+    if hasattr(algorithm, "recorded_ratio"):
+        return algorithm.recorded_ratio(logp, batch)
+    return geometric_mean_ratio(logp, batch.rollouts.logp_old, units)
 
 
 def _plain(x: Tensor) -> list[float] | list[int]:

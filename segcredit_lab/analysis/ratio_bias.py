@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
+from segcredit.algorithms.ratio import RawRatio
 from segcredit_lab.analysis.reading import CannotAnalyseError, Step
 from segcredit_lab.analysis.segments import pad, unit_of
 
@@ -132,7 +133,10 @@ def ratio_bias(run: Run, name: str, steps: Sequence[Step]) -> Analysis:
         raise CannotAnalyseError(
             "every unit of its ratio is one token, where mean and product are the same."
         )
-    bias = RatioBias(length, np.concatenate([x for _, x in pairs]), low, high)
+    log_ratio = np.concatenate([x for _, x in pairs])
+    # a run records the method's own ratio, which for RLOO is the product
+    mean = log_ratio / length if isinstance(method.ratio, RawRatio) else log_ratio
+    bias = RatioBias(length, mean, low, high)
     left_out = sum(int(unit.max(initial=-1)) + 1 for unit in units) - len(length)
     numbers = _numbers(bias)
     return Analysis(

@@ -59,10 +59,12 @@ def _settings(study: Study, arm: Arm, scale: Scale) -> dict[str, Any]:
 def on_equal_terms(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
     """The arm's method with the base's kl, clip and gamma, as far as it knows them."""
     made = {"name": method} if isinstance(method, str) else dict(method)
-    constructor = ALGORITHMS.get(str(made.get("name")))
-    if not isinstance(base, dict) or constructor is None:  # a wrong name is told with the rest
+    try:
+        known = signature(ALGORITHMS[str(made.get("name"))]).parameters
+    except ValueError:  # reading the recipe reports a wrong name
         return made
-    known = signature(constructor).parameters
+    if not isinstance(base, dict):
+        return made
     return {**{key: base[key] for key in EQUAL if key in base and key in known}, **made}
 
 

@@ -9,7 +9,7 @@ from batches import Story, fake_monte_carlo, story
 from segcredit.algorithms import ALGORITHMS
 from segcredit.types import Algorithm, Batch, Outputs, Rollouts
 
-METHODS = ALGORITHMS | {"sapo everywhere": partial(ALGORITHMS["sapo"], value_everywhere=True)}
+METHODS = {**ALGORITHMS} | {"sapo everywhere": partial(ALGORITHMS["sapo"], value_everywhere=True)}
 every_method = pytest.mark.parametrize("name", METHODS)
 TIGHT = {"rtol": 0, "atol": 1e-11}
 

@@ -365,3 +365,17 @@ def test_behind_a_dual_clip_verls_clamp_of_the_log_ratio_does_not_matter(name: s
     (ours, our_gradient), (verls, verls_gradient) = found
     assert (ours - verls).abs().max() < 2.1e-9
     assert (our_gradient - verls_gradient).abs().max() < 2.1e-9
+
+
+def test_the_recorded_ratio_is_the_methods_own() -> None:
+    """RLOO's is the product over the response, SAPO's the geometric mean over a segment."""
+    rollouts, _ = story(seed=3).lay_out(0, holes=True)
+    generator = torch.Generator().manual_seed(3)
+    logp = rollouts.logp_old + 0.1 * torch.randn(rollouts.mask.shape, generator=generator)
+    moved = (logp - rollouts.logp_old).masked_fill(~rollouts.mask, 0.0)
+    product, count = moved.sum(dim=1, keepdim=True), rollouts.mask.sum(dim=1, keepdim=True)
+    expected = {"rloo": product, "gspo": product / count, "grpo": moved, "rloo_reinforce": moved}
+    for name, x in expected.items():
+        algorithm = ALGORITHMS[name]()
+        ratio = algorithm.recorded_ratio(logp, algorithm.prepare(rollouts))
+        assert torch.allclose(ratio[rollouts.mask], x.exp().expand_as(ratio)[rollouts.mask]), name

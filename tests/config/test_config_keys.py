@@ -116,7 +116,7 @@ def test_wrong_types_and_values(changes: Any, expected: str) -> None:
         ({"algorithm": "sappo"}, "algorithm: unknown method 'sappo'. Did you mean 'sapo'?"),
         (
             {"algorithm": {"name": "sapo", "lambda": 1}},
-            "algorithm: sapo has no setting 'lambda'. Did you mean 'lam'?",
+            "algorithm: method sapo has no setting 'lambda'. Did you mean 'lam'?",
         ),
         ({"algorithm": {"name": "sapo", "lam": 5}}, "algorithm: lam must be in [0, 1]; got 5."),
         (

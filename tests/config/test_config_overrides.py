@@ -125,7 +125,7 @@ def test_numbers_of_a_file_need_no_dot(tmp_path: Path, text: str) -> None:
         ("optimizer.lrr=3", "optimizer.lrr: unknown key. Did you mean 'lr'?"),
         ("optimizer..lr=3", "optimizer.: unknown key"),
         ("stages.0.stepz=3", "stages.0.stepz: unknown key. Did you mean 'steps'?"),
-        ("algorithm.lamb=3", "algorithm: sapo has no setting 'lamb'. Did you mean 'lam'?"),
+        ("algorithm.lamb=3", "algorithm: method sapo has no setting 'lamb'. Did you mean 'lam'?"),
         ("algorithm=sapoo", "algorithm: unknown method 'sapoo'. Did you mean 'sapo'?"),
     ],
 )

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.core.advantages import explained_variance
 from segcredit.core.segments import Segments, last_position
 from segcredit.types import Batch, Rollouts
 
@@ -103,19 +104,16 @@ def marks(segments: Segments, position: Int[Tensor, "B M"]) -> Int[Tensor, "B T"
 def _metrics(batch: Batch) -> dict[str, float]:
     credit = batch.credit
     assert credit is not None
-    assert credit.value_target is not None
     segments = credit.segments
     rollouts = batch.rollouts
     assert rollouts.value is not None
-    target = segments.read(credit.value_target, credit.value_at)[segments.mask]
     value = segments.read(rollouts.value, credit.value_at)[segments.mask]
-    spread = target.var(unbiased=False)
-    explained = 1 - (target - value).var(unbiased=False) / spread if spread > 0 else spread
+    outcome = rollouts.reward[:, None].expand_as(segments.mask)[segments.mask]
     lengths = segments.length[segments.mask].float()
     return {
         "segment/num/mean": float(segments.num.float().mean()),
         "segment/length/mean": float(lengths.mean()),
         "segment/length/max": float(lengths.max()),
         "segment/advantage/mean": float(credit.per_segment[segments.mask].mean()),
-        "segment/value_explained_variance": float(explained),
+        "segment/value_explained_variance": explained_variance(value, outcome),
     }

@@ -1,0 +1,485 @@
+"""The table of methods as code: each is a short composition of parts.
+
+The parts are in credit.py (advantages), ratio.py (importance ratios) and objective.py (everything
+else); policy_gradient.py puts them together. RestEM, DPO and DVO are no policy gradients and have
+files of their own. ``ALGORITHMS`` names all methods for recipes and the command line.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from segcredit.algorithms.credit import (
+    GAE,
+    CreditPart,
+    GroupZScore,
+    LeaveOneOut,
+    LengthAdaptiveGAE,
+    TrackedBaseline,
+    TreeDifference,
+    ValueDifference,
+)
+from segcredit.algorithms.dpo import dpo, dpo_positive
+from segcredit.algorithms.dvo import dvo
+from segcredit.algorithms.objective import (
+    K3,
+    Adjustment,
+    BoundaryMSE,
+    Clamp,
+    Clipped,
+    ConstantMean,
+    LossKL,
+    LowProbability,
+    MicroBatchTokenMean,
+    PositiveNLL,
+    ReduceBy,
+    ResponseMean,
+    RewardKL,
+    TokenMean,
+    Unclipped,
+    Whiten,
+    reduction,
+)
+from segcredit.algorithms.policy_gradient import PolicyGradient
+from segcredit.algorithms.ratio import (
+    GeometricMean,
+    LogProb,
+    RawRatio,
+    TokenRatio,
+    TokenwiseGeometricMean,
+)
+from segcredit.algorithms.restem import restem
+from segcredit.core.group import Std
+from segcredit.core.losses import k3
+from segcredit.core.segments import ValueAt
+from segcredit.partition import (
+    Newline,
+    Partition,
+    ProbabilityCutpoints,
+    Response,
+    Token,
+    TopEntropy,
+    float_ceil,
+    float_nudge,
+    partition_of,
+)
+from segcredit.registry import Registry
+from segcredit.types import Algorithm
+
+FRACTION = 0.30
+"""k of §5.1."""
+
+
+def _units(fraction: float, partition: Partition | None) -> Partition:
+    if partition is None:
+        return TopEntropy(fraction)
+    if fraction != FRACTION:
+        raise ValueError(
+            f"pass fraction or partition, not both; got fraction={fraction} and {partition!r}."
+        )
+    return partition
+
+
+def sapo(
+    fraction: float = FRACTION,
+    lam: float = 0.99,
+    gamma: float = 1.0,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 0.001,
+    partition: Partition | None = None,
+    value_at: ValueAt = "start",
+    whiten: bool = False,
+    clamp: float | None = None,
+    dual_clip: float | None = None,
+    token_mean: bool = False,
+    value_everywhere: bool = False,
+) -> PolicyGradient:
+    """Segment-Aligned Policy Optimization (arXiv 2605.01327, Algorithm 1), as the paper states it.
+
+    Defaults: §5.1 (k = 30) and Table 7 (λ, γ, KL). The paper's ε is symmetric and never given;
+    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3). The next five
+    are what the authors' code does otherwise, to be tried one at a time: where V is read, whitened
+    and limited advantages, the dual clip, a mean over tokens instead of each response's own. The
+    last is ours: the critic learns at every token, not at boundaries alone.
+    """
+    segments = _units(fraction, partition)  # §4.2, Eq. 11
+    adjust: tuple[Adjustment, ...] = (Whiten(),) if whiten else ()
+    return PolicyGradient(
+        credit=GAE(over=segments, lam=lam, gamma=gamma, value_at=value_at),  # Eq. 6–7
+        ratio=GeometricMean(over=segments),  # Eq. 8
+        surrogate=Clipped(*clip, dual=dual_clip),  # Eq. 9
+        reduce=TokenMean() if token_mean else ResponseMean(),  # the 1/T of Eq. 9
+        critic=BoundaryMSE(everywhere=value_everywhere),  # Eq. 10
+        kl=RewardKL(kl) if kl else None,  # Table 7
+        adjust=adjust if clamp is None else (*adjust, Clamp(clamp)),
+    )
+
+
+def sapo_token_ratio(
+    fraction: float = FRACTION,
+    lam: float = 0.99,
+    gamma: float = 1.0,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 0.001,
+    partition: Partition | None = None,
+) -> PolicyGradient:
+    """Table 2's "naive-IS": SAPO's credit with PPO's ratio, everything else equal."""
+    return PolicyGradient(
+        credit=GAE(over=_units(fraction, partition), lam=lam, gamma=gamma),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip),
+        reduce=ResponseMean(),
+        critic=BoundaryMSE(),
+        kl=RewardKL(kl) if kl else None,
+    )
+
+
+def sapo_authors(
+    fraction: float = FRACTION, lam: float = 0.99, gamma: float = 1.0, kl: float = 0.001
+) -> PolicyGradient:
+    """SAPO as the authors' released code computes it (their run_sapo.sh).
+
+    Every difference from the paper that lies in the mathematics, one per line; docs/deviations.md
+    has them all, with those that lie in the reward and the plumbing.
+    """
+    return PolicyGradient(
+        credit=GAE(
+            over=TopEntropy(fraction, count=float_ceil),  # rounded in floating point
+            lam=lam,
+            gamma=gamma,
+            value_at="end",  # V before the segment's last token
+        ),
+        ratio=GeometricMean(
+            over=TopEntropy(fraction, count=float_nudge),  # rounded another way
+            limit=20.0,  # log-ratios clamped per token
+        ),
+        surrogate=Clipped(0.2, 0.28, dual=3.0),  # asymmetric, dual-clipped
+        reduce=MicroBatchTokenMean(),  # not 1/T, and dependent on the micro-batches
+        critic=BoundaryMSE(reduce=MicroBatchTokenMean(), half=True, clip=0.5),
+        kl=RewardKL(kl) if kl else None,
+        adjust=(Whiten(), Clamp(5.0)),  # neither is in the paper
+    )
+
+
+VERL_CRITIC = BoundaryMSE(reduce=TokenMean(), half=True, clip=0.5)
+"""verl's value loss: every token, ½, clipped at .5. The SAPO paper's baselines ran on verl."""
+
+
+def ppo(
+    lam: float = 0.95,
+    gamma: float = 1.0,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 0.001,
+) -> PolicyGradient:
+    """Proximal Policy Optimization (arXiv 1707.06347) as the SAPO paper's baseline.
+
+    λ, γ and KL: SAPO, Table 7. The rest is not reported there and follows verl, on which the
+    baseline ran: whitened advantages, token mean, dual clip 3, its value loss.
+    """
+    return PolicyGradient(
+        credit=GAE(over=Token(), lam=lam, gamma=gamma),  # Eq. 4
+        ratio=TokenRatio(),  # Eq. 2
+        surrogate=Clipped(*clip, dual=3.0),  # Eq. 3
+        reduce=TokenMean(),
+        critic=VERL_CRITIC,
+        kl=RewardKL(kl) if kl else None,
+        adjust=(Whiten(),),
+    )
+
+
+def vc_ppo(
+    lam: float = 0.99,
+    lam_critic: float = 1.0,
+    gamma: float = 1.0,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 0.001,
+) -> PolicyGradient:
+    """Value-Calibrated PPO (arXiv 2503.01491): decoupled GAE, λ_critic = 1.
+
+    Defaults: SAPO, Table 7 (the original's λ_actor is about .95). Its other half, pretraining the
+    critic on Monte-Carlo returns under the frozen policy, is a stage of the run, not of the loss.
+    """
+    return PolicyGradient(
+        credit=GAE(over=Token(), lam=lam, gamma=gamma, lam_critic=lam_critic),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip, dual=3.0),
+        reduce=TokenMean(),
+        critic=VERL_CRITIC,
+        kl=RewardKL(kl) if kl else None,
+        adjust=(Whiten(),),
+    )
+
+
+def vapo(
+    alpha: float = 0.05,
+    gamma: float = 1.0,
+    clip: tuple[float, float] = (0.2, 0.28),
+    positive_nll: float = 0.1,
+    threshold: float = 0.5,
+) -> PolicyGradient:
+    """VAPO (arXiv 2504.05118): λ_actor = 1 − 1/(α l), λ_critic = 1, ε .2/.28, μ = .1.
+
+    The paper samples 16 responses per prompt and pretrains the critic for 50 steps: settings of
+    the run. λ is clamped to [0, 1]; the formula is negative below 20 tokens. The NLL term covers
+    responses that the reward reports as correct; ``threshold`` is the minimum reward of a correct
+    response if the reward does not report correctness.
+    """
+    return PolicyGradient(
+        credit=LengthAdaptiveGAE(over=Token(), alpha=alpha, gamma=gamma, lam_critic=1.0),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip),
+        reduce=TokenMean(),
+        critic=BoundaryMSE(reduce=TokenMean(), half=True),
+        terms=(PositiveNLL(positive_nll, threshold),) if positive_nll else (),
+    )
+
+
+def grpo(
+    std: Std = "sample",
+    eps: float = 1e-6,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 0.01,
+    reduce: ReduceBy = "response",
+    dual_clip: float | None = None,
+    kl_clamp: float | None = None,
+    kl_reduce: ReduceBy | None = None,
+    limit: float | None = None,
+    whiten: bool = False,
+) -> PolicyGradient:
+    """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300), configurable.
+
+    KL: SAPO, Table 7 (k3 loss, .01), with 8 samples per prompt. Deviation and ε as in verl;
+    ``std="none"`` is Dr. GRPO's centering. The presets below are named after their source.
+
+    Args:
+        reduce: "response" (mean over responses of their token means) or "token" (mean over all
+            tokens of the mini-batch).
+        kl_clamp: upper bound of each token's k3.
+        kl_reduce: how the KL is averaged; None: as the policy loss. "sum": sum over each response.
+        limit: clamp of the log-ratios to π_old and to π_ref.
+        whiten: whiten the advantages of each mini-batch over its tokens.
+    """
+    # without a clamp use plain k3, so that the recorded config of an unclamped run does not change
+    estimator = k3 if limit is None and kl_clamp is None else K3(kl_clamp, limit)
+    return PolicyGradient(
+        credit=GroupZScore(std=std, eps=eps),
+        ratio=TokenRatio(limit=limit),
+        surrogate=Clipped(*clip, dual=dual_clip),
+        reduce=reduction(reduce),
+        adjust_minibatch=(Whiten(),) if whiten else (),
+        terms=(LossKL(kl, estimator, reduction(kl_reduce or reduce)),) if kl else (),
+    )
+
+
+def grpo_verl(clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.01) -> PolicyGradient:
+    """GRPO as verl runs it: Table 1's baseline (the authors' code is verl 0.4.1).
+
+    Token mean, dual clip 3, log-ratios clamped at ±20, k3 clamped at 10, sample deviation + 1e-6.
+    """
+    return grpo(clip=clip, kl=kl, reduce="token", dual_clip=3.0, kl_clamp=10.0, limit=20.0)
+
+
+def grpo_deepseekmath(clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.04) -> PolicyGradient:
+    """GRPO as its paper states it (arXiv 2402.03300, Eq. 3-4): response mean, no dual clip.
+
+    KL: k3, .04, unclamped. The paper gives no ε; .2 is PPO's usual one.
+    """
+    return grpo(clip=clip, kl=kl, reduce="response")
+
+
+def grpo_spo(clip: tuple[float, float] = (0.2, 0.2), kl: float = 1e-4) -> PolicyGradient:
+    """GRPO as SPO's repository runs it (AIFrameResearch/SPO): Figure 4's baseline.
+
+    Population deviation + 1e-8, then whitened per mini-batch; token mean; no dual clip; log-ratios
+    clamped at ±10; k3 summed over each response, its estimate unbounded.
+    """
+    return grpo(
+        "population", 1e-8, clip, kl, reduce="token", kl_reduce="sum", limit=10.0, whiten=True
+    )
+
+
+def gspo(
+    clip: tuple[float, float] = (3e-4, 4e-4), kl: float = 0.0, tokenwise: bool = False
+) -> PolicyGradient:
+    """Group Sequence Policy Optimization (arXiv 2507.18071): ε 3e-4 / 4e-4.
+
+    A response's mean log-ratio is far smaller than a token's, hence the narrow ε. ``tokenwise``
+    is GSPO-token: the same value, the gradient through each token's own log-prob.
+    """
+    units = Response()
+    return PolicyGradient(
+        credit=GroupZScore(),
+        ratio=TokenwiseGeometricMean(over=units) if tokenwise else GeometricMean(over=units),
+        surrogate=Clipped(*clip),
+        reduce=ResponseMean(),
+        terms=(LossKL(kl),) if kl else (),
+    )
+
+
+def rloo(clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.05) -> PolicyGradient:
+    """REINFORCE leave-one-out with the raw sequence ratio clipped, so that batches can be reused.
+
+    As in TRL: β = .05 (k1, summed into the reward), clip .2 on exp Σ x.
+    """
+    return PolicyGradient(
+        credit=LeaveOneOut(),
+        ratio=RawRatio(over=Response()),
+        surrogate=Clipped(*clip),
+        reduce=ResponseMean(),
+        kl=RewardKL(kl) if kl else None,
+    )
+
+
+def rloo_reinforce(kl: float = 0.05) -> PolicyGradient:
+    """RLOO as published (arXiv 2402.14740): −Â log π(y | x), no ratio, no clip, on-policy."""
+    return PolicyGradient(
+        credit=LeaveOneOut(),
+        ratio=LogProb(),
+        surrogate=Unclipped(),
+        reduce=ConstantMean(1.0),
+        kl=RewardKL(kl) if kl else None,
+    )
+
+
+def rloo_spo(clip: tuple[float, float] = (0.2, 0.2), kl: float = 1e-4) -> PolicyGradient:
+    """RLOO as SPO's repository runs it (AIFrameResearch/SPO): Figure 4's baseline.
+
+    ``grpo_spo`` with leave-one-out credit: token ratios, whitening, k3 in the loss.
+    """
+    return replace(grpo_spo(clip, kl), credit=LeaveOneOut())
+
+
+def vineppo(
+    samples: int = 9,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 1e-4,
+    partition: Partition | None = None,
+    most: int | None = None,
+    truncated_reward: float | None = 0.0,
+) -> PolicyGradient:
+    """VinePPO (arXiv 2410.01679): K = 9 continuations per step, no critic.
+
+    ``most`` limits the estimates to the prompt and that many steps (its GSM8K runs: 25). A
+    truncated response or continuation earns ``truncated_reward``; None keeps its grade.
+
+    Whitened over each mini-batch; KL 1e-4 · k3, clamped to [0, 10], summed over the response
+    (its code). Steps are lines; its own splitters differ by data set (docs/deviations.md).
+    """
+    return PolicyGradient(
+        credit=ValueDifference(partition or Newline(), samples, most, truncated_reward),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip),
+        reduce=TokenMean(),
+        adjust_minibatch=(Whiten(),),
+        terms=(LossKL(kl, K3(limit=10.0), ConstantMean(1.0)),) if kl else (),
+    )
+
+
+def spo_chain(
+    threshold: float = 0.9,
+    every: int = 5,
+    samples: int = 9,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 1e-4,
+    truncated_reward: float | None = 0.0,
+) -> PolicyGradient:
+    """Segment Policy Optimization, chain (arXiv 2505.23564).
+
+    Cut before every 5th token with π_old < .9; 9 continuations per cut; only tokens with
+    π_old < .9 enter whitening, policy loss and KL. Truncated responses and continuations earn 0.
+    """
+    cuts = ProbabilityCutpoints(threshold, every)
+    credit = ValueDifference(cuts, samples, truncated_reward=truncated_reward)
+    return _spo(credit, threshold, clip, kl)
+
+
+def spo_tree(
+    threshold: float = 0.9,
+    normalise: bool = False,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 1e-4,
+) -> PolicyGradient:
+    """SPO over a tree of continuations, each edge one row of the rollouts.
+
+    V(node) = mean of its children, Â(edge) = V(child) − V(parent); ``normalise`` divides by the
+    siblings' deviation (its "grpo"). The update is the chain's. A truncated leaf keeps its grade,
+    as in SPO's code. Branching is a setting of the run.
+    """
+    return _spo(TreeDifference(normalise=normalise), threshold, clip, kl)
+
+
+def _spo(
+    credit: CreditPart, threshold: float, clip: tuple[float, float], kl: float
+) -> PolicyGradient:
+    """Build the update that SPO's chain and tree share (its ppo_trainer.py)."""
+    # SPO's cap of 1e9 on the estimate has no effect: e^10 is 22026
+    penalty = LossKL(kl, K3(log_ratio_limit=10.0), ConstantMean(1.0), only_in_loss=True)
+    return PolicyGradient(
+        credit=credit,
+        ratio=TokenRatio(limit=10.0),
+        surrogate=Clipped(*clip),
+        reduce=TokenMean(),
+        only=LowProbability(threshold),
+        adjust_minibatch=(Whiten(),),
+        terms=(penalty,) if kl else (),
+    )
+
+
+def single_stream_spo(
+    clip: tuple[float, float] = (0.2, 0.28), dual_clip: float = 10.0
+) -> PolicyGradient:
+    """Single-stream Policy Optimization (arXiv 2509.13232): no group, no critic, no KL.
+
+    Reads the tracker's v̂ from before this step's update (core/tracker.py). ε .2/.28, dual clip 10.
+    """
+    return PolicyGradient(
+        credit=TrackedBaseline(),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip, dual=dual_clip),
+        reduce=TokenMean(),
+    )
+
+
+ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
+    "method",
+    {
+        "sapo": sapo,
+        "sapo_authors": sapo_authors,
+        "sapo_token_ratio": sapo_token_ratio,
+        "ppo": ppo,
+        "vc_ppo": vc_ppo,
+        "vapo": vapo,
+        "grpo": grpo,
+        "grpo_verl": grpo_verl,
+        "grpo_deepseekmath": grpo_deepseekmath,
+        "grpo_spo": grpo_spo,
+        "gspo": gspo,
+        "rloo": rloo,
+        "rloo_reinforce": rloo_reinforce,
+        "rloo_spo": rloo_spo,
+        "vineppo": vineppo,
+        "spo_chain": spo_chain,
+        "spo_tree": spo_tree,
+        "single_stream_spo": single_stream_spo,
+        "restem": restem,
+        "dpo": dpo,
+        "dpo_positive": dpo_positive,
+        "dvo": dvo,
+    },
+)
+
+
+def make_algorithm(name: str, **settings: Any) -> Algorithm:
+    """Make a method by name, e.g. ``make_algorithm("sapo", lam=0.95, partition="newline")``.
+
+    ``"file.py:function"`` names a method of your own (docs/extending.md).
+    """
+    if settings.get("partition") is not None:
+        settings["partition"] = partition_of(settings["partition"])
+    made = ALGORITHMS.make(name, settings)
+    if not isinstance(made, Algorithm):
+        raise ValueError(
+            f"expected {name} to return a method, such as a PolicyGradient, with needs, prepare, "
+            f"minibatch and loss; got {made!r}."
+        )
+    return made
