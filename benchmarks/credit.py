@@ -1,13 +1,13 @@
-"""How fast is segment credit? This package beside plain loops, and its growth with length.
+"""Measure the speed of segment credit against plain loops, and its growth with length.
 
     python benchmarks/credit.py                 # on the GPU if there is one, else on one CPU core
     python benchmarks/credit.py --no-loops      # only the package (the loops take minutes)
 
 One run measures: top-entropy partition + segment GAE + geometric-mean ratio + clipped surrogate +
 boundary value loss, forward and backward, on random batches whose responses are between half and
-all of T tokens long. Times are wall times between two synchronisations. Growth is the median of
-the ratios of times that were measured one after the other: on a GPU a step waits for the host,
-whose noise from second to second is larger than what is compared.
+all of T tokens long. Times are wall times between two synchronizations. Growth is the median of
+the ratios of consecutive measurements: on a GPU a step is CPU-bound, and the noise of the CPU from
+second to second is larger than the differences.
 """
 
 import argparse
@@ -65,7 +65,7 @@ Result = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def by_package(x: Inputs) -> Result:
-    """Losses and gradients by segcredit."""
+    """Compute losses and gradients with segcredit."""
     logp, value = (v.detach().requires_grad_() for v in (x.logp, x.value))
     segments = top_entropy(x.entropy, x.mask, FRACTION)
     credit = segment_gae(x.reward, x.value_old, segments, 1.0, LAM)
@@ -76,7 +76,7 @@ def by_package(x: Inputs) -> Result:
 
 
 def by_loops(x: Inputs) -> Result:
-    """The same by loops."""
+    """Compute the same with loops."""
     logp, value = (v.detach().requires_grad_() for v in (x.logp, x.value))
     policy, critic = loss_by_loops(
         x.entropy, x.mask, x.value_old, x.reward, x.logp_old, logp, value, FRACTION, LAM, CLIP
@@ -86,14 +86,14 @@ def by_loops(x: Inputs) -> Result:
 
 
 def timed_once(work: Callable[[], Result], device: str) -> tuple[float, Result]:
-    """Wall time of a single run, and its result."""
+    """Return the wall time of a single run and its result."""
     results: list[Result] = []
     took, _ = milliseconds(lambda: results.append(work()), device, 1)
     return took, results[0]
 
 
 def milliseconds(work: Callable[[], object], device: str, repeat: int) -> tuple[float, float]:
-    """Median and least wall time."""
+    """Return the median and minimum wall time."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     times = []
     for _ in range(repeat):
@@ -106,7 +106,7 @@ def milliseconds(work: Callable[[], object], device: str, repeat: int) -> tuple[
 
 
 def peak_bytes(shape: tuple[int, int], device: str) -> int | None:
-    """Peak memory of one step above its inputs; None if the system does not say."""
+    """Return the peak memory of one step without its inputs; None if it cannot be measured."""
     if device == "cuda":
         x = random_inputs(*shape, device)
         torch.cuda.synchronize()
@@ -115,28 +115,28 @@ def peak_bytes(shape: tuple[int, int], device: str) -> int | None:
         by_package(x)
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    # a process of its own: here, memory that was freed earlier would be used again unseen
+    # a new process: in this one, reused memory that was freed earlier would not be counted
     command = [sys.executable, __file__, "--peak", *map(str, shape)]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(found) if found.strip() else None
 
 
 def print_own_peak(rows: int, width: int) -> None:
-    """Peak resident memory of one step in this fresh process, on Linux."""
+    """Print the peak resident memory of one step in this new process (Linux only)."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return
     read = lambda key: 1024 * int(status.read_text().split(key)[1].split()[0])  # noqa: E731
-    by_package(random_inputs(2, 64, "cpu"))  # loads what is loaded once
+    by_package(random_inputs(2, 64, "cpu"))  # excludes one-time initialization
     x = random_inputs(rows, width, "cpu")
-    reset.write_text("5")  # forget the highest resident size so far
+    reset.write_text("5")  # reset the peak resident size
     before = read("VmRSS:")
     by_package(x)
     print(read("VmHWM:") - before)
 
 
 def device_milliseconds(work: Callable[[], object]) -> float:
-    """Time the GPU itself was busy, kernels added up."""
+    """Return the total time of all GPU kernels."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -151,8 +151,8 @@ def print_row(*cells: object) -> None:
 
 
 def compare(shapes: list[tuple[int, int]], device: str, repeat: int, loops: bool) -> None:
-    print("\nThe package beside loops")
-    print_row("(B, T)", "median ms", "least ms", "loops ms", "ratio", "peak MiB", "max |diff|")
+    print("\nPackage and loops")
+    print_row("(B, T)", "median ms", "min ms", "loops ms", "ratio", "peak MiB", "max |diff|")
     for rows, width in shapes:
         x = random_inputs(rows, width, device)
         for _ in range(3):
@@ -177,9 +177,9 @@ def compare(shapes: list[tuple[int, int]], device: str, repeat: int, loops: bool
 
 
 def growth(tokens: int, device: str, repeat: int) -> None:
-    """All lengths in turn, round after round: a slow moment of the host meets each alike."""
+    """Measure all lengths in turn, so that noise of the CPU affects each of them equally."""
     print(f"\nGrowth with T at {tokens:,} tokens")
-    columns = ["(B, T)", "median ms", "least ms", "to T = 512", "bytes/token"]
+    columns = ["(B, T)", "median ms", "min ms", "vs T = 512", "bytes/token"]
     print_row(*columns, *(["GPU busy ms"] if device == "cuda" else []))
     shapes = [(tokens // width, width) for width in (512, 2048, 8192, 32_768)]
     inputs = [random_inputs(*shape, device) for shape in shapes]
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--device", default=there, choices=["cpu", "cuda"])
     parser.add_argument("--repeat", type=int, default=None, help="runs per median")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--no-loops", action="store_true", help="leave the loops out")
+    parser.add_argument("--no-loops", action="store_true", help="skip the loops")
     parser.add_argument("--rows", type=int, nargs="*", default=[128, 512], help="B at T = 2048")
     parser.add_argument("--peak", type=int, nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -230,9 +230,7 @@ def main() -> None:
                 tiny.mul(1.0)
 
         launches()
-        print(
-            f"one small torch operation here: {10 * milliseconds(launches, 'cuda', 20)[0]:.1f} µs"
-        )
+        print(f"one small torch operation: {10 * milliseconds(launches, 'cuda', 20)[0]:.1f} µs")
     compare([(rows, 2048) for rows in given.rows], given.device, repeat, not given.no_loops)
     growth(512 * 2048, given.device, repeat)
 

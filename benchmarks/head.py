@@ -1,13 +1,13 @@
-"""The language-model head: log-probability and entropy of each token, forward and backward.
+"""Benchmark the language-model head: log-probability and entropy, forward and backward.
 
     python benchmarks/head.py            # on a GPU; seconds
-    python benchmarks/head.py --small    # on a CPU, to see that it runs
+    python benchmarks/head.py --small    # on a CPU, as a smoke test
 
-Ours goes through the head in chunks (Triton kernels on a GPU, plain torch elsewhere).
-"Materialised" is what one writes first: all logits, log_softmax in float32, autograd. Both get the
-same bfloat16 inputs. Times are medians of runs in turn; memory is the peak above what was there
-before, the head's gradient included. Errors are against float64 on fewer tokens, largest over all
-entries, relative to the largest entry: ours must not be worse than the materialised version's.
+Ours processes the logits in chunks (Triton kernels on a GPU, plain torch elsewhere).
+"Materialized" is the direct implementation: all logits, log_softmax in float32, autograd. Both get
+the same bfloat16 inputs. Times are medians of alternating runs. Memory is the additional peak,
+including the head's gradient. Errors are maximum errors against float64 on fewer tokens, relative
+to the largest entry; ours must not be larger than those of the materialized version.
 """
 
 import argparse
@@ -26,24 +26,24 @@ Way = Callable[[Tensor, Tensor, Tensor], Numbers]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def materialised(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
-    """All logits at once."""
+def materialized(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
+    """Compute all logits at once."""
     return token_logp_and_entropy(hidden @ weight.T, tokens)
 
 
 def ours(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
-    """Chunk by chunk."""
+    """Compute the logits in chunks."""
     return head_logp_and_entropy(hidden, weight, tokens)
 
 
 def plain(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
-    """Ours without kernels."""
+    """Compute the logits in chunks, without Triton kernels."""
     import segcredit.core.logits as head
 
     kept, head.has_head_kernels = head.has_head_kernels, lambda _: False
     try:
         logp, entropy = head_logp_and_entropy(hidden, weight, tokens)
-        # the backward pass asks again, so it must happen here
+        # the backward pass calls has_head_kernels too, so it must run here
         (logp.sum() + 0.1 * entropy.sum()).backward()
     finally:
         head.has_head_kernels = kept
@@ -51,7 +51,7 @@ def plain(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Numbers:
 
 
 def inputs(count: int, width: int, vocabulary: int, dtype: torch.dtype) -> list[Tensor]:
-    """Hidden states whose softmax is neither flat nor a point."""
+    """Make random inputs whose softmax is neither uniform nor one-hot."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     hidden = torch.randn(count, width, device=DEVICE, generator=generator)
     weight = torch.randn(vocabulary, width, device=DEVICE, generator=generator) * (3 / width**0.5)
@@ -60,7 +60,7 @@ def inputs(count: int, width: int, vocabulary: int, dtype: torch.dtype) -> list[
 
 
 def step(way: Way, given: list[Tensor]) -> Numbers:
-    """Forward and backward, through both numbers."""
+    """Run forward and backward through both outputs."""
     for x in given[:2]:
         x.grad = None
     logp, entropy = way(*given)
@@ -75,7 +75,7 @@ def sync() -> None:
 
 
 def measure(ways: dict[str, Way], given: list[Tensor], repeat: int) -> dict[str, tuple[float, ...]]:
-    """Median and least milliseconds, and peak GiB, of each way; runs in turn."""
+    """Return median and minimum ms and peak GiB of each implementation; runs alternate."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     peaks = dict.fromkeys(ways, 0.0)
     for _ in range(repeat + 1):
@@ -101,7 +101,7 @@ def measure(ways: dict[str, Way], given: list[Tensor], repeat: int) -> dict[str,
 
 
 def errors(way: Way, given: list[Tensor], exact: list[Tensor]) -> list[float]:
-    """Of log-probabilities, entropies, and the gradients of hidden states and head."""
+    """Return errors of log-probabilities, entropies and the gradients of hidden states and head."""
     logp, entropy = step(way, given)
     found = [logp, entropy, given[0].grad, given[1].grad]
     return [
@@ -123,29 +123,29 @@ def main() -> None:
         shapes, checked = [(256, 64, 1000)], 64
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {name}, bfloat16, median of {given.repeat}")
-    print(f"{'tokens':>8}{'hidden':>8}{'vocabulary':>12}  {'way':<14}", end="")
-    print(f"{'ms':>9}{'least':>9}{'ratio':>8}{'GiB':>8}")
+    print(f"{'tokens':>8}{'hidden':>8}{'vocabulary':>12}  {'version':<14}", end="")
+    print(f"{'ms':>9}{'min':>9}{'ratio':>8}{'GiB':>8}")
     for shape in shapes:
         tensors = inputs(*shape, torch.bfloat16)
-        ways: dict[str, Way] = {"materialised": materialised, "ours": ours}
+        ways: dict[str, Way] = {"materialized": materialized, "ours": ours}
         if has_head_kernels(tensors[0]):
             ways["ours, no kernel"] = plain
-        if shape[0] * shape[2] > 3e9:  # would not fit beside its gradients
-            del ways["materialised"]
+        if shape[0] * shape[2] > 3e9:  # would not fit in memory with its gradients
+            del ways["materialized"]
         found = measure(ways, tensors, given.repeat)
-        base = found.get("materialised", (float("nan"),))[0]
+        base = found.get("materialized", (float("nan"),))[0]
         for way, (median, least, peak) in found.items():
             print(f"{shape[0]:>8}{shape[1]:>8}{shape[2]:>12}  {way:<16}", end="")
             print(f"{median:>7.1f}{least:>9.1f}{median / base:>8.2f}{peak:>8.2f}")
         del tensors
-    print(f"\nlargest error against float64, relative, {checked} tokens")
-    print(f"{'vocabulary':>12}  {'way':<14}{'log π':>10}{'H':>10}{'∂hidden':>10}{'∂head':>10}")
+    print(f"\nmaximum relative error against float64, {checked} tokens")
+    print(f"{'vocabulary':>12}  {'version':<14}{'log π':>10}{'H':>10}{'∂hidden':>10}{'∂head':>10}")
     for vocabulary in sorted({x[2] for x in shapes}):
         low = inputs(checked, shapes[0][1], vocabulary, torch.bfloat16)
         high = [x.detach().double().requires_grad_() for x in low[:2]] + [low[2]]
-        numbers = step(materialised, high)
+        numbers = step(materialized, high)
         exact = [*numbers, high[0].grad, high[1].grad]
-        for way, function in (("materialised", materialised), ("ours", ours)):
+        for way, function in (("materialized", materialized), ("ours", ours)):
             row = "".join(f"{x:>10.1e}" for x in errors(function, low, exact))
             print(f"{vocabulary:>12}  {way:<14}{row}")
         del low, high, numbers, exact

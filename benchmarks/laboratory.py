@@ -1,20 +1,20 @@
-"""What a mini laboratory is like: does credit matter there, and can a critic know?
+"""Measure properties of a laboratory world: does credit matter, and what can a critic learn?
 
-    python benchmarks/laboratory.py mini/text --small          # a CPU, some minutes
-    python benchmarks/laboratory.py mini/text                  # one GPU, in full
+    python benchmarks/laboratory.py mini/text --small          # on a CPU, several minutes
+    python benchmarks/laboratory.py mini/text                  # full size, on one GPU
     python benchmarks/laboratory.py mini/vision --optimize 60 algorithm.lam=0.95
     python benchmarks/laboratory.py mini/text --start RUN/checkpoints/step-000050
 
-Runs the recipe's warm start, samples held-out prompts, continues them from the boundaries of steps
-many times (the oracle's V), pretrains the critic, and prints a table of properties. `--optimize N`
-goes on with N steps of the recipe's method, evaluating on the way. `--start` takes policy and
-critic from a study's checkpoint instead of training them. Settings of the recipe may follow, as for
-`segcredit train`. `--json FILE` keeps all numbers.
+The script runs the recipe's warm start, samples responses to held-out prompts, estimates V at step
+boundaries from many continuations, pretrains the critic, and prints a table of properties.
+`--optimize N` then trains N steps with the recipe's method and evaluates periodically. `--start`
+loads policy and critic from a study's checkpoint instead of training them. Recipe overrides may
+follow, as for `segcredit train`. `--json FILE` saves all numbers.
 
-How to read it. "ceiling" is the share of the outcome's variance that the prefix determines under
-this policy, Var(V) / Var(R), V estimated by Monte Carlo and its sampling noise subtracted: no
-critic can explain more. "critic" is 1 − Var(R − V_φ) / Var(R) at the same prefixes. A step ends
-with its line; fractions are of a response's tokens, taken back to the last boundary before them.
+Reading the table: "ceiling" is the fraction of the outcome's variance that the prefix determines
+under this policy, Var(V) / Var(R). V is a Monte Carlo estimate whose sampling noise is subtracted.
+No critic can explain more. "critic" is 1 − Var(R − V_φ) / Var(R) at the same prefixes. Each line is
+one step. Fractions refer to a response's tokens, rounded down to the previous step boundary.
 """
 
 import argparse
@@ -88,12 +88,12 @@ SMALL = {
         "stages.2.prompts=128",
     ],
 }
-"""The recipes on one CPU core: shorter chains, fewer contexts, 0.2 and 0.4 M parameters."""
+"""Overrides for one CPU core: shorter chains, fewer contexts, 0.2 and 0.4 M parameters."""
 
 
 @dataclass
 class Laboratory:
-    """A state on its way through the stages, and what was found out about it."""
+    """A training state that runs through the stages, and the measurements taken on it."""
 
     state: State
     world: Bookings
@@ -102,7 +102,7 @@ class Laboratory:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, prefixes: int, continuations: int, steps: int) -> None:
-        """Everything, in the order of the stages."""
+        """Run and measure all stages in order."""
         state = self.state
         for number, stage in enumerate(state.recipe.stages):
             state.stage, state.stage_step = number, 0
@@ -161,13 +161,13 @@ class Laboratory:
         print("\n" + table(self.found, self.seconds) + "\n", flush=True)
 
     def _collect(self, columns: tuple[Column, ...], purpose: str) -> RolloutBatch:
-        """Held-out prompts that evaluations do not ask."""
+        """Sample responses to held-out prompts that evaluations do not use."""
         assert self.state.world is not None
         prompts = self.state.world.prompts("test", 10_000, self.prompts)
         return collect(Context(self.state, Metrics(), ("laboratory", purpose)), prompts, columns)
 
     def _chains(self, collected: RolloutBatch) -> dict[str, Any]:
-        """Lengths, and what errors cost."""
+        """Measure response lengths and the effect of errors on accuracy."""
         lengths = sorted(x.num_tokens for x in collected.responses)
         right = [bool(x.correct) for x in collected.rewards]
         errors = [self.world.errors(x.prompt, x.text) for x in collected.responses]
@@ -209,7 +209,7 @@ class Laboratory:
         return next((x.kind for x in self.world.marks(text) if x.start == place), "plain")
 
     def _kinds(self, collected: RolloutBatch) -> list[list[str]]:
-        """What each token is."""
+        """Return the kind of each token."""
         rollouts, codec = collected.rollouts, self.state.policy.codec
         kinds = []
         for row, response in enumerate(collected.responses):
@@ -241,14 +241,14 @@ class Laboratory:
         }
 
     def _boundaries(self, collected: RolloutBatch, row: int) -> list[int]:
-        """For each fraction, how many tokens stand before it, whole lines only."""
+        """Return the number of tokens before each fraction, rounded down to whole lines."""
         rollouts, codec = collected.rollouts, self.state.policy.codec
         pieces = codec.pieces(rollouts.tokens[row][rollouts.mask[row]].tolist())
         ends = [0, *(n + 1 for n, piece in enumerate(pieces) if "\n" in piece)]
         return [max(x for x in ends if x <= share * len(pieces)) for share in FRACTIONS]
 
     def _ceiling(self, prefixes: int, continuations: int) -> dict[str, float]:
-        """Var(V) / Var(R) at each fraction, without the noise of the estimates."""
+        """Compute Var(V) / Var(R) at each fraction, corrected for the noise of the estimates."""
         state, collected = self.state, self.rollouts
         rollouts = collected.rollouts
         assert rollouts.prompts is not None
@@ -288,7 +288,7 @@ class Laboratory:
         return torch.tensor([x.value for x in self.state.reward(responses)])
 
     def _critic(self) -> None:
-        """What the pretrained critic explains on fresh responses, and what it makes of errors."""
+        """Measure the critic's explained variance on new responses and its reaction to errors."""
         begun = time.perf_counter()
         collected = self._collect((VALUE,), "critic")
         rollouts = collected.rollouts
@@ -308,10 +308,10 @@ class Laboratory:
         self.seconds["measure critic"] = time.perf_counter() - begun
 
     def _jumps(self, collected: RolloutBatch) -> dict[str, float]:
-        """Mean change of V over rules up to the first wrong word, in traps and elsewhere.
+        """Return the mean change of V over rules up to the first error, in traps and elsewhere.
 
-        A critic that knows the handbook gives up at a wrong decision where a right one was to be
-        expected, and takes heart at a right one in a trap.
+        For a good critic V falls at a wrong decision where a right one was likely, and rises at a
+        right decision in a trap.
         """
         rollouts, codec = collected.rollouts, self.state.policy.codec
         assert rollouts.value is not None
@@ -329,13 +329,13 @@ class Laboratory:
                 if entry is not None and (first is None or place <= first):
                     trap = self.world.guideline(entry.context).rate < 0.5
                     name = f"{'wrong' if place == first else 'right'}{' in a trap' if trap else ''}"
-                    # V of the prefix before the next token but one: the decision has been read
+                    # V two tokens later, when the prefix includes the decision
                     found.setdefault(name, []).append(value[token + 2] - value[token])
                 place += len(piece)
         return {name: statistics.fmean(x) for name, x in sorted(found.items())}
 
     def _remarks(self, collected: RolloutBatch) -> dict[str, float]:
-        """How often a line is doubted: if it is wrong, and if it is not."""
+        """Return how often wrong and right lines are marked as unsure."""
         doubts: dict[str, list[bool]] = {"of wrong lines": [], "of right lines": []}
         for response in collected.responses:
             errors = self.world.errors(response.prompt, response.text)
@@ -350,7 +350,7 @@ class Laboratory:
 
 
 def oracle_share(outcomes: torch.Tensor) -> float:
-    """Var(V) / Var(R) of (prefixes, continuations) outcomes; unbiased in Var(V)."""
+    """Return Var(V) / Var(R) of (prefixes, continuations) outcomes; unbiased in Var(V)."""
     value = outcomes.double().mean(dim=1)
     count = outcomes.shape[1]
     noise = float((value * (1 - value)).mean()) / (count - 1)
@@ -360,7 +360,7 @@ def oracle_share(outcomes: torch.Tensor) -> float:
 
 
 def table(found: dict[str, Any], seconds: dict[str, float]) -> str:
-    """All of it, in Markdown."""
+    """Format all measurements as a Markdown table."""
     rows = [("property", "value"), ("---", "---")]
 
     def add(name: str, x: object) -> None:
@@ -384,19 +384,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recipe")
-    parser.add_argument("--small", action="store_true", help="as far as one CPU core goes")
-    parser.add_argument("--optimize", type=int, default=0, metavar="N", help="steps to go on")
-    parser.add_argument("--start", type=Path, help="a checkpoint with policy and critic")
-    parser.add_argument("--prompts", type=int, help="held-out responses that are looked at")
-    parser.add_argument("--prefixes", type=int, help="responses that are continued")
-    parser.add_argument("--continuations", type=int, help="of each of their prefixes")
+    parser.add_argument("--small", action="store_true", help="reduced sizes for one CPU core")
+    parser.add_argument(
+        "--optimize", type=int, default=0, metavar="N", help="training steps after the measurements"
+    )
+    parser.add_argument("--start", type=Path, help="checkpoint with policy and critic")
+    parser.add_argument("--prompts", type=int, help="number of held-out responses")
+    parser.add_argument("--prefixes", type=int, help="number of responses with continuations")
+    parser.add_argument("--continuations", type=int, help="continuations per prefix")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("settings", nargs="*", help="of the recipe: key.path=value")
+    parser.add_argument("settings", nargs="*", help="recipe overrides: key.path=value")
     asked, more = parser.parse_known_args()
     overrides = [*asked.settings, *more]
     world = load_recipe(asked.recipe).data.world
     if asked.small and world not in SMALL:
-        parser.error(f"--small knows {', '.join(SMALL)}; {asked.recipe} is about {world}")
+        parser.error(f"--small supports {', '.join(SMALL)}; {asked.recipe} uses {world}")
     small = SMALL[str(world)] if asked.small else []
     recipe = load_recipe(asked.recipe, ["evaluation.greedy=true", *small, *overrides])
     if asked.start is not None:
@@ -406,7 +408,7 @@ def main() -> None:
         recipe = after(recipe, begun, str(asked.start))
     state = build(make_plan(recipe))
     if not isinstance(state.world, Bookings):
-        parser.error(f"{recipe.data.world} cannot tell where an error is")
+        parser.error(f"{recipe.data.world} does not report where errors are")
     count = sum(x.numel() for x in state.policy.model.parameters())
     print(f"{state.world!r}\n{count:,} parameters on {state.policy.device}", flush=True)
     laboratory = Laboratory(state, state.world, asked.prompts or (256 if asked.small else 1024))

@@ -1,7 +1,7 @@
-"""SAPO's credit and losses as plain loops over responses and segments: the thing to be faster than.
+"""SAPO's credit and losses as plain loops over responses and segments: the baseline of credit.py.
 
-One response at a time, one segment at a time, each step as the equation says it. It runs on the
-same tensors and device as the package, builds a graph and has a gradient.
+The loops process one response and one segment at a time and follow the equations literally. They
+run on the same tensors and device as the package and support autograd.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def segment_ends(entropy: Tensor, fraction: float) -> list[int]:
-    """The ⌈T · fraction⌉ largest entropies, ties by index, and the last token."""
+    """Return the ⌈T · fraction⌉ tokens of largest entropy (ties: lower index) and the last one."""
     length = len(entropy)
     count = max(1, -(-length * round(fraction * 100) // 100))
     values = entropy.tolist()
@@ -29,7 +29,7 @@ def loss_by_loops(
     lam: float,
     clip: float,
 ) -> tuple[Tensor, Tensor]:
-    """Policy loss (Eq. 9) and value loss (Eq. 10), mean over responses; γ = 1."""
+    """Compute policy loss (Eq. 9) and value loss (Eq. 10), mean over responses; γ = 1."""
     policy, critic = logp.new_zeros(()), logp.new_zeros(())
     for i in range(len(mask)):
         length = int(mask[i].sum())

@@ -1,10 +1,11 @@
-"""LoRA's matrices in the weights' bfloat16 or in float32: time and memory of a 7B model's products.
+"""Compare LoRA adapters in bfloat16 and float32: time and memory of a 7B model's linear layers.
 
     python benchmarks/lora.py            # on a GPU; half a minute
-    python benchmarks/lora.py --small    # on a CPU, to see that it runs
+    python benchmarks/lora.py --small    # on a CPU, as a smoke test
 
-The linear layers of four layers of Qwen2.5-VL-7B's shapes, forward and backward, computed as peft
-computes them. "full": all weights are trained; "frozen": none, and no matrices beside them.
+Runs the linear layers of four transformer layers with the shapes of Qwen2.5-VL-7B, forward and
+backward, computed as PEFT computes them. "full" trains all weights; "frozen" trains none and has no
+adapters.
 """
 
 import argparse
@@ -27,7 +28,7 @@ WAYS = [
 
 
 class Linear(nn.Module):
-    """W x, and B A x beside it."""
+    """A linear layer with an optional adapter: W x + B A x."""
 
     def __init__(self, wide: int, out: int, rank: int, kind: str) -> None:
         super().__init__()
@@ -41,16 +42,16 @@ class Linear(nn.Module):
             self.b = nn.Parameter(torch.zeros(out, rank, **made))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As peft's, for a scaling of 1."""
-        said = linear(x, self.weight)
+        """Compute what PEFT computes at a scaling of 1."""
+        base = linear(x, self.weight)
         if not self.rank:
-            return said
-        more = linear(linear(x.to(self.a.dtype), self.a), self.b) * 1.0
-        return (said + more).to(said.dtype)
+            return base
+        adapter = linear(linear(x.to(self.a.dtype), self.a), self.b) * 1.0
+        return (base + adapter).to(base.dtype)
 
 
 class Layer(nn.Module):
-    """The products of a layer without its attention and norms."""
+    """The linear layers of a transformer layer, without attention and norms."""
 
     def __init__(self, hidden: int, keys: int, middle: int, rank: int, kind: str) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Layer(nn.Module):
 
 
 def measure(layers: nn.ModuleList, x: Tensor, again: bool) -> tuple[float, float]:
-    """Seconds, least of six, and GiB above what was there before."""
+    """Return the minimum time of six runs in seconds, and the additional peak memory in GiB."""
     times, peak = [], 0.0
     for _ in range(6):
         if DEVICE == "cuda":
@@ -103,8 +104,8 @@ def main() -> None:
         x = torch.randn(tokens, shape[0], device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
         for again in (False, True):
             seconds, peak = measure(layers, x, again)
-            how = "recomputed" if again else "kept"
-            print(f"rank {rank:>3} {kind:<8} {how:<10} {seconds * 1e3:8.1f} ms {peak:6.2f} GiB")
+            how = "checkpointing" if again else "plain"
+            print(f"rank {rank:>3} {kind:<8} {how:<14} {seconds * 1e3:8.1f} ms {peak:6.2f} GiB")
         del layers, x
 
 

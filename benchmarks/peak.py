@@ -1,4 +1,4 @@
-"""The device's memory in use, by whomever, watched from a thread."""
+"""Measure peak GPU memory of the whole device, over all processes, from a thread."""
 
 import threading
 from types import TracebackType
@@ -7,7 +7,7 @@ import torch
 
 
 class Peak:
-    """The most that was in use at once, in GiB: vLLM's own allocations are in it, too."""
+    """Context manager that records peak memory in GiB, including vLLM's own allocations."""
 
     def __init__(self, every: float = 0.02) -> None:
         self.every = every

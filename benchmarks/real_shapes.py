@@ -1,8 +1,9 @@
 """Models of the real sizes with random weights, and a tokenizer of the real size.
 
-Speed and memory depend on shapes, not on what was learned, so nothing is downloaded. The tokenizer
-is trained on the prompts at hand and filled up with tokens that never occur, special tokens at
-their real places, so that prompts have about their real lengths and the head its real width.
+Speed and memory depend on shapes and not on trained weights, so nothing is downloaded. The
+tokenizer is trained on the given prompts and padded with unused tokens to the real vocabulary size,
+with special tokens at their real ids. So prompts have about their real lengths and the head has its
+real width.
 """
 
 from collections.abc import Iterable
@@ -75,7 +76,7 @@ VISION: dict[str, dict[str, Any]] = {
 
 
 def tokenizer_for(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on these texts, of Qwen's size."""
+    """Train a byte-level BPE on these texts, with the vocabulary size of Qwen."""
     made = Tokenizer(BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -108,7 +109,7 @@ def _merges(made: Tokenizer) -> list[list[str]]:
 
 
 def config_for(size: str, vision: bool) -> Qwen2Config | Qwen2_5_VLConfig:
-    """Qwen2.5 or Qwen2.5-VL."""
+    """Return the configuration of Qwen2.5 or Qwen2.5-VL."""
     text = {
         **TEXT[size],
         "vocab_size": 151_936,
@@ -145,7 +146,7 @@ def config_for(size: str, vision: bool) -> Qwen2Config | Qwen2_5_VLConfig:
 def policy_for(
     size: str, vision: bool, tokenizer: PreTrainedTokenizerFast, device: str, dtype: torch.dtype
 ) -> Policy:
-    """Random weights, made where they will be used."""
+    """Make a policy with random weights directly on the device."""
     config = config_for(size, vision)
     kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     torch.manual_seed(0)
@@ -154,12 +155,12 @@ def policy_for(
     model.generation_config.eos_token_id = SPECIAL["<|im_end|>"]
     model.generation_config.pad_token_id = SPECIAL["<|endoftext|>"]
     codec = Codec.for_tiny(tokenizer, config)
-    if codec.image_processor is not None:  # Qwen2.5-VL's own bounds
+    if codec.image_processor is not None:  # the limits of Qwen2.5-VL
         codec.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
     return Policy(model.eval(), codec)
 
 
 def save_small_files(policy: Policy, folder: Path) -> None:
-    """What a recipe needs to know of a model before it is loaded."""
+    """Save the files of a model that a recipe reads before it loads the weights."""
     policy.model.config.save_pretrained(folder)
     policy.codec.save(folder)

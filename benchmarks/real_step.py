@@ -1,11 +1,11 @@
-"""A whole training step of a model of real size: what fits, how long each phase takes.
+"""Measure a whole training step of a model of real size: memory and time of each phase.
 
     python benchmarks/real_step.py --data geo3k/train.jsonl             # Qwen2.5-VL-3B on a GPU
-    python benchmarks/real_step.py --size small --prompts 8 --tokens 16 # on a CPU, to see it run
+    python benchmarks/real_step.py --size small --prompts 8 --tokens 16 # smoke test on a CPU
 
-Random weights of the real shapes; rows with pictures from --data (as segcredit prepare writes
-them), or generated ones. Utilisation counts the arithmetic that the update executes (the
-recomputed forward pass included) against 990 TFLOP/s, an H200's in bfloat16.
+The weights are random, with the real shapes. Rows with images come from --data (as segcredit
+prepare writes them) or are generated. Utilization compares the operations of the update (including
+the recomputed forward pass) with 990 TFLOP/s, the peak of an H200 in bfloat16.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
 
 
 def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Recipe:
-    """As a user would write it."""
+    """Make the recipe from the command-line options."""
     on_gpu = torch.cuda.is_available()
     return parse_recipe(
         {
@@ -71,7 +71,7 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Recipe:
 
 
 def with_prompts(recipe: Recipe, prompts: int) -> Recipe:
-    """The same with as many prompts a step."""
+    """Return the recipe with another number of prompts per step."""
     rollout = recipe.rollout.model_copy(update={"prompts": prompts})
     return recipe.model_copy(update={"rollout": rollout})
 
@@ -79,9 +79,9 @@ def with_prompts(recipe: Recipe, prompts: int) -> Recipe:
 def operations(
     rollouts: Rollouts, size: str, vision: bool, recompute: bool, lora: int = 0
 ) -> tuple[float, float]:
-    """Floating-point operations of one epoch's update of the policy, and of the critic.
+    """Count floating-point operations of one epoch's update, of the policy and of the critic.
 
-    LoRA's own products are not counted, nor gradients of the weights it leaves frozen.
+    With LoRA, neither the adapters' operations nor gradients of the frozen weights are counted.
     """
     config = config_for(size, vision)
     text = config.get_text_config()
@@ -109,7 +109,7 @@ def operations(
 
 
 def generated(count: int, folder: Path) -> Path:
-    """Rows with pictures, where there are no real ones."""
+    """Write generated rows with images, for use without --data."""
     import json
 
     world = make_world("shape_grid")
@@ -131,19 +131,19 @@ def generated(count: int, folder: Path) -> Path:
     return path
 
 
-class Dice:
-    """Instead of an engine: responses of random tokens, all of full length, in no time."""
+class RandomEngine:
+    """Rollout engine that returns random tokens of full length, without a model."""
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     def load_weights(self, policy: torch.nn.Module) -> None:
-        """Nothing to load."""
+        """Do nothing: there is no model."""
 
     def sample(
         self, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
     ) -> Rollouts:
-        """Tokens below 8000, which are all plain text."""
+        """Sample token ids below 8000, which are all plain text."""
         shape = (len(prompts), sampling.max_tokens)
         tokens = torch.randint(0, 8000, shape, generator=generator).to(self.device)
         zeros = torch.zeros(shape, device=self.device)
@@ -164,31 +164,39 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
-    parser.add_argument("--data", type=Path, help="rows with pictures (jsonl, parquet)")
+    parser.add_argument("--data", type=Path, help="rows with images (jsonl, parquet)")
     parser.add_argument("--algorithm", default="sapo")
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--rows", type=int, default=256, help="responses drawn at once")
+    parser.add_argument("--rows", type=int, default=256, help="responses sampled at once")
     parser.add_argument("--minibatches", type=int, default=4)
-    parser.add_argument("--micro", type=int, default=32_768, help="tokens of a micro-batch")
-    parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
-    parser.add_argument("--warm", type=int, help="prompts of the first step, if fewer")
+    parser.add_argument("--micro", type=int, default=32_768, help="tokens per micro-batch")
+    parser.add_argument(
+        "--steps", type=int, default=2, help="number of steps; the first is warm-up"
+    )
+    parser.add_argument("--warm", type=int, help="prompts of the warm-up step (default: all)")
     parser.add_argument(
         "--offload",
         nargs="?",
         default=False,
         const=True,
         choices=["stream"],
-        help="optimizers rest in main memory between updates, or always",
+        help="offload optimizer state to CPU memory between updates, or always (stream)",
     )
-    parser.add_argument("--keep-activations", action="store_true", help="do not recompute")
-    parser.add_argument("--compile", action="store_true", help="layers by torch.compile")
-    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights")
+    parser.add_argument("--keep-activations", action="store_true", help="no gradient checkpointing")
+    parser.add_argument("--compile", action="store_true", help="compile layers with torch.compile")
+    parser.add_argument(
+        "--lora", type=int, default=0, help="rank of LoRA adapters; 0 trains all weights"
+    )
     parser.add_argument("--engine", default="hf", help="hf or vllm")
-    parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU's")
+    parser.add_argument(
+        "--vllm-memory", type=float, default=0.3, help="vLLM's fraction of the GPU memory"
+    )
     parser.add_argument("--no-sampling", action="store_true", help="random tokens as responses")
-    parser.add_argument("--profile", action="store_true", help="which kernels the last step runs")
+    parser.add_argument(
+        "--profile", action="store_true", help="profile the kernels of the last step"
+    )
     given = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -201,17 +209,17 @@ def main() -> None:
         begin = time.perf_counter()
         policy = policy_for(given.size, True, tokenizer, device, dtype)
         save_small_files(policy, folder / "model")
-        segcredit.train.build.check_weight_files = lambda _: None  # the weights are here already
+        segcredit.train.build.check_weight_files = lambda _: None  # there are no weight files
         plan = make_plan(recipe_of(given, folder / "model", rows))
         state = build(plan, policy)
         if given.no_sampling:
-            state.engine = Dice(device)  # type: ignore[assignment]
+            state.engine = RandomEngine(device)  # type: ignore[assignment]
         stage_of(state, plan.recipe.stages[0]).enter()
         count = sum(x.numel() for x in policy.model.parameters())
         print(
             f"torch {torch.__version__}, transformers {transformers.__version__}, "
             f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}; {given.size}: "
-            f"{count / 1e9:.2f} B parameters; ready after {time.perf_counter() - begin:.0f} s",
+            f"{count / 1e9:.2f} B parameters; loaded in {time.perf_counter() - begin:.0f} s",
             flush=True,
         )
         found = []
@@ -239,7 +247,7 @@ def main() -> None:
             print(f"step {len(found)}: {seconds:.1f} s {shown}", flush=True)
     peak.__exit__(None, None, None)
     report(found[1:] or found, given)
-    print(f"peak of the device {peak.gib:.1f} GiB")
+    print(f"peak GPU memory {peak.gib:.1f} GiB")
     if seen is not None:
         key = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
         table = seen.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=70)
@@ -250,7 +258,7 @@ def main() -> None:
 def report(
     found: list[tuple[dict[str, float], float, Rollouts]], given: argparse.Namespace
 ) -> None:
-    """Medians over the steps after the first."""
+    """Print medians over the steps after the first."""
     wall = statistics.median(x[1] for x in found)
     print(f"\n{'phase':<10}{'s':>9}{'share':>8}{'peak GiB':>10}")
     for phase in PHASES:
@@ -268,8 +276,8 @@ def report(
     done = work[0] + (work[1] if critic else 0.0)
     update = metrics["time/update"]
     print(
-        f"{len(rollouts)} responses, {written / len(rollouts):.0f} tokens each after "
-        f"{asked / len(rollouts):.0f} of the prompt\n"
+        f"{len(rollouts)} responses, {written / len(rollouts):.0f} tokens each, "
+        f"{asked / len(rollouts):.0f} tokens per prompt\n"
         f"sampling {written / metrics['time/sample']:,.0f} tokens/s, "
         f"whole step {written / wall:,.0f} tokens/s\n"
         f"update: {done / 1e15:.2f} PFLOP, {done / update / PEAK:.1%} of {PEAK / 1e12:.0f} "

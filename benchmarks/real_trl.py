@@ -1,28 +1,32 @@
-"""TRL's GRPO on a model of real size, to be put beside real_step.py --algorithm grpo.
+"""Measure TRL's GRPO on a model of real size, for comparison with real_step.py --algorithm grpo.
 
     python benchmarks/real_step.py --algorithm grpo --engine vllm --prompts 32 --samples 8 \
         --minibatches 1 --data geo3k/train.jsonl --offload
     python benchmarks/real_trl.py --prompts 32 --samples 8 --data geo3k/train.jsonl
     python benchmarks/real_trl.py --prompts 4 --samples 2 --tokens 16 --micro 4 --size small \
-        --no-vllm --data geo3k/train.jsonl                              # on a CPU, to see it run
+        --no-vllm --data geo3k/train.jsonl                              # smoke test on a CPU
 
-Needs trl, datasets and, for the second line, vLLM. The same random weights, tokenizer, prompts in
-the same order (token for token, which is checked), lengths, tokens that may be written, and vLLM;
-one generation, one gradient step, no KL, activations recomputed, vLLM asleep during the update.
-Weights are kept in float32 and computed with in bfloat16 (--dtype float32), as ours are, or kept in
-bfloat16 alone (--dtype bfloat16), where a small learning rate is lost in rounding.
+Requires trl, datasets and, unless --no-vllm is given, vLLM. Both scripts use the same random
+weights, tokenizer, prompts in the same order (verified token by token), lengths, suppressed tokens
+and vLLM: one generation, one gradient step, no KL, gradient checkpointing, vLLM in sleep mode
+during the update. With --dtype float32 the master weights are float32 and the computation is
+bfloat16, as in segcredit. With --dtype bfloat16 all weights are bfloat16, and small updates are
+lost in rounding.
 
-Two things are done for TRL 1.16. Prompts are padded on the left, as TRL does with a processor that
-it loads itself, but not with one that it is given: padded on the right, its marks of where the
-pictures are (mm_token_type_ids) do not fit its tokens. And vLLM gets one token per picture: TRL
-hands it as many as the picture fills, vLLM puts them all in place of the first, and the prompt has
-nearly twice as many as it should. "gap" in a step's line, the mean distance of vLLM's
-log-probabilities from the trainer's, says whether both read the same.
+Two adaptations for TRL 1.16:
+  - Prompts are padded on the left. TRL does this for a processor that it loads itself, but not for
+    one that it is given; with right padding its mm_token_type_ids do not match its tokens.
+  - vLLM gets one token per image. TRL passes the expanded image tokens, vLLM expands the first one
+    again, and the prompt becomes nearly twice as long.
+"gap" in the output, the mean difference between vLLM's and the trainer's log-probabilities, shows
+whether both process the same prompt.
 
-What differs: pictures are resized by torchvision (ours: by Pillow), to the same sizes; the reward
-costs nothing (ours compares answers); TRL's micro-batches count responses (ours: tokens); its
-optimizer stays on the device (ours: unless --offload); its log-probabilities count tokens that may
-not be written (0.002 of the gap).
+Remaining differences:
+  - image resizing: torchvision (segcredit: Pillow), to the same sizes
+  - reward: free (segcredit compares answers)
+  - micro-batches: counted in responses (segcredit: in tokens)
+  - optimizer state: on the GPU (segcredit: offloaded with --offload)
+  - log-probabilities: include suppressed tokens (0.002 of the gap)
 """
 
 import argparse
@@ -48,16 +52,16 @@ from segcredit.train.source import Listed
 from segcredit.types import Prompt
 
 LONGEST = 1024
-"""Tokens of a prompt, as in real_step.py."""
+"""Maximum prompt length in tokens, as in real_step.py."""
 
 
 def worth(completions: list[Any], **_: Any) -> list[float]:
-    """Something that differs between responses and costs nothing."""
+    """Return cheap rewards that differ between responses."""
     return [len(x[0]["content"]) % 7 / 6 for x in completions]
 
 
 def rows_of(prompts: list[Prompt]) -> Any:
-    """As TRL reads them: messages in parts, and pictures in a column of their own."""
+    """Convert prompts to TRL's rows: messages in parts, images in a separate column."""
     from datasets import Dataset
 
     return Dataset.from_list(
@@ -72,7 +76,7 @@ def rows_of(prompts: list[Prompt]) -> Any:
 
 
 def parts_of(message: Mapping[str, str]) -> list[dict[str, str]]:
-    """Text, and a picture wherever there is a mark."""
+    """Split a message into text and image parts."""
     pieces: list[dict[str, str]] = []
     for number, text in enumerate(message["content"].split(MARK)):
         pieces += [{"type": "image"}] if number else []
@@ -81,21 +85,21 @@ def parts_of(message: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def once(tokens: list[int]) -> list[int]:
-    """One token for each picture."""
-    picture = SPECIAL["<|image_pad|>"]
+    """Collapse the tokens of each image to one."""
+    image = SPECIAL["<|image_pad|>"]
     pairs = zip([None, *tokens], tokens, strict=False)
-    return [token for before, token in pairs if not before == token == picture]
+    return [token for before, token in pairs if not before == token == image]
 
 
 def check_same(prompts: list[Prompt], codec: Codec, processor: Any) -> None:
-    """Both sides must read the same tokens."""
+    """Raise an error if TRL's processor gives other tokens than our codec."""
     for prompt in prompts:
-        pictures = iter([open_image(x) for x in prompt.images])
+        images = iter([open_image(x) for x in prompt.images])
         messages = [
             {
                 "role": x["role"],
                 "content": [
-                    {**part, "image": next(pictures)} if part["type"] == "image" else part
+                    {**part, "image": next(images)} if part["type"] == "image" else part
                     for part in parts_of(x)
                 ],
             }
@@ -105,7 +109,9 @@ def check_same(prompts: list[Prompt], codec: Codec, processor: Any) -> None:
             [messages], add_generation_prompt=True, tokenize=True, return_dict=True
         )
         if read["input_ids"][0] != codec.encode(prompt)[0].tolist():
-            raise RuntimeError(f"TRL's processor reads prompt {prompt.id!r} otherwise than ours.")
+            raise RuntimeError(
+                f"TRL's processor and ours tokenize prompt {prompt.id!r} differently."
+            )
 
 
 def main() -> None:
@@ -113,15 +119,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
-    parser.add_argument("--data", type=Path, required=True, help="rows with pictures")
+    parser.add_argument("--data", type=Path, required=True, help="rows with images")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--micro", type=int, default=8, help="responses of a micro-batch")
-    parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
+    parser.add_argument("--micro", type=int, default=8, help="responses per micro-batch")
+    parser.add_argument(
+        "--steps", type=int, default=2, help="number of steps; the first is warm-up"
+    )
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--vllm-memory", type=float, default=0.3)
-    parser.add_argument("--no-vllm", action="store_true", help="sample by transformers' generate")
+    parser.add_argument("--no-vllm", action="store_true", help="sample with transformers' generate")
     given = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     if not (on_gpu or given.no_vllm):
@@ -139,7 +147,7 @@ def main() -> None:
     peak = Peak()
 
     class Timed(trl.GRPOTrainer):
-        """Notes when a step's responses are there, and hands vLLM what it expects."""
+        """Trainer that times the rollout phase and passes vLLM one token per image."""
 
         def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
             if self.use_vllm:
@@ -159,12 +167,12 @@ def main() -> None:
                 }
             )
             gap = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
-            if gap:  # of vLLM's log-probabilities from the trainer's: rounding, or something wrong
+            if gap:  # between vLLM's and the trainer's log-probabilities; should be rounding only
                 found[-1]["gap"] = gap[-1]
             return made
 
     class Watch(TrainerCallback):
-        """Times whole steps."""
+        """Callback that times whole steps."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             if len(found) == min(1, given.steps - 1):
@@ -220,7 +228,7 @@ def main() -> None:
             vllm_enable_sleep_mode=on_gpu,
             vllm_gpu_memory_utilization=given.vllm_memory,
             vllm_max_model_length=LONGEST + given.tokens,
-            # random weights would write what only prompts may hold, and what is no token
+            # random weights would sample image tokens and unused ids
             generation_kwargs={"suppress_tokens": banned}
             if given.no_vllm
             else {"logit_bias": dict.fromkeys(banned, -100.0)},
@@ -244,10 +252,10 @@ def main() -> None:
     print(
         f"\nTRL {trl.__version__}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, {given.size}, weights in {given.dtype}\n"
-        f"{total} responses, {kept[-1]['written'] / total:.0f} tokens each after "
-        f"{kept[-1]['asked'] / total:.0f} of the prompt\n"
+        f"{total} responses, {kept[-1]['written'] / total:.0f} tokens each, "
+        f"{kept[-1]['asked'] / total:.0f} tokens per prompt\n"
         f"step {step:.1f} s: sampling, rewards and π_old {collect:.1f}, update {step - collect:.1f}"
-        f"\npeak of the device {peak.gib:.1f} GiB"
+        f"\npeak GPU memory {peak.gib:.1f} GiB"
     )
 
 

@@ -1,12 +1,12 @@
-"""How many small runs should share one GPU? Steps per second of 1, 4 and 8 processes.
+"""Measure how many small runs should share one GPU: steps per second of 1, 4 and 8 processes.
 
     python benchmarks/side_by_side.py                          # 512 responses of 300 tokens, SAPO
-    python benchmarks/side_by_side.py --copies 1 8 12 --mps    # also under NVIDIA's MPS
+    python benchmarks/side_by_side.py --copies 1 8 12 --mps    # also with NVIDIA MPS
     python benchmarks/side_by_side.py --small                  # a minute on a CPU
 
-Each process trains the model of small_step.py by itself. All begin to count together, once every
-one has made its first steps, and count for the same seconds. ``--mps`` starts NVIDIA's service
-that lets kernels of several processes run at once, and measures again.
+Each process trains the model of small_step.py independently. The measurement starts when all
+processes have completed their warm-up steps, and takes the same time in each. ``--mps`` starts the
+NVIDIA MPS service, which runs kernels of several processes concurrently, and measures again.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PHASES = ("sample", "annotate", "update", "process")
 
 
 def child(given: argparse.Namespace) -> None:
-    """One of them: make ready, wait for the others, count."""
+    """Run one process: warm up, wait for the others, count steps."""
     here = Path(given.meet)
     state = make_state(given, graphs=True)
     for _ in range(given.warmup):
@@ -45,7 +45,7 @@ def child(given: argparse.Namespace) -> None:
 
 
 def measure(given: argparse.Namespace, copies: int, arguments: list[str]) -> dict[str, float]:
-    """So many at once: steps per second together, and mean seconds of the phases."""
+    """Run this many processes; return total steps per second and mean seconds of the phases."""
     with tempfile.TemporaryDirectory() as meet:
         own = [sys.executable, __file__, *arguments, "--meet", meet, "--copies", str(copies)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -57,16 +57,16 @@ def measure(given: argparse.Namespace, copies: int, arguments: list[str]) -> dic
                 break
             time.sleep(0.1)
         if any(process.poll() != 0 for process in running):
-            for process in running:  # they wait for one that is gone
+            for process in running:  # they would wait forever for the failed one
                 process.kill()
-            raise SystemExit(f"one of {copies} processes failed; its message stands above")
+            raise SystemExit(f"one of {copies} processes failed; see its message above")
         found: list[dict[str, Any]] = [json.loads(x.read_text()) for x in Path(meet).glob("found*")]
     mean = {key: sum(x[key] for x in found) / copies for key in found[0]}
     return {**mean, "rate": sum(x["rate"] for x in found)}
 
 
 def table(given: argparse.Namespace, name: str, alone: float | None, arguments: list[str]) -> float:
-    """Rows of one way to share; returns the rate to which all are compared."""
+    """Print the rows for one sharing mode; return the rate of a single process."""
     for copies in given.copies:
         found = measure(given, copies, arguments)
         alone = alone or found["rate"]
@@ -84,7 +84,7 @@ def table(given: argparse.Namespace, name: str, alone: float | None, arguments: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--copies", type=int, nargs="+", help="1 4 8; with --small 1 2")
-    parser.add_argument("--mps", action="store_true", help="measure with NVIDIA's MPS, too")
+    parser.add_argument("--mps", action="store_true", help="also measure with NVIDIA MPS")
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)

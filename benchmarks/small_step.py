@@ -1,17 +1,17 @@
-"""Where does a step of a small model go? Its phases with CUDA graphs and without.
+"""Measure the phases of a small model's training step, with and without CUDA graphs.
 
     python benchmarks/small_step.py               # on a GPU: 512 responses of 300 tokens
-    python benchmarks/small_step.py --small       # a minute on a CPU, to see that it runs
+    python benchmarks/small_step.py --small       # smoke test, a minute on a CPU
 
-A text model made in code (random weights, some million parameters) with its critic, SAPO, on
-generated variables; responses all have the most tokens, since none of them is an end. A step is
-launches more than arithmetic: hundreds of kernels of a few microseconds for every token. So it is
-made twice, in turn with rollout.graphs false and true, and the medians stand side by side, with the
-seconds of the process (what several runs on one GPU share) beside those of the clock.
+The model is a randomly initialized text model with a few million parameters and a critic, trained
+with SAPO on generated variables. All responses have the maximum length, because the end token is
+never sampled. Kernel launches dominate the step: every token needs hundreds of kernels of a few
+microseconds. Steps with rollout.graphs false and true alternate, and the table compares their
+medians. The row "process" is CPU time, the resource that several runs on one GPU compete for.
 
-Below: how often each phase waits for the GPU, counted in one more step by torch's own sync debug
-mode, and the lines that wait most often. On a CPU, where nothing waits, the operations are counted
-that would: reading a number, and results whose size depends on values.
+The script then counts the device synchronizations of each phase in one more step, with torch's sync
+debug mode, and lists the lines that cause most of them. On a CPU it counts the operations that
+would synchronize on a GPU: reading a number, and results whose size depends on values.
 """
 
 import argparse
@@ -41,13 +41,13 @@ from segcredit.train.trainer import Trainer
 
 PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
 NEVER = 10**6
-"""An end token that no vocabulary has."""
-WAITS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2"}
+"""An end token outside every vocabulary."""
+SYNCS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2"}
 HERE = Path(__file__).resolve().parent.parent
 
 
 def make_state(given: argparse.Namespace, graphs: bool) -> State:
-    """Where reinforcement learning begins, but with random weights."""
+    """Return the state at the start of reinforcement learning, with random weights."""
     trainer = Trainer(
         {
             "tiny": given.model,
@@ -82,7 +82,7 @@ def make_state(given: argparse.Namespace, graphs: bool) -> State:
 
 
 def one_step(state: State) -> dict[str, float]:
-    """Seconds of each phase, of the whole, and of the process."""
+    """Run one step; return seconds of each phase, of the whole step, and of CPU time."""
     begin, cpu = time.perf_counter(), time.process_time()
     metrics, stepped = stage_of(state, state.recipe.stages[state.stage]).step()
     found = {name: metrics[f"time/{name}"] for name in PHASES}
@@ -95,8 +95,8 @@ def one_step(state: State) -> dict[str, float]:
     return found
 
 
-class Waits(TorchDispatchMode):
-    """Counts what a phase waits for, by phase and by line."""
+class SyncCounter(TorchDispatchMode):
+    """Counts device synchronizations by phase and by line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Waits(TorchDispatchMode):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """While this lasts; phases are those that the metrics time."""
+        """Count inside this context; phases are those that the metrics time."""
         timed = Metrics.time
         counter = self
 
@@ -147,13 +147,13 @@ class Waits(TorchDispatchMode):
         by_mask = name in ("index", "index_put", "index_put_") and any(
             isinstance(x, Tensor) and x.dtype == torch.bool for x in tree_leaves(args[1])
         )
-        if name in WAITS or by_mask:
+        if name in SYNCS or by_mask:
             self._count(*_caller())
         return func(*args, **(kwargs or {}))
 
 
 def _caller() -> tuple[str, int]:
-    """The line that asked, in this package or in transformers."""
+    """Return the calling line in this package or in transformers."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -163,13 +163,13 @@ def _caller() -> tuple[str, int]:
     return "?", 0
 
 
-def print_row(*cells: object, widths: tuple[int, ...] = (12, 14, 14, 10, 12, 12)) -> None:
+def print_row(*cells: object, widths: tuple[int, ...] = (12, 15, 14, 10, 12, 12)) -> None:
     print("".join(str(x).rjust(w) for x, w in zip(cells, widths, strict=True)), flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser, dtype: str) -> None:
-    """What model, and what it does in a step."""
-    parser.add_argument("--small", action="store_true", help="a minute on a CPU")
+    """Add the options of the model and of the step."""
+    parser.add_argument("--small", action="store_true", help="reduced sizes, a minute on a CPU")
     parser.add_argument("--model", default="qwen2")
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=4)
@@ -185,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser, dtype: str) -> None:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What was asked for, smaller if it is to be small."""
+    """Parse the options; --small reduces the sizes."""
     given = parser.parse_args()
     if given.small:
         given.hidden, given.layers, given.heads, given.dtype = 64, 2, 4, "float32"
@@ -200,7 +200,7 @@ def main() -> None:
     given = parse(parser)
     given.repeat = 2 if given.small else given.repeat
     on_gpu = torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if on_gpu else "CPU, so without graphs"
+    device = torch.cuda.get_device_name() if on_gpu else "CPU, without graphs"
 
     states = {graphs: make_state(given, graphs) for graphs in (False, True)}
     parameters = sum(x.numel() for x in states[True].policy.model.parameters())
@@ -218,13 +218,13 @@ def main() -> None:
             if not number:
                 took = found[graphs][0]["sample"]
                 print(f"first step, graphs {str(graphs).lower()}: sampled in {took:.2f} s")
-    waits = {graphs: Waits() for graphs in states}
+    syncs = {graphs: SyncCounter() for graphs in states}
     for graphs, state in states.items():
-        with waits[graphs].counting():
+        with syncs[graphs].counting():
             one_step(state)
 
     print()
-    print_row("phase", "plain, ms", "graphs, ms", "ratio", "waits", "waits")
+    print_row("phase", "no graphs, ms", "graphs, ms", "ratio", "syncs", "syncs")
     for name in (*PHASES, "step", "process"):
         plain, fast = (
             1e3 * statistics.median(x[name] for x in found[graphs][given.warmup :])
@@ -232,7 +232,7 @@ def main() -> None:
         )
         counted = [
             sum(x.phases.values()) if name == "step" else x.phases.get(name, 0)
-            for x in waits.values()
+            for x in syncs.values()
         ]
         print_row(
             name,
@@ -242,19 +242,19 @@ def main() -> None:
             *([""] * 2 if name == "process" else counted),
         )
     tokens = found[True][-1]["tokens"]
-    for graphs, word in ((False, "plain"), (True, "graphs")):
+    for graphs, word in ((False, "without graphs"), (True, "with graphs")):
         seconds = statistics.median(x["sample"] for x in found[graphs][given.warmup :])
         print(
             f"{word}: {tokens / seconds:,.0f} tokens/s sampled, "
-            f"{1e3 * seconds / given.tokens:.2f} ms a token of all rows"
+            f"{1e3 * seconds / given.tokens:.2f} ms per token of all rows"
         )
     engine = states[True].engine
     if isinstance(engine, HFEngine) and engine._fixed is not None:
-        print(f"{len(engine._fixed.graphs)} graphs kept")
+        print(f"{len(engine._fixed.graphs)} graphs")
         if engine._fixed.state is not None:
             print(f"buffers: {engine._fixed.state.size}")
-    print("\nlines that wait most often, with graphs:")
-    for line, count in waits[True].lines.most_common(15):
+    print("\nlines with the most synchronizations, with graphs:")
+    for line, count in syncs[True].lines.most_common(15):
         print(f"{count:8d}  {line}")
 
 

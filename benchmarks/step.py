@@ -1,38 +1,40 @@
-"""How long is a training step? Its phases on the demo's model, and GRPO beside TRL's GRPOTrainer.
+"""Measure a training step: its phases on the demo's model, and GRPO compared with TRL.
 
-    python benchmarks/step.py --setup      # once: .venv-trl with TRL beside this package's .venv
+    python benchmarks/step.py --setup      # once: creates .venv-trl with TRL
     python benchmarks/step.py              # both tables; five to ten minutes on two CPU cores
     python benchmarks/step.py --no-trl     # only this package
 
-The first table is the demo recipe's reinforcement learning: a tiny Qwen2.5-VL with its critic,
-SAPO, on generated pictures, from random weights. "other" is what no phase holds: making the prompts
-and the metrics.
+First table: the reinforcement learning stage of the demo recipe. A tiny Qwen2.5-VL with a critic is
+trained with SAPO on generated images, from random weights. "other" is the time outside all phases:
+making prompts and metrics.
 
-The second table is GRPO on a tiny Llama (text), a step of ours and a step of TRL's in turn, so that
-a slow moment of the machine meets both. Each is warmed up first. Ratios are ours / TRL's, medians
-over neighbours. CPU seconds are those of the process, whatever else the machine does: where they
-are well below the wall seconds of one thread, somebody else was using the cores. OpenMP's threads
-sleep while they wait (OMP_WAIT_POLICY=PASSIVE, unless set otherwise): where cores are shared,
-threads that spin make two threads many times slower than one, and a table of accidents.
+Second table: GRPO on a tiny Llama (text only). Steps of segcredit and of TRL alternate, so that
+noise of the machine affects both. Both are warmed up first. Ratios are segcredit / TRL, medians
+over consecutive steps. CPU seconds are those of the process. If they are well below the wall time
+of one thread, other processes were using the cores. OpenMP threads sleep while they wait
+(OMP_WAIT_POLICY=PASSIVE, unless set otherwise): on shared cores, spinning threads can make two
+threads many times slower than one.
 
-The same on both sides: the weights (one saved folder, float32, SDPA attention), transformers and
-torch, the CPU threads, prompts (derived variables, by the same chat template), prompts per step,
-responses per prompt, the limit of tokens, sampling at temperature 1 from the whole vocabulary, the
-reward (a count of characters), group z-scores, clip 0.2, no KL and no reference model, a mean over
-each response's tokens, one gradient step per batch in a single forward and backward pass, AdamW
-with gradients clipped at norm 1, a learning rate so small that the lengths do not change, no
-checkpoints, no log files. TRL's gradient checkpointing and bfloat16, on by default, are off.
+Identical on both sides:
+  - weights (one saved model, float32, SDPA attention), transformers, torch, number of CPU threads
+  - prompts (derived variables, same chat template), prompts per step, responses per prompt, token
+    limit, sampling at temperature 1 from the whole vocabulary
+  - reward (a count of characters), group z-scores, clip 0.2, no KL, no reference model, mean over
+    each response's tokens
+  - one gradient step per batch in a single forward and backward pass, AdamW, gradients clipped at
+    norm 1, a learning rate so small that response lengths do not change
+  - no checkpoints, no log files; TRL's defaults of gradient checkpointing and bfloat16 are off
 
-"full" responses all have the most tokens: the end token lies outside the vocabulary, so both draw
-equally many, and only this row compares equal work. "ended" ones end by chance, as a random model's
-do; there the tokens drawn differ a little, hence the time per token.
+"full": all responses have the maximum length, because the end token is outside the vocabulary. Both
+sides sample the same number of tokens, so only this row compares equal work. "ended": responses end
+at random, as those of a random model do. The number of tokens differs slightly, so compare the time
+per token.
 
-What differs is what each does of its own. TRL samples by generate(), which keeps finished rows in
-the batch; it computes entropies in the update, and its AdamW is the fused one (its default). Ours
-samples by its own loop, which keeps log-probabilities and entropies and lets finished rows go.
-Neither computes old log-probabilities again. The random draws differ, and so does the order of the
-prompts, which all have the same length. "collect" is all from prompts to graded responses, "update"
-the rest of the step.
+Differences: TRL samples with generate(), which keeps finished rows in the batch. It computes
+entropies in the update and uses the fused AdamW (its default). segcredit has its own sampling loop,
+which stores log-probabilities and entropies and removes finished rows. Neither recomputes old
+log-probabilities. The random numbers and the order of the prompts differ; all prompts have the same
+length. "collect" covers everything from prompts to scored responses, "update" the rest of the step.
 """
 
 import argparse
@@ -65,43 +67,43 @@ from segcredit.types import Response, Reward
 HERE = Path(__file__).resolve().parent
 VENV = HERE.parent / ".venv-trl"
 PACKAGES = ["torch==2.13.0", f"trl=={VERSION}", "accelerate==1.15.0", "datasets==5.2.0"]
-"""TRL takes many a transformers; constraints.txt gives it the one that this package has."""
+"""TRL supports many versions of transformers; constraints.txt pins the one used here."""
 PHASES = ("sample", "score", "annotate", "credit", "update", "sync")
 LR = 1e-9
-"""Of both sides: the policy stays what it is, so every step is alike."""
-CALM = "OMP_WAIT_POLICY"
+"""Learning rate of both sides; so small that all steps do the same work."""
+WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One step."""
+    """Measurements of one step."""
 
     seconds: float
     cpu: float
     tokens: int
-    """Drawn, in all responses."""
+    """Sampled tokens of all responses."""
     responses: int
     prompt_tokens: int
     phases: dict[str, float]
 
     @property
     def collect(self) -> float:
-        """From prompts to graded responses."""
+        """Seconds from prompts to scored responses."""
         return sum(self.phases.get(x, 0.0) for x in ("collect", "sample", "score", "annotate"))
 
 
 class Worth:
-    """The reward that step_trl.py gives, as this package calls it."""
+    """The reward of step_trl.py, with this package's interface."""
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward]:
-        return [Reward(worth(x.text), "a share") for x in responses]
+        return [Reward(worth(x.text), "fraction of characters") for x in responses]
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there are no worker processes."""
 
 
 def our_step(state: State) -> Measured:
-    """One step of reinforcement learning, as the training loop makes it."""
+    """Run one step of reinforcement learning, as the training loop does."""
     begin, cpu = time.perf_counter(), time.process_time()
     metrics, stepped = stage_of(state, state.recipe.stages[state.stage]).step()
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
@@ -121,7 +123,7 @@ def our_step(state: State) -> Measured:
 
 
 def demo_state(threads: int) -> State:
-    """The demo recipe where its reinforcement learning begins, but with random weights."""
+    """Return the demo recipe's state where reinforcement learning starts; random weights."""
     state = build(make_plan(load_recipe("demo", [f"threads={threads}"])))
     state.stage = len(state.recipe.stages) - 1
     stage_of(state, state.recipe.stages[state.stage]).enter()
@@ -130,7 +132,7 @@ def demo_state(threads: int) -> State:
 
 @dataclass(frozen=True)
 class Case:
-    """What both sides are asked to do."""
+    """The workload of both sides."""
 
     folder: Path
     ends: bool
@@ -141,7 +143,7 @@ class Case:
     steps: int
 
     def save_model(self) -> None:
-        """A tiny Llama; for full responses its end token is one that it cannot write."""
+        """Save a tiny Llama; for full responses the model cannot produce its end token."""
         tokenizer = make_world("derived_variables").tokenizer()
         policy = Policy.tiny("llama", tokenizer)
         if not self.ends:
@@ -150,7 +152,7 @@ class Case:
         policy.save(self.folder)
 
     def state(self) -> State:
-        """This package's side."""
+        """Build this package's side."""
         rows = make_world("derived_variables").prompts("train", 0, self.prompts * self.steps)
         trainer = Trainer(
             self.folder,
@@ -172,7 +174,7 @@ class Case:
         return state
 
     def save_job(self) -> Path:
-        """TRL's side."""
+        """Write the job file for TRL's side."""
         rows = make_world("derived_variables").prompts("train", 0, self.prompts * self.steps)
         job = {
             "model": str(self.folder),
@@ -191,7 +193,7 @@ class Case:
 
 
 class Trl:
-    """step_trl.py in a process of its own, which waits between its steps."""
+    """A process that runs step_trl.py and waits between steps."""
 
     def __init__(self, case: Case) -> None:
         command = [str(VENV / "bin" / "python"), str(HERE / "step_trl.py")]
@@ -219,7 +221,7 @@ class Trl:
         line = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
-            sys.exit(f"TRL's side stopped:\n{self.errors.read()[-3000:]}")
+            sys.exit(f"The TRL process stopped:\n{self.errors.read()[-3000:]}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -236,7 +238,7 @@ def middle(found: Sequence[Measured], what: Callable[[Measured], float]) -> floa
 
 
 def print_phases(threads: int, warmup: int, repeat: int) -> None:
-    """The first table."""
+    """Print the first table."""
     state = demo_state(threads)
     found = [our_step(state) for _ in range(warmup + repeat)][warmup:]
     wall = middle(found, lambda x: x.seconds)
@@ -246,7 +248,7 @@ def print_phases(threads: int, warmup: int, repeat: int) -> None:
         f"{settings.max_tokens} tokens, {state.recipe.update.minibatches} gradient steps"
     )
     widths = (12, 12, 12, 10)
-    print_row("phase", "median ms", "least ms", "share", widths=widths)
+    print_row("phase", "median ms", "min ms", "share", widths=widths)
     parts = {name: [x.phases[name] for x in found] for name in PHASES}
     parts["other"] = [x.seconds - sum(x.phases.values()) for x in found]
     parts["step"] = [x.seconds for x in found]
@@ -256,19 +258,19 @@ def print_phases(threads: int, warmup: int, repeat: int) -> None:
         print_row(name, *cells, widths=widths)
     print(
         f"{middle(found, lambda x: x.tokens / x.seconds):,.0f} tokens/s, "
-        f"{middle(found, lambda x: x.tokens / x.responses):.1f} tokens per response after "
-        f"{middle(found, lambda x: x.prompt_tokens / x.responses):.1f} of the prompt; "
+        f"{middle(found, lambda x: x.tokens / x.responses):.1f} tokens per response, "
+        f"{middle(found, lambda x: x.prompt_tokens / x.responses):.1f} tokens per prompt; "
         f"{middle(found, lambda x: x.cpu):.2f} CPU s per step"
     )
 
 
 WIDTHS = (11, 9, 8, 11, 10, 10, 11, 11, 10, 11)
-COLUMNS = ("responses", "threads", "side", "median s", "least s", "CPU s")
+COLUMNS = ("responses", "threads", "side", "median s", "min s", "CPU s")
 COLUMNS += ("collect s", "update s", "tokens", "µs/token")
 
 
 def compare(case: Case, warmup: int, with_trl: bool) -> None:
-    """Rows of the second table: ours and TRL's in turn."""
+    """Print rows of the second table; steps of both sides alternate."""
     case.folder.mkdir()
     case.save_model()
     state = case.state()
@@ -302,9 +304,9 @@ def compare(case: Case, warmup: int, with_trl: bool) -> None:
     def ratio(what: Callable[[Measured], float]) -> str:
         return f"{statistics.median(what(a) / what(b) for a, b in rounds):.2f}"
 
-    least = min(x.seconds for x in sides[0]) / min(x.seconds for x in sides[1])
+    fastest = min(x.seconds for x in sides[0]) / min(x.seconds for x in sides[1])
     print_row(
-        *("", "", "ratio", ratio(lambda x: x.seconds), f"{least:.2f}", ratio(lambda x: x.cpu)),
+        *("", "", "ratio", ratio(lambda x: x.seconds), f"{fastest:.2f}", ratio(lambda x: x.cpu)),
         *(ratio(lambda x: x.collect), ratio(lambda x: x.seconds - x.collect)),
         *(ratio(lambda x: x.tokens), ratio(lambda x: x.seconds / x.tokens)),
         widths=WIDTHS,
@@ -312,29 +314,27 @@ def compare(case: Case, warmup: int, with_trl: bool) -> None:
 
 
 def check_same(sides: tuple[Measured, ...], versions: dict[str, str]) -> None:
-    """Refuse to compare what is not the same."""
+    """Exit if the two sides do different work or have different versions."""
     ours, theirs = sides
     for name in ("responses", "prompt_tokens"):
         a, b = getattr(ours, name), getattr(theirs, name)
         if a != b:
-            sys.exit(f"the two sides differ in {name}: ours {a}, TRL's {b}.")
+            sys.exit(f"The two sides differ in {name}: segcredit {a}, TRL {b}.")
     here = {"trl": VERSION, "transformers": transformers.__version__, "torch": torch.__version__}
     if versions != here:
-        sys.exit(f"versions differ: expected {here}, .venv-trl has {versions}. Type: {SETUP}")
+        sys.exit(f"Versions differ: expected {here}, .venv-trl has {versions}. Run: {SETUP}")
 
 
 SETUP = f"{sys.executable} benchmarks/step.py --setup"
 
 
 def set_up() -> None:
-    """A virtual environment with TRL, which git does not see."""
+    """Create a virtual environment with TRL that git ignores."""
     subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     (VENV / ".gitignore").write_text("*\n", encoding="utf-8")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "-c", str(HERE.parent / "constraints.txt")]
-    subprocess.run(
-        [*pip, PACKAGES[0]], check=True
-    )  # alone first: the CPU build, where there is one
+    subprocess.run([*pip, PACKAGES[0]], check=True)  # first, to get the CPU build if available
     subprocess.run([*pip, *PACKAGES], check=True)
 
 
@@ -342,12 +342,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--setup", action="store_true", help="install TRL into .venv-trl, and stop")
+    parser.add_argument("--setup", action="store_true", help="install TRL into .venv-trl and exit")
     parser.add_argument("--no-trl", action="store_true", help="only this package")
     parser.add_argument("--no-demo", action="store_true", help="only the second table")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads")
     parser.add_argument("--repeat", type=int, default=9, help="steps per median (default 9)")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
+    parser.add_argument("--warmup", type=int, default=2, help="warm-up steps (default 2)")
     parser.add_argument("--prompts", type=int, default=16, help="per step, second table")
     parser.add_argument("--samples", type=int, default=4, help="responses per prompt, second table")
     parser.add_argument(
@@ -357,23 +357,27 @@ def main() -> None:
     if given.setup:
         set_up()
         return
-    if CALM not in os.environ:  # read when torch is loaded, so begin again
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {CALM: "PASSIVE"})
+    if WAIT_POLICY not in os.environ:  # torch reads it when it is loaded, so restart
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], os.environ | {WAIT_POLICY: "PASSIVE"}
+        )
     transformers.utils.logging.disable_progress_bar()
     with_trl = not given.no_trl
     if with_trl and not (VENV / "bin" / "python").exists():
-        print(f"TRL is not there, so only this package is measured. To have both, type: {SETUP}")
+        print(
+            f"TRL is not installed, so only this package is measured. To install it, run: {SETUP}"
+        )
         with_trl = False
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, float32, "
         f"{os.cpu_count()} CPU cores, median of {given.repeat}; "
-        f"others' load on the machine at the start: {os.getloadavg()[0]:.1f}"
+        f"load average at the start: {os.getloadavg()[0]:.1f}"
     )
     for threads in [] if given.no_demo else given.threads:
         print_phases(threads, given.warmup, given.repeat)
     print(
-        f"\nGRPO on a tiny Llama{f' beside TRL {VERSION}' if with_trl else ''}: {given.prompts} "
+        f"\nGRPO on a tiny Llama{f' and TRL {VERSION}' if with_trl else ''}: {given.prompts} "
         f"prompts × {given.samples} responses, 1 gradient step"
     )
     print_row(*COLUMNS, widths=WIDTHS)
@@ -384,7 +388,7 @@ def main() -> None:
             place = Path(folder) / f"{ends}-{max_tokens}-{threads}"
             sizes = (given.prompts, given.samples, max_tokens, steps)
             compare(Case(place, ends, threads, *sizes), given.warmup, with_trl)
-    print(f"others' and our load on the machine at the end: {os.getloadavg()[0]:.1f}")
+    print(f"load average at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

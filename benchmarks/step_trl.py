@@ -1,8 +1,8 @@
-"""TRL's side of step.py: a GRPOTrainer that makes one step for every line on standard input.
+"""TRL's side of step.py: a GRPOTrainer that runs one step for every line on standard input.
 
-step.py starts this file with the Python of .venv-trl and a job in a JSON file; nobody else needs
-to. It answers with one line of JSON when it is ready and one per step. This package is not imported
-here.
+step.py starts this file with the Python of .venv-trl and a JSON job file; you do not need to call
+it directly. It prints one line of JSON when it is ready and one per step. It does not import
+segcredit.
 """
 
 import json
@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "1.16.0"
-"""Of TRL: the one that is compared."""
+"""The version of TRL in the comparison."""
 
 
 def worth(text: str) -> float:
-    """The reward of both sides: something that differs between responses and costs nothing."""
+    """Return the reward of both sides: cheap, and different between responses."""
     return text.count("=") / (1 + len(text))
 
 
 def score(completions: list[Any], **_: Any) -> list[float]:
-    """The same as TRL calls it."""
+    """Return the same rewards, with TRL's interface."""
     return [worth(completion[0]["content"]) for completion in completions]
 
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keep the output of libraries out of the answers
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
     import torch
@@ -44,7 +44,7 @@ def main() -> None:
     rows, samples, steps = job["prompts"], job["samples"], job["steps"]
 
     class Timed(trl.GRPOTrainer):
-        """Remembers what the last step took to collect, and how much it drew."""
+        """Trainer that records time and tokens of the last rollout phase."""
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             begin = time.perf_counter()
@@ -58,7 +58,7 @@ def main() -> None:
             return found
 
     class Turns(TrainerCallback):
-        """Waits for a line before each step; the time from that line to the step's end counts."""
+        """Callback that waits for a line before each step and times the step from there."""
 
         def _wait(self) -> None:
             if not sys.stdin.readline():
@@ -108,7 +108,7 @@ def main() -> None:
         model=AutoModelForCausalLM.from_pretrained(
             job["model"], dtype=torch.float32, attn_implementation="sdpa"
         ),
-        # as saved: AutoTokenizer would put the architecture's own splitting rules in its place
+        # AutoTokenizer would replace the saved splitting rules by those of the architecture
         processing_class=PreTrainedTokenizerFast.from_pretrained(job["model"]),
         reward_funcs=score,
         args=config,

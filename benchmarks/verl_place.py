@@ -1,7 +1,7 @@
-"""Where verl runs in a benchmark: one GPU of one machine without a network, or a CPU.
+"""Settings and environment for verl in a benchmark: one GPU without a network, or a CPU.
 
-The CPU form takes what the tests of the plugin take (tests/verl: a platform and a rollout by
-transformers), so that on a GPU nothing is new but vLLM and the device.
+On a CPU the benchmark uses the test platform of the plugin (tests/verl, with rollouts by
+transformers), so that a GPU run differs only in vLLM and the device.
 """
 
 import os
@@ -21,7 +21,7 @@ ON_A_GPU = {
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # a machine whose memory grows as it is used looks full from the start
+    # on some virtual machines Ray's monitor reports full memory from the start
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",
@@ -37,31 +37,31 @@ Settings = dict[str, object]
 
 
 def python_path(*before: Path) -> str:
-    """With whole paths: Ray's workers stand elsewhere."""
+    """Return PYTHONPATH with absolute paths: Ray's workers have another working directory."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(str(Path(x).absolute()) for x in (*before, *given) if str(x))
 
 
 @dataclass(frozen=True)
 class Place:
-    """A machine: which settings of verl and which environment it needs."""
+    """A machine, with the verl settings and the environment that it needs."""
 
     small: bool
-    """A CPU."""
+    """Run on a CPU with reduced sizes."""
     workers: int = 8
-    """Processes that prepare prompts, and as many that grade."""
+    """Number of processes that prepare prompts, and of processes that compute rewards."""
     memory: float = 0.4
-    """vLLM's share of the GPU's memory."""
+    """vLLM's fraction of the GPU memory."""
     store: int = 4 * 10**9
     """Ray's shared memory, in bytes; /dev/shm may be small."""
 
     @property
     def rollout(self) -> str:
-        """verl's rollout engine."""
+        """Name of verl's rollout engine."""
         return "hf" if self.small else "vllm"
 
     def settings(self) -> Settings:
-        """Of verl: the same for any model."""
+        """Return verl settings that do not depend on the model."""
         ray = "+ray_kwargs.ray_init"
         found: Settings = {
             "data.dataloader_num_workers": 0,
@@ -70,13 +70,13 @@ class Place:
             "trainer.save_freq": -1,
             "trainer.val_before_train": False,
             "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-            # verl asks for a core per role and per helper; most of them wait most of the time
+            # verl reserves a core per role and helper process; most of them are idle
             "ray_kwargs.ray_init.num_cpus": 14 if self.small else 48,
             f"{ray}.num_gpus": 1,
             f"{ray}.object_store_memory": 200_000_000 if self.small else self.store,
             f"{ray}.include_dashboard": False,
             f"{ray}._node_ip_address": "127.0.0.1",
-            f"{ray}.address": "local",  # whatever else runs there
+            f"{ray}.address": "local",  # do not join another Ray cluster
         }
         return found | (self._cpu() if self.small else self._gpu())
 
@@ -93,16 +93,16 @@ class Place:
 
     def _gpu(self) -> Settings:
         return {
-            # verl compiles the entropy alone; in chunks, anew for every number of tokens
+            # verl compiles only the entropy, and recompiles it for every number of tokens
             **self._uncompiled(),
             f"{ROLLOUT}.gpu_memory_utilization": self.memory,
             f"{ROLLOUT}.max_num_seqs": 512,
-            f"{REF}.fsdp_config.model_dtype": "bf16",  # it is only read
+            f"{REF}.fsdp_config.model_dtype": "bf16",  # frozen
             f"{ACTOR}.fsdp_config.entropy_from_logits_with_chunking": True,
         }
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Of the command, and with it of everything that Ray starts."""
+        """Return the environment of the command and of all processes that Ray starts."""
         if self.small:
             sys.path.insert(0, str(TESTS))
             from running import environment
@@ -111,13 +111,13 @@ class Place:
             found["PYTHONPATH"] += os.pathsep + python_path()
         else:
             found = {**os.environ, **ON_A_GPU}
-            # vLLM's sleep and PyTorch's growing segments exclude each other; verl switches them
+            # vLLM's sleep mode and PyTorch's expandable segments are incompatible; verl sets them
             found.pop("PYTORCH_CUDA_ALLOC_CONF", None)
             found.pop("PYTORCH_ALLOC_CONF", None)
             found["PYTHONPATH"] = python_path(ROOT)
-        found.pop("VERL_FILE_LOGGER_PATH", None)  # the translated recipe says where
+        found.pop("VERL_FILE_LOGGER_PATH", None)  # the translated recipe sets it
         if not any(x.value == PLUGIN for x in entry_points(group="verl.plugins")):
-            # not installed, only on the path: then verl is told by hand
+            # the package is not installed, so verl does not find the plugin's entry point
             given = found.get("VERL_USE_EXTERNAL_MODULES")
             found["VERL_USE_EXTERNAL_MODULES"] = f"{given},{PLUGIN}" if given else PLUGIN
         return found

@@ -1,26 +1,32 @@
-"""SAPO by verl, vLLM and our plugin on one GPU, beside the native trainer on the same work.
+"""Compare SAPO on verl (with vLLM and our plugin) with the native trainer, on one GPU.
 
-    python benchmarks/verl_step.py learn                       # from scratch; the reward rises
+    python benchmarks/verl_step.py learn                       # a small model, until it learns
     python benchmarks/verl_step.py real --data geo3k/train.jsonl   # a step of Qwen2.5-VL-3B
     python benchmarks/verl_step.py learn --small               # on a CPU, in .venv-verl
     python benchmarks/verl_step.py real --small
 
-With --out the model and both logs stay, so that verl and the native trainer can have a call each
-(--only verl, then --only native); the table is printed from what is there.
+--out keeps the model and both logs, so that verl and the native trainer can run in separate calls
+(--only verl, then --only native). The table is printed from the existing logs.
 
-learn: a Llama of some millions of weights imitates a generated world until three answers in ten are
-right; then so many steps of SAPO by ``segcredit verl``, and as many by the native trainer.
-real: random weights of the real shapes, pictures from --data, a step to warm up and one that is
-measured, by both.
+learn: a Llama with a few million parameters is trained by imitation on a generated world until 30 %
+of its answers are correct. Then ``segcredit verl`` and the native trainer each run SAPO from there.
+real: random weights with the real shapes, images from --data. Both run one warm-up step and one
+measured step.
 
-Actor, critic, reference and vLLM share the GPU (FSDP2 on one process; vLLM asleep while the others
-work). What a model of 3.75 B weights takes there, in GB: weights in float32 15 for the actor and 15
-for the critic, the reference in bfloat16 7.5, gradients 15, Adam's moments 30 for each. With both
-optimizers on the GPU 97.5 rest there, and 112.5 are in use before the first activation; so they
-rest in main memory (60 of it) unless --keep says otherwise: 37.5 rest on the GPU beside vLLM,
-82.5 are in use in an update, and activations and logits of --micro tokens, 10 to 25, come on top.
-What differs from the native trainer: attention over padded rows (verl packs by flash-attn alone,
-which is not needed here), log-probabilities from materialised logits, hence a smaller --micro.
+Actor, critic, reference model and vLLM share the GPU (FSDP2 on one process; vLLM is in sleep mode
+during training). Memory of a model with 3.75 B parameters, in GB:
+
+    fp32 weights, actor and critic      15 each
+    reference model in bfloat16         7.5
+    gradients                           15
+    Adam moments                        30 each
+    both optimizers on the GPU          97.5 resident, 112.5 in an update before activations
+    both optimizers offloaded (default) 37.5 resident besides vLLM, 82.5 in an update; 60 on the CPU
+    activations and logits              10 to 25 for --micro tokens, in addition
+
+--keep keeps optimizer state on the GPU. Differences from the native trainer: verl computes
+attention over padded rows (it packs only with flash-attn, which is not required here) and
+log-probabilities from materialized logits, so --micro is smaller.
 """
 
 import argparse
@@ -46,12 +52,12 @@ PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "update": (("update",), ("update_critic", "update_actor")),
     "weights to sampler": (("sync",), ("update_weights",)),
 }
-"""What it is: the native trainer's phases, and verl's."""
+"""Phase: names in the native trainer and in verl."""
 CLI = "from segcredit.cli import main; main()"
 
 
 def run(command: list[str], log: Path, env: dict[str, str], limit: float) -> int:
-    """Its output goes to a file and, what matters of it, to the screen; nothing stays behind."""
+    """Run a command with output to a log file; print errors and kill all its processes."""
     with log.open("w") as out:
         process = subprocess.Popen(
             command,
@@ -67,21 +73,21 @@ def run(command: list[str], log: Path, env: dict[str, str], limit: float) -> int
             code = -1
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # Ray's processes belong to it
+                os.killpg(process.pid, signal.SIGKILL)  # includes Ray's processes
     if code != 0:
-        said = log.read_text(errors="replace").splitlines()
+        lines = log.read_text(errors="replace").splitlines()
         why = f"did not end within {limit:.0f} s" if code == -1 else f"ended with {code}"
         print(f"\n{' '.join(command[:4])} … {why}; the end of {log}:")
-        print("\n".join(x[:300] for x in said[-60:]))
-        errors = [x for x in said if ("Error" in x or "error:" in x) and "Warning" not in x]
-        print("\nlines that name an error:\n" + "\n".join(x[:300] for x in errors[-12:]))
+        print("\n".join(x[:300] for x in lines[-60:]))
+        errors = [x for x in lines if ("Error" in x or "error:" in x) and "Warning" not in x]
+        print("\nlines with errors:\n" + "\n".join(x[:300] for x in errors[-12:]))
     return code
 
 
 def by_verl(
     folder: Path, recipe: Path, place: Place, own: Settings, overrides: list[str], limit: float
 ) -> None:
-    """``segcredit verl``, the command that a user types."""
+    """Run the recipe with ``segcredit verl``."""
     out = folder / "verl"
     shutil.rmtree(out, ignore_errors=True)
     given = [f"--verl={key}={x}" for key, x in (place.settings() | own).items()]
@@ -89,22 +95,22 @@ def by_verl(
     command = [sys.executable, "-c", CLI, "verl", str(recipe), *overrides, *options]
     begin = time.perf_counter()
     run(command, folder / "verl.log", place.environment(folder), limit)
-    print(f"verl: {time.perf_counter() - begin:.0f} s in all, log in {folder / 'verl.log'}")
+    print(f"verl: {time.perf_counter() - begin:.0f} s total, log in {folder / 'verl.log'}")
 
 
 def by_native(folder: Path, recipe: Path, limit: float) -> None:
-    """The same recipe at home, in a process of its own, which gives the GPU back."""
+    """Run the same recipe with the native trainer, in a new process that frees the GPU."""
     script = "import sys; from verl_work import run_native as go; go(sys.argv[1], sys.argv[2:])"
     here = Path(__file__).resolve().parent
     path = python_path(here, here.parent)
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     begin = time.perf_counter()
     run([sys.executable, "-c", script, str(recipe)], folder / "native.log", env, limit)
-    print(f"native: {time.perf_counter() - begin:.0f} s in all, log in {folder / 'native.log'}")
+    print(f"native: {time.perf_counter() - begin:.0f} s total, log in {folder / 'native.log'}")
 
 
 def verl_steps(folder: Path) -> list[dict[str, float]]:
-    """What verl logged of each step, in this call or in an earlier one."""
+    """Read verl's metrics of each step, from this call or an earlier one."""
     log = folder / "verl" / "verl" / "metrics.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     rows = [row["data"] for row in map(json.loads, lines)]
@@ -112,7 +118,7 @@ def verl_steps(folder: Path) -> list[dict[str, float]]:
 
 
 def native_steps(folder: Path) -> tuple[list[dict[str, float]], float]:
-    """The same of the native trainer, and the device's peak in GiB."""
+    """Read the native trainer's metrics of each step, and the peak GPU memory in GiB."""
     log = folder / "native.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     found = [json.loads(x.removeprefix("NATIVE ")) for x in lines if x.startswith("NATIVE ")]
@@ -120,30 +126,30 @@ def native_steps(folder: Path) -> tuple[list[dict[str, float]], float]:
 
 
 def show_phases(native: list[dict[str, float]], verl: list[dict[str, float]]) -> None:
-    """Medians over the steps after the first, in seconds."""
+    """Print medians in seconds over the steps after the first."""
     native, verl = native[1:] or native, verl[1:] or verl
 
     def median(rows: list[dict[str, float]], keys: list[str]) -> float:
         found = [sum(row.get(key, 0.0) for key in keys) for row in rows]
-        return statistics.median(found or [float("nan")])  # nan: it was not run
+        return statistics.median(found or [float("nan")])  # nan: not run
 
-    print(f"\n{'phase':<22}{'native s':>10}{'verl s':>10}   verl's own names")
+    print(f"\n{'phase':<22}{'native s':>10}{'verl s':>10}   verl's metric names")
     for what, (ours, theirs) in PHASES.items():
         parts = {x: median(verl, [f"timing_s/{x}"]) for x in theirs}
-        said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds)
+        shown = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds)
         home = median(native, [f"time/{x}" for x in ours])
         there = median(verl, [f"timing_s/{x}" for x in theirs])
-        print(f"{what:<22}{home:>10.2f}{there:>10.2f}   {said}")
+        print(f"{what:<22}{home:>10.2f}{there:>10.2f}   {shown}")
     home = median(native, sorted({x for row in native for x in row if x.startswith("time/")}))
     print(f"{'step':<22}{home:>10.2f}{median(verl, ['timing_s/step']):>10.2f}")
     for name in ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb"):
         if found := [x for row in verl for key, x in row.items() if key.endswith(f"perf/{name}")]:
-            print(f"verl {name}: {max(found):.1f} GiB, of its training process")
+            print(f"verl {name}: {max(found):.1f} GiB, training process only")
 
 
 def show_rewards(native: list[dict[str, float]], verl: list[dict[str, float]]) -> None:
-    """Step by step."""
-    print(f"\n{'step':>5}{'verl':>9}{'native':>9}{'V explains':>12}{'segments':>10}{'entropy':>9}")
+    """Print rewards and diagnostics of each step."""
+    print(f"\n{'step':>5}{'verl':>9}{'native':>9}{'expl. var.':>12}{'segments':>10}{'entropy':>9}")
     for number, row in enumerate(verl):
         home = f"{native[number]['reward']:>9.3f}" if number < len(native) else f"{'':>9}"
         print(
@@ -203,7 +209,7 @@ def real(given: argparse.Namespace, folder: Path, place: Place) -> None:
     verl = verl_steps(folder)
     show_phases(native, verl)
     if peak:
-        print(f"native: peak of the device {peak:.1f} GiB")
+        print(f"native: peak GPU memory {peak:.1f} GiB")
     if verl:
         ends = tuple(f"prompt_length/{x}" for x in ("min", "mean", "max"))
         shown = (*ends, "response_length/mean", "segment/num/mean", "actor/grad_norm")
@@ -215,32 +221,48 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["learn", "real"])
-    parser.add_argument("--small", action="store_true", help="tiny, on a CPU, without vLLM")
-    parser.add_argument("--out", type=Path, help="where to keep model, logs and metrics")
-    parser.add_argument("--steps", type=int, default=24, help="learn: of SAPO")
-    parser.add_argument("--target", type=float, default=0.3, help="learn: where imitation ends")
-    parser.add_argument("--data", type=Path, help="real: rows with pictures (jsonl, parquet)")
+    parser.add_argument("--small", action="store_true", help="reduced sizes on a CPU, without vLLM")
+    parser.add_argument("--out", type=Path, help="directory for model, logs and metrics")
+    parser.add_argument("--steps", type=int, default=24, help="learn: number of SAPO steps")
+    parser.add_argument(
+        "--target", type=float, default=0.3, help="learn: accuracy at which imitation ends"
+    )
+    parser.add_argument("--data", type=Path, help="real: rows with images (jsonl, parquet)")
     parser.add_argument("--size", default="3b", help="real: 0.5b, 3b or 7b")
-    parser.add_argument("--prompts", type=int, help="real: of a step; 512, or 8")
-    parser.add_argument("--tokens", type=int, help="real: of a response; 1024, or 16")
-    parser.add_argument("--micro", type=int, default=8192, help="real: verl's tokens at once")
-    parser.add_argument("--native-micro", type=int, default=32_768, help="real: the native's")
+    parser.add_argument("--prompts", type=int, help="real: prompts per step (512; 8 with --small)")
     parser.add_argument(
-        "--keep", choices=["actor", "critic", "both"], help="real: optimizers that stay on the GPU"
+        "--tokens", type=int, help="real: tokens per response (1024; 16 with --small)"
     )
     parser.add_argument(
-        "--eager", action="store_true", help="real: vLLM begins minutes sooner, and samples slower"
+        "--micro", type=int, default=8192, help="real: tokens per micro-batch, verl"
     )
-    parser.add_argument("--vllm-memory", type=float, default=0.4, help="verl's vLLM's share")
-    parser.add_argument("--workers", type=int, default=8, help="that prepare prompts, and grade")
+    parser.add_argument(
+        "--native-micro", type=int, default=32_768, help="real: tokens per micro-batch, native"
+    )
+    parser.add_argument(
+        "--keep", choices=["actor", "critic", "both"], help="real: optimizers to keep on the GPU"
+    )
+    parser.add_argument(
+        "--eager",
+        action="store_true",
+        help="real: vLLM without compilation; starts minutes faster, samples slower",
+    )
+    parser.add_argument(
+        "--vllm-memory", type=float, default=0.4, help="vLLM's fraction of the GPU memory, on verl"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=8, help="processes for prompts, and for rewards"
+    )
     parser.add_argument(
         "--only",
         choices=["verl", "native"],
-        help="the other's numbers are those of an earlier call",
+        help="run only one side; read the other's numbers from an earlier call",
     )
-    parser.add_argument("--limit", type=float, default=540, help="seconds that each may take")
+    parser.add_argument(
+        "--limit", type=float, default=540, help="time limit of each side in seconds"
+    )
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind then
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that child processes are killed
     given.prompts = given.prompts or (8 if given.small else 512)
     given.tokens = given.tokens or (16 if given.small else 1024)
     vision = given.what == "real"

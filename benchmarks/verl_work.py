@@ -1,4 +1,4 @@
-"""The work of verl_step.py: a model and rows that verl and the native trainer both read."""
+"""Models, rows and recipes of verl_step.py, shared by verl and the native trainer."""
 
 import json
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from segcredit.train.stages import stage_of
 from segcredit.types import Prompt
 
 TARGET = 0.3
-"""Where imitation is to end: sampled accuracy."""
+"""Sampled accuracy at which imitation ends."""
 WORLD: dict[str, Any] = {
     "given": 2,
     "derived": 2,
     "needed": [1, 2],
     "modulus": 7,
     "operations": "+-",
-    "wrong": 0.3,  # the demonstrations' faults set where imitation ends; they can be unlearnt
+    "wrong": 0.3,  # demonstrations contain errors that reinforcement learning can remove
 }
 SMALL_WORLD: dict[str, Any] = {
     "given": 2,
@@ -43,7 +43,7 @@ def device() -> str:
 
 
 def write_rows(path: Path, prompts: Sequence[Prompt]) -> Path:
-    """verl's rows, pictures inside: what ``segcredit prepare`` writes."""
+    """Write rows in verl's format with embedded images, as ``segcredit prepare`` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -67,18 +67,18 @@ def write_rows(path: Path, prompts: Sequence[Prompt]) -> Path:
 
 
 def warm_start(folder: Path, small: bool, target: float = TARGET) -> None:
-    """A Llama made from nothing imitates a generated world until it is right so often.
+    """Train a new Llama by imitation on a generated world until it reaches the target accuracy.
 
-    Where it does not get there in time, it begins anew with an easier world.
+    If it does not reach the target, start again with an easier world.
     """
     for world in (SMALL_WORLD,) if small else (WORLD, SMALL_WORLD):
         if imitate(folder, small, world, target) >= 0.9 * target:
             return
-    print(f"imitation ended short of {target:.0%}; going on from there", flush=True)
+    print(f"imitation did not reach {target:.0%}; continuing with this model", flush=True)
 
 
 def imitate(folder: Path, small: bool, world: dict[str, Any], target: float) -> float:
-    """Model and rows into the folder; the sampled accuracy that was reached."""
+    """Save model and rows in the directory; return the sampled accuracy."""
     recipe = parse_recipe(
         {
             "name": "warm-start",
@@ -101,7 +101,7 @@ def imitate(folder: Path, small: bool, world: dict[str, Any], target: float) -> 
         }
     )
     state = build(make_plan(recipe))
-    test, state.test = state.test, state.train  # what the reward will be measured on
+    test, state.test = state.test, state.train  # evaluate on the training prompts
     assert test is not None
     (stage,) = recipe.stages
     stage_of(state, stage).enter()
@@ -125,12 +125,12 @@ def imitate(folder: Path, small: bool, world: dict[str, Any], target: float) -> 
 
 
 def longest(small: bool) -> int:
-    """Tokens of a response: a line has 14, and some lines are superfluous."""
+    """Return the maximum response length: a line has 14 tokens, and some lines are redundant."""
     return 24 if small else 56
 
 
 def learning_recipe(folder: Path, small: bool, steps: int) -> Path:
-    """SAPO from there."""
+    """Write the recipe that continues with SAPO."""
     return _write(
         folder,
         {
@@ -152,7 +152,7 @@ def learning_recipe(folder: Path, small: bool, steps: int) -> Path:
                 "prompts": 64 if small else 512,
                 "max_tokens": longest(small),
                 "engine": "hf" if small else "vllm",
-                "vllm": {"eager": True},  # a minute sooner; responses are short
+                "vllm": {"eager": True},  # starts a minute faster; responses are short
                 "old_logp": "recompute",
             },
             "update": {"minibatches": 2, "tokens_per_micro": 32_768},
@@ -164,17 +164,17 @@ def learning_recipe(folder: Path, small: bool, steps: int) -> Path:
 
 
 def real_model(folder: Path, data: Path | None, size: str, prompts: int, small: bool) -> Path:
-    """Random weights of the real shapes as a checkpoint, and rows with pictures."""
+    """Save a checkpoint of random weights with the real shapes, and rows with images."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = data or generated(prompts, folder)
     found = load_prompts([str(rows)], limit=prompts).prompts
     if len(found) < prompts:
-        raise SystemExit(f"{rows} has {len(found)} rows; got --prompts {prompts}.")
+        raise SystemExit(f"--prompts {prompts} is more than the {len(found)} rows of {rows}.")
     tokenizer = tokenizer_for(x["content"] for prompt in found for x in prompt.messages)
     dtype = torch.float32 if small else torch.bfloat16
     policy = policy_for(size, True, tokenizer, device(), dtype)
     policy.save(folder / "model")
-    # as many as a step takes: then every step, here and there, is the same work
+    # one step's rows, so that every step does the same work on both sides
     write_rows(folder / "train.parquet", found)
     print(f"{sum(x.numel() for x in policy.model.parameters()) / 1e9:.2f} B parameters", flush=True)
     return folder
@@ -183,7 +183,7 @@ def real_model(folder: Path, data: Path | None, size: str, prompts: int, small: 
 def real_recipe(
     folder: Path, small: bool, prompts: int, tokens: int, micro: int, eager: bool = False
 ) -> Path:
-    """As benchmarks/real_step.py has it."""
+    """Write the recipe of benchmarks/real_step.py."""
     return _write(
         folder,
         {
@@ -217,7 +217,7 @@ def _write(folder: Path, recipe: dict[str, Any]) -> Path:
 
 
 def run_native(recipe: Path, overrides: list[str]) -> None:
-    """The recipe's steps by the native trainer; what each took, as JSON on the last line."""
+    """Run the recipe with the native trainer; print the metrics as JSON on the last line."""
     from peak import Peak
 
     from segcredit.config import load_recipe
