@@ -106,7 +106,7 @@ def test_examples_of_the_help_are_true(tmp_path: Path) -> None:
         ),
         (["demo", "model.device=gpu"], "model.device: expected auto, cpu, cuda or cuda:0"),
         (["demo", "stages.0.phase=see"], "stages.0.phase: shape_grid has the phases look, solve;"),
-        (["--resume", "/nowhere"], "/nowhere holds no run: there is no such folder."),
+        (["--resume", "/nowhere"], "/nowhere is not a run: there is no such folder."),
     ],
 )
 def test_mistakes_end_in_one_message(arguments: list[str], expected: str) -> None:
@@ -210,7 +210,7 @@ def test_a_runs_config_repeats_it(tmp_path: Path) -> None:
     refused = run(tmp_path, "train", recipe, "--folder", "again")
     assert refused.code == 2
     assert re.fullmatch(
-        rf"error: {tmp_path}/again already holds a run \(.*\)\. Go on with it: segcredit train "
+        rf"error: {tmp_path}/again already contains a run \(.*\)\. Resume it: segcredit train "
         rf"--resume {tmp_path}/again --trust-run\. Or choose another folder\.\n",
         refused.complained,
     )
@@ -226,7 +226,8 @@ def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
     second = run(tmp_path, "train", "--resume", "run")
     assert second.code == 2
     assert second.complained.startswith(
-        f"error: process {first.pid} is writing the run {tmp_path}/run, and two would spoil it."
+        f"error: process {first.pid} is writing to the run {tmp_path}/run, "
+        f"and two writers would damage it."
     )
     first.signal(signal.SIGKILL)
     first.wait()

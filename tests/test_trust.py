@@ -263,7 +263,7 @@ def test_a_model_with_a_config_yaml_is_no_run(trained: Path, tmp_path: Path) -> 
     rows.write_text('{"problem": "a = 1 ; a ?", "answer": "1"}\n')
     found = evaluate_checkpoint(str(model), [str(rows)], "exact", samples=1, max_tokens=4)
     assert found.prompts == 1
-    with pytest.raises(ValueError, match=r"holds no run: it is a model.*config\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: it is a model.*config\.json"):
         read_run(model)
 
 

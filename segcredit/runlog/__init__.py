@@ -1,4 +1,4 @@
-"""The run folder, written while training and read by everything after it."""
+"""Write and read run folders, the interface between training and everything after it."""
 
 from segcredit.runlog.environment import describe_environment
 from segcredit.runlog.folder import RunError, RunFolder, new_run_path, resume_command

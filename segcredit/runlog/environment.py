@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, source; nothing that names the machine or its owner."""
+"""Describe versions, hardware and source of a run, without names of machine or user."""
 
 import importlib.metadata
 import os
@@ -45,12 +45,12 @@ PACKAGES = (
 """Packages whose versions are recorded: those that affect training, grading and prompts."""
 
 _SECRET = re.compile(r"(?i)(api|access|auth|private)[_.-]?key|token(?!s|i)|secret|passw(or)?d")
-"""Names of settings whose values nobody should read; max_tokens and tokenizer are none."""
+"""Names of settings whose values are secret; max_tokens and tokenizer do not match."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def describe_environment(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Plain data for environment.json; ``command`` defaults to this process's command line."""
+    """Return the content of environment.json; ``command`` defaults to this process's arguments."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": without_secrets(sys.argv if command is None else command),
@@ -89,7 +89,7 @@ def _commit(description: Mapping[str, Any]) -> str | None:
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """The command line with the values of keys, tokens and passwords starred out."""
+    """Replace the values of keys, tokens and passwords in a command line by stars."""
     shown: list[str] = []
     hidden = False
     for word in command:

@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, whole, whenever the process is killed."""
+"""Atomic file writes, JSON lines and file locks."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ _MARK = ".tmp-"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to; it takes its place on leaving, or is gone if anything was raised."""
+    """Open a temporary file that replaces ``path`` on success and is deleted on an exception."""
     temporary = path.with_name(f".{path.name}{_MARK}{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -33,36 +33,36 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:
-    """Replace the file's content, or leave it as it was."""
+    """Replace the content of a file completely, or leave it unchanged."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """The same for text, in UTF-8."""
+    """Write text as UTF-8, completely or not at all."""
     write_bytes_atomically(path, text.encode())
 
 
 def write_yaml_atomically(path: Path, document: Any) -> None:
-    """The same for plain data (dicts, lists, strings, numbers), as YAML in the given order."""
+    """Write dicts, lists, strings and numbers as YAML, completely or not at all."""
     try:
         text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     except yaml.representer.RepresenterError as error:
         what = error.args[1] if len(error.args) > 1 else error
         raise ValueError(
-            f"{path.name} can hold dicts, lists, strings, numbers, booleans and None; got "
-            f"{type(what).__name__} {what!r}. Convert it first, a path by str(path)."
+            f"{path.name} can contain dicts, lists, strings, numbers, booleans and None; got "
+            f"{type(what).__name__} {what!r}. Convert it first, a path with str(path)."
         ) from None
     write_text_atomically(path, text)
 
 
 def write_json_atomically(path: Path, document: Any) -> None:
-    """The same as indented JSON."""
+    """Write indented JSON, completely or not at all."""
     write_text_atomically(path, json.dumps(document, indent=2) + "\n")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlive a power cut."""
+    """Sync a folder's entries to disk, so that they survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,71 +71,73 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed writers left half-written; only for who holds the run's lock."""
+    """Delete temporary files of killed processes; the caller must hold the run's lock."""
     for file in folder.glob(f".*{_MARK}*"):
         if file.is_file():
             file.unlink(missing_ok=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a value that occurs twice out twice: people read these files."""
+    """Writes repeated values in full instead of as aliases, for readability."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def to_line(row: Mapping[str, Any]) -> bytes:
-    """One object, one line; tensors and arrays become lists."""
+    """Encode an object as one JSON line; tensors and arrays become lists."""
     try:
-        return _dumped(row)
-    except (ValueError, RecursionError):  # mostly a number that is not finite: rare, so only now
+        return _dump(row)
+    except (ValueError, RecursionError):  # usually a number that is not finite, which is rare
         try:
-            return _dumped(_spelled(row))
+            return _dump(_nonfinite_as_text(row))
         except RecursionError:
-            raise ValueError("a row must be a plain object; got one that holds itself.") from None
+            raise ValueError(
+                "a row must be a plain object; got one that contains itself."
+            ) from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every object of the file; a last line that is still being written is left out."""
+    """Read all objects of a file; an incomplete last line is ignored."""
     return read_some_lines(path, None)[0]
 
 
 def read_some_lines(path: Path, count: int | None) -> tuple[list[dict[str, Any]], int]:
-    """At most ``count`` objects, evenly spread, and how many there are; others stay unparsed."""
+    """Read at most ``count`` evenly spaced objects; return them and the total number."""
     *whole, last = path.read_bytes().split(b"\n")
     lines = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
-    if _parsed(last) is not None:
+    if _parse(last) is not None:
         lines.append((len(whole) + 1, last))
     total = len(lines)
     if count is not None and count < total:
         lines = [lines[i * total // count] for i in range(count)]
     rows = []
     for number, line in lines:
-        row = _parsed(line)
+        row = _parse(line)
         if row is None:
             raise ValueError(
                 f"line {number} of {path} must be a JSON object; got {line[:40]!r}. The file is "
-                f"damaged; deleting that line makes the rest readable."
+                f"damaged. Delete that line to read the rest."
             )
         rows.append(row)
     return rows, total
 
 
-def revived(x: Any) -> Any:
-    """A number, or nested lists of them, with "NaN" and the infinities as numbers again."""
+def restore_nonfinite(x: Any) -> Any:
+    """Convert "NaN" and "Infinity" back to numbers, also in nested lists."""
     if isinstance(x, str):
-        return _SPELLED.get(x, x)
-    return [revived(item) for item in x] if isinstance(x, list) else x
+        return _NONFINITE.get(x, x)
+    return [restore_nonfinite(item) for item in x] if isinstance(x, list) else x
 
 
-def _dumped(row: Any) -> bytes:
+def _dump(row: Any) -> bytes:
     return json.dumps(row, allow_nan=False, default=_plain).encode("ascii") + b"\n"
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -147,39 +149,39 @@ def _plain(x: Any) -> Any:
     if hasattr(x, "tolist"):
         return x.tolist()
     raise ValueError(
-        f"a row can hold strings, numbers, booleans, None, lists and dicts; got a "
+        f"a row can contain strings, numbers, booleans, None, lists and dicts; got a "
         f"{type(x).__name__}, {x!r:.60}. Convert it first."
     )
 
 
-def _spelled(x: Any) -> Any:
+def _nonfinite_as_text(x: Any) -> Any:
     if hasattr(x, "tolist"):
         x = x.tolist()
     if isinstance(x, float) and not math.isfinite(x):
         return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
     if isinstance(x, Mapping):
-        return {key: _spelled(value) for key, value in x.items()}
-    return [_spelled(item) for item in x] if isinstance(x, list | tuple) else x
+        return {key: _nonfinite_as_text(value) for key, value in x.items()}
+    return [_nonfinite_as_text(item) for item in x] if isinstance(x, list | tuple) else x
 
 
 TRIES = 8
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
-"""What some network file systems answer."""
+"""Errors of network file systems that cannot lock."""
 
 
 class LockedError(Exception):
-    """Another process (or another part of this one) holds the lock."""
+    """Another process, or another part of this one, holds the lock."""
 
     def __init__(self, holder: int | None) -> None:
         super().__init__(holder)
         self.holder = holder
-        """Its process id, if known."""
+        """Process id of the holder, if known."""
 
 
 class Lock:
-    """Held from its making until :meth:`release` or the end of the process.
+    """File lock, held until :meth:`release` or the end of the process.
 
-    The file stays: deleting it would let two processes lock two files of one name.
+    The file is not deleted: two processes could then lock two files of the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,8 +197,8 @@ class Lock:
                 self.release()
                 raise
             warnings.warn(
-                f"{path} cannot be locked on this file system ({error.strerror}). Take care that "
-                f"no second process writes there.",
+                f"{path} cannot be locked on this file system ({error.strerror}). Make sure "
+                f"that no second process writes there.",
                 stacklevel=2,
             )
         os.ftruncate(self._descriptor, 0)
@@ -204,7 +206,7 @@ class Lock:
         _held.add(self)
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -212,8 +214,8 @@ class Lock:
 
 
 def _take(descriptor: int) -> None:
-    """Try for a moment: a worker forked just before its parent died lets go within milliseconds."""
-    import fcntl  # here, so that runs can be read where there is none (Windows)
+    """Try for a moment; a child forked just before its parent died releases it in milliseconds."""
+    import fcntl  # imported here, because Windows, which can read runs, does not have it
 
     for left in range(TRIES - 1, -1, -1):
         try:
@@ -230,7 +232,7 @@ _held: set[Lock] = set()
 
 
 def _close_in_child() -> None:
-    """A forked worker inherits the lock and, as an orphan, would keep it: it closes its copy."""
+    """Close a forked child's copies of locks, which it would keep if its parent died."""
     for lock in list(_held):
         lock.release()
 

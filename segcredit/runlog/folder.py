@@ -1,42 +1,41 @@
-"""Where everything of one run lies, and who may write there."""
+"""Paths of a run folder, and the lock that allows one process to write to it."""
 
 import re
 import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from segcredit.runlog.files import Lock, LockedError, remove_leftovers
 from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
 _STEP = re.compile(r"step-(\d+)(\.jsonl)?")
-_LONGEST_NAME = 50  # characters: file names end at 255 bytes, and a character has up to 4
+_LONGEST_NAME = 50  # characters of up to 4 bytes; file names have at most 255 bytes
 
 
 class RunError(ValueError):
-    """A folder that is no run, is one already, or is being written by someone else."""
+    """A folder is not a run, is already one, or is being written by another process."""
 
 
 class RunFolder:
-    """The paths of a run; made by :meth:`create` or :meth:`open`, it also holds the run's lock.
+    """Paths of a run; from :meth:`create` or :meth:`open` it also holds the run's lock.
 
-    ``RunFolder(path)`` alone is only a set of names: it touches nothing.
+    ``RunFolder(path)`` alone neither reads nor writes anything.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
         self.config = self.path / "config.yaml"
-        """Complete: running it again repeats the run."""
+        """All settings; training with this file repeats the run."""
         self.metrics = self.path / "metrics.jsonl"
         self.environment = self.path / "environment.json"
         self.trackers = self.path / "trackers.json"
-        """What wandb and mlflow call this run, to go on with it."""
+        """Ids of this run in wandb and mlflow, for resuming."""
         self.rollouts = self.path / "rollouts"
         self.watched = self.path / "watched"
-        """The same few held-out prompts again and again, with credit."""
+        """Responses to the same few held-out prompts at several steps, with credit."""
         self.images = self.path / "images"
-        """The pictures of recorded prompts, each once."""
+        """Images of recorded prompts, each once."""
         self.evaluations = self.path / "evaluations"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
@@ -47,18 +46,18 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path) -> "RunFolder":
-        """A new run, locked; refuses a folder that already holds one."""
+        """Create and lock a new run; refuse a folder that already contains one."""
         folder = cls(path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"cannot make the run folder {folder.path}: {error.strerror}. Choose another place."
+                f"cannot create the run folder {folder.path}: {error.strerror}. Choose another."
             ) from error
         folder._refuse_a_run()
         folder._acquire()
         try:
-            folder._refuse_a_run()  # someone may have been quicker
+            folder._refuse_a_run()  # another process may have created it meanwhile
             folder._make_subfolders()
         except BaseException:
             folder.close()
@@ -67,9 +66,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """An existing run, locked, to go on writing; what killed writers left is cleared away.
+        """Lock an existing run to continue it; temporary files of killed processes are deleted.
 
-        Only to read it, call :func:`segcredit.runlog.read_run`, which takes no lock.
+        To read a run without a lock, use :func:`segcredit.runlog.read_run`.
         """
         folder = cls(path)
         require_run(folder)
@@ -84,7 +83,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Let other processes write the run."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -92,12 +91,7 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -119,10 +113,10 @@ class RunFolder:
         if not found:
             return
         if exists(self.config):
-            advice = f"Go on with it: {resume_command(self.path)}. Or choose another folder."
+            advice = f"Resume it: {resume_command(self.path)}. Or choose another folder."
         else:
             advice = "It has no config.yaml, so it cannot be resumed: choose another folder."
-        raise RunError(f"{self.path} already holds a run ({', '.join(found)}). {advice}")
+        raise RunError(f"{self.path} already contains a run ({', '.join(found)}). {advice}")
 
     def _acquire(self) -> None:
         try:
@@ -131,7 +125,7 @@ class RunFolder:
             pid = error.holder
             who, how = (f"process {pid}", f" (kill {pid})") if pid else ("another process", "")
             raise RunError(
-                f"{who} is writing the run {self.path}, and two would spoil it. "
+                f"{who} is writing to the run {self.path}, and two writers would damage it. "
                 f"Wait for it or stop it{how}, or choose another folder."
             ) from None
         except OSError as error:
@@ -141,7 +135,7 @@ class RunFolder:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything is there, a broken link included."""
+    """Whether the path exists; a broken link counts."""
     return path.exists() or path.is_symlink()
 
 
@@ -150,24 +144,24 @@ def _filled(folder: Path) -> bool:
 
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
-"""The models of a checkpoint, each a folder."""
+"""Folders of the models in a checkpoint."""
 
 
 def step_name(step: int) -> str:
-    """What files and folders of one step are called: step-000012."""
+    """Name of files and folders of one step: step-000012."""
     if step < 0:
         raise ValueError(f"step must be at least 0; got {step}.")
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step in such a name, or None."""
+    """Return the step in such a name, or None."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def by_step(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Whatever is named after a step in the folder, in the order of the steps."""
+    """Yield the paths in a folder that are named after a step, in order."""
     if not folder.is_dir():
         return
     named = [(step_of(path.name), path) for path in folder.iterdir()]
@@ -175,12 +169,12 @@ def by_step(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def later_than(folder: Path, step: int) -> list[Path]:
-    """Paths that are named after a later step."""
+    """Return the paths in a folder that are named after a later step."""
     return [path for number, path in by_step(folder) if number > step]
 
 
 def require_run(folder: RunFolder) -> None:
-    """Raise RunError unless the folder holds a run."""
+    """Raise RunError unless the folder is a run."""
     if is_run(folder.path):
         return
     reason = "there is no config.yaml in it" if folder.path.is_dir() else "there is no such folder"
@@ -188,11 +182,11 @@ def require_run(folder: RunFolder) -> None:
         reason = "it is a model, because it has a config.json beside its config.yaml"
     near = runs_in(folder.path) or runs_in(folder.path.parent)
     advice = (
-        f"Runs near by: {', '.join(shlex.quote(str(path)) for path in near[:5])}."
+        f"Runs nearby: {', '.join(shlex.quote(str(path)) for path in near[:5])}."
         if near
         else "A run folder is what segcredit train writes, such as runs/NAME-DATE-TIME."
     )
-    raise RunError(f"{folder.path} holds no run: {reason}. {advice}")
+    raise RunError(f"{folder.path} is not a run: {reason}. {advice}")
 
 
 def is_run(path: Path) -> bool:
@@ -201,7 +195,7 @@ def is_run(path: Path) -> bool:
 
 
 def runs_in(root: Path) -> list[Path]:
-    """The runs that lie in a folder, newest first."""
+    """Return the runs in a folder, newest first."""
     try:
         found = [(config.stat().st_mtime, config.parent) for config in root.glob("*/config.yaml")]
     except OSError:
@@ -213,14 +207,14 @@ def resume_command(path: Path) -> str:
     """Command that resumes a run, with ``--trust-run`` if its settings need it."""
     try:
         config = read_yaml(path / "config.yaml")
-    except (OSError, ValueError):  # missing or damaged: resuming it says so
+    except (OSError, ValueError):  # missing or damaged, which resuming will report
         config = None
     flag = f" {FLAG}" if isinstance(config, dict) and requests_of(config) else ""
     return f"segcredit train --resume {shlex.quote(str(path))}{flag}"
 
 
 def new_run_path(name: str, root: str | Path = "runs") -> Path:
-    """A new, empty folder root/NAME-YYYYmmdd-HHMMSS, nobody else's even within one second."""
+    """Create a folder root/NAME-YYYYmmdd-HHMMSS; a number is added if it exists."""
     plain = re.sub(r"[^\w.-]+", "-", name)[:_LONGEST_NAME].strip(".-") or "run"
     return _new_folder(Path(root).expanduser() / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}")
 
@@ -240,7 +234,7 @@ def _new_folder(stamped: Path) -> Path:
             path = stamped.with_name(f"{stamped.name}-{number}")
         except OSError as error:
             raise RunError(
-                f"cannot make the run folder {path}: {error.strerror}. Choose another place."
+                f"cannot create the run folder {path}: {error.strerror}. Choose another place."
             ) from error
         else:
             return path

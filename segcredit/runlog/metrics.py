@@ -1,11 +1,10 @@
-"""metrics.jsonl: one line per step and stage, whole or not there, and mirrored to trackers."""
+"""Write metrics.jsonl, one line per step and stage, and send the metrics to trackers."""
 
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from segcredit.runlog.files import sync_folder, to_line
@@ -13,18 +12,18 @@ from segcredit.runlog.folder import resume_command
 from segcredit.runlog.trackers import Tracker
 
 WARNING = "warning"
-"""Stage of lines that hold a warning instead of metrics."""
+"""Stage of lines that contain a warning instead of metrics."""
 _RESERVED = ("step", "stage")
 _CHUNK = 1 << 16
 
 
 class MetricsWriter:
-    """Appends ``{"step": 12, "stage": "train", "reward": 0.5, …}``; steps count on over stages.
+    """Appends lines such as ``{"step": 12, "stage": "train", "reward": 0.5, …}``.
 
     Numbers that are not finite are written as "NaN", "Infinity" and "-Infinity", and read back as
-    numbers by :func:`segcredit.runlog.read_run`. Each line is handed to the operating system at
-    once, so killing the process loses none. A half-written last line of an earlier process is
-    cut off on opening.
+    numbers by :func:`segcredit.runlog.read_run`. Each line is passed to the operating system at
+    once, so killing the process loses none. An incomplete last line of an earlier process is
+    removed on opening.
     """
 
     def __init__(self, path: Path, trackers: Sequence[Tracker] = ()) -> None:
@@ -32,7 +31,7 @@ class MetricsWriter:
         self._trackers = tuple(trackers)
         self._failed: set[int] = set()
         self._file = path.open("a+b", buffering=0)
-        self._position = self._end_of_last_whole_line()
+        self._position = self._end_of_last_complete_line()
         self._file.truncate(self._position)
         sync_folder(path.parent)
 
@@ -42,18 +41,18 @@ class MetricsWriter:
         numbers = {key: _number(key, x) for key, x in metrics.items()}
         self._append(to_line({"step": step, "stage": stage, **numbers}))
         mirrored = {f"{stage}/{key}": float(x) for key, x in numbers.items()}
-        self._tell_trackers(lambda tracker: tracker.log(step, mirrored))
+        self._call_trackers(lambda tracker: tracker.log(step, mirrored))
 
     def warn(self, step: int, name: str, message: str) -> None:
         """Append a warning as a separate line; it is not sent to trackers."""
         self._append(to_line({"step": step, "stage": WARNING, "name": name, "message": message}))
 
     def sync(self) -> None:
-        """Make what was written outlive a power cut."""
+        """Sync the lines to disk, so that they survive a power failure."""
         os.fsync(self._file.fileno())
 
     def position(self) -> int:
-        """The byte after the last whole line: what a checkpoint remembers."""
+        """Offset after the last complete line, which a checkpoint records."""
         return self._position
 
     def truncate(self, position: int) -> None:
@@ -61,7 +60,7 @@ class MetricsWriter:
         if position > self._position:
             warnings.warn(
                 f"{self.path} has {self._position} bytes, fewer than the {position} that the "
-                f"checkpoint knows of: some lines are lost. Going on after the last one.",
+                f"checkpoint recorded: some lines are lost. New lines follow the last one.",
                 stacklevel=2,
             )
             return
@@ -75,49 +74,44 @@ class MetricsWriter:
         if not self._file.closed:
             self.sync()
             self._file.close()
-            self._tell_trackers(lambda tracker: tracker.close())
+            self._call_trackers(lambda tracker: tracker.close())
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _append(self, line: bytes) -> None:
         written = 0
         try:
-            while written < len(line):  # a disk that fills up takes a part of the line first
+            while written < len(line):  # a full disk may accept a part of the line first
                 written += self._file.write(line[written:])
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._position)
             raise OSError(
                 error.errno,
-                f"{error.strerror} at {self.path}. Make room there, then type: "
+                f"{error.strerror} at {self.path}. Free disk space, then type: "
                 f"{resume_command(self.path.parent)}",
             ) from error
         self._position += written
 
-    def _tell_trackers(self, tell: Callable[[Tracker], None]) -> None:
-        """A tracker that fails costs one warning, never the run."""
+    def _call_trackers(self, action: Callable[[Tracker], None]) -> None:
+        """Call all trackers; a failure causes one warning and does not stop the run."""
         for number, tracker in enumerate(self._trackers):
             try:
-                tell(tracker)
+                action(tracker)
             except Exception as error:
                 if number not in self._failed:
                     self._failed.add(number)
                     warnings.warn(
                         f"{type(tracker).__name__} failed: {type(error).__name__}: {error}. The "
-                        f"run goes on; {self.path} has all metrics. Said only once.",
+                        f"run continues; {self.path} has all metrics. Shown only once.",
                         stacklevel=3,
                     )
 
-    def _end_of_last_whole_line(self) -> int:
+    def _end_of_last_complete_line(self) -> int:
         end = self._file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - _CHUNK)
@@ -145,7 +139,7 @@ def lines_after(path: Path, position: int) -> bytes:
     if position < 0 or (position and found and found[:1] != b"\n"):
         raise ValueError(
             f"expected a line of {path} to end at byte {position}, as the checkpoint recorded; "
-            f"none does, so the file was changed. Move it away to begin a new one, then resume."
+            f"none does, so the file was changed. Move it away to start a new one, then resume."
         )
     return found[1:] if position else found
 
@@ -170,5 +164,5 @@ def _number(key: str, x: Any) -> int | float:
     except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError on many numbers
         raise ValueError(
             f"metric {key!r} must be one number; got {type(x).__name__} {x!r:.60}. Pass x.mean() "
-            f"or leave it out."
+            f"or omit it."
         ) from None

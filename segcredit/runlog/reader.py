@@ -1,6 +1,5 @@
-"""Reads a run folder, finished or still being written, without a model and without torch."""
+"""Read a run folder, finished or still being written, without a model and without torch."""
 
-import difflib
 import json
 import math
 import warnings
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.printable import printable
-from segcredit.runlog.files import read_lines, revived
+from segcredit.registry import nearest
+from segcredit.runlog.files import read_lines, restore_nonfinite
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.metrics import WARNING
 from segcredit.runlog.rollouts import read_rollouts
@@ -19,7 +19,7 @@ from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
 
 class Run:
-    """What a run has written so far; each part is read on first use and then kept."""
+    """Contents of a run folder; each part is read on first use and cached."""
 
     def __init__(self, path: str | Path, trusted: bool = False) -> None:
         self.folder = RunFolder(path)
@@ -28,7 +28,7 @@ class Run:
         require_run(self.folder)
         self.path = self.folder.path
         self.config = _read_config(self.folder.config)
-        """As plain data."""
+        """Settings as plain data."""
 
     def require_trust(self, section: str) -> None:
         """Raise ValueError if a section of config.yaml names code and the run is not trusted."""
@@ -41,7 +41,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Metrics of every line of metrics.jsonl; empty if nothing was written yet."""
         return [
-            {key: x if key == "stage" else revived(x) for key, x in row.items()}
+            {key: x if key == "stage" else restore_nonfinite(x) for key, x in row.items()}
             for row in self._lines
             if row.get("stage") != WARNING
         ]
@@ -57,7 +57,7 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """What it ran on; empty if it was not recorded."""
+        """Versions and hardware of the run; empty if they were not recorded."""
         try:
             found = json.loads(self.folder.environment.read_bytes())
         except FileNotFoundError:
@@ -67,13 +67,13 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def keys(self, stage: str | None = None) -> list[str]:
-        """The names of the metrics, in the order in which they first came."""
+        """Names of the metrics in the order of their first occurrence."""
         lines = [row for row in self.metrics if stage in (None, row.get("stage"))]
         names = dict.fromkeys(key for row in lines for key in row)
         return [name for name in names if name not in ("step", "stage")]
 
     def series(self, key: str, stage: str | None = None) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, of one stage or of all; NaN where it was NaN."""
+        """Steps and values of one metric, for one stage or all."""
         points = [
             (step, as_number(row[key]))
             for row in self.metrics
@@ -86,35 +86,35 @@ class Run:
 
     @property
     def rollout_steps(self) -> list[int]:
-        """The steps whose responses were kept."""
+        """Steps whose responses were recorded."""
         return list(self.rollout_files)
 
     @cached_property
     def rollout_files(self) -> dict[int, Path]:
-        """The file of each such step."""
+        """Files of recorded responses by step."""
         return _files(self.folder.rollouts)
 
     @cached_property
     def watched_files(self) -> dict[int, Path]:
-        """The same held-out prompts at several steps."""
+        """Files of responses to the same held-out prompts by step."""
         return _files(self.folder.watched)
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        """The responses of one step; the columns are those of ``runlog.rollouts.COLUMNS``."""
+        """Responses of one step, with the columns of ``runlog.rollouts.COLUMNS``."""
         if step in self.rollout_files:
             return read_rollouts(self.rollout_files[step])
         steps = self.rollout_steps
         shown = ", ".join(map(str, steps[-8:])) or "none"
-        raise ValueError(f"{self.path} has no rollouts of step {step}; the last it has: {shown}.")
+        raise ValueError(f"{self.path} has no rollouts of step {step}; the last ones: {shown}.")
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The checkpoint folders, oldest first; whether one is whole says ``checkpoint.verify``."""
+        """Checkpoint folders, oldest first; they may be damaged (see ``storage.verify``)."""
         found = by_step(self.folder.checkpoints)
         return [path for _, path in found if (path / "manifest.json").is_file()]
 
     def last_whole_checkpoint(self) -> Path | None:
-        """The newest that is undamaged; each newer one that is not costs a warning."""
+        """Return the newest undamaged checkpoint, with a warning for each newer damaged one."""
         for path in reversed(self.checkpoints):
             try:
                 verify(path)
@@ -133,9 +133,8 @@ class Run:
         if not known:
             stages = ", ".join(dict.fromkeys(str(row.get("stage")) for row in self.metrics))
             return f"{where} has no metrics yet. Its stages so far: {stages or 'none'}."
-        near = difflib.get_close_matches(key, known, n=1)
-        advice = f"Did you mean {near[0]!r}? " if near else ""
-        return f"{where} has no metric {key!r}. {advice}It has: {', '.join(known)}."
+        hint = nearest(key, known)
+        return f"{where} has no metric {key!r}.{hint} It has: {', '.join(known)}."
 
 
 def step_in(row: Mapping[str, Any]) -> int | None:
@@ -159,7 +158,7 @@ def _files(folder: Path) -> dict[int, Path]:
 
 
 def read_run(path: str | Path, trusted: bool = False) -> Run:
-    """Read a run folder; raise ValueError if the path holds none.
+    """Read a run folder; raise ValueError if it is not one.
 
     Args:
         trusted: Allow code that the run's config.yaml names to run (``--trust-run``).
@@ -173,5 +172,5 @@ def _read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} must be YAML; reading it failed: {error}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a mapping of settings; got {type(config).__name__}.")
+        raise ValueError(f"{path} must contain a mapping of settings; got {type(config).__name__}.")
     return config

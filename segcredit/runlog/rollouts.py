@@ -1,4 +1,4 @@
-"""rollouts/step-000012.jsonl: every response of a step, with its tokens and their credit."""
+"""Write and read rollouts/step-000012.jsonl: the responses of a step with tokens and credit."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -8,18 +8,18 @@ from typing import Any
 from segcredit.runlog.files import (
     read_some_lines,
     replacing,
-    revived,
+    restore_nonfinite,
     to_line,
     write_bytes_atomically,
 )
 from segcredit.runlog.folder import step_name
 
 COLUMNS: Mapping[str, str] = {
-    "prompt_id": "which prompt",
-    "prompt": "its text, as the model reads it",
-    "messages": "the same as role and content, with <image> where a picture stands",
-    "images": "its pictures: paths in the run folder",
-    "response": "the response's text",
+    "prompt_id": "id of the prompt",
+    "prompt": "its text as the model reads it",
+    "messages": "the same as role and content, with <image> for each image",
+    "images": "paths of its images in the run folder",
+    "response": "text of the response",
     "tokens": "token ids",
     "pieces": "text of each token",
     "entropy": "H_t of each token under π_old",
@@ -29,19 +29,19 @@ COLUMNS: Mapping[str, str] = {
     "ratio": "π_θ / π_old of each token's unit after the step, as the method computes it",
     "logp_old": "log π_old of each token",
     "reward": "outcome reward",
-    "reason": "why",
+    "reason": "reason for the reward",
     "correct": "whether the answer was right, null if the reward does not say",
-    "truncated": "cut off at the length limit",
-    "answer": "the verifiable answer",
+    "truncated": "whether it reached the length limit",
+    "answer": "expected answer",
 }
-"""What a row holds where it is known; other columns are kept as they are."""
+"""Known columns of a row; other columns are kept unchanged."""
 
 _NUMBERS = frozenset({"entropy", "value", "advantage", "ratio", "logp_old", "reward"})
-"""Columns in which the string "NaN" is a number, not what a model wrote."""
+"""Columns in which the string "NaN" is a number and not model output."""
 
 
 def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one step's responses, all or none, in place of an earlier file of that step."""
+    """Write the responses of one step, completely or not at all; an earlier file is replaced."""
     path = folder / f"{step_name(step)}.jsonl"
     with replacing(path) as file:
         for row in rows:
@@ -50,20 +50,21 @@ def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
-    """The rows of one such file."""
+    """Read all rows of a file."""
     return sample_rollouts(path, None)[0]
 
 
 def sample_rollouts(path: Path, count: int | None) -> tuple[list[dict[str, Any]], int]:
-    """At most ``count`` rows, evenly spread over the file, and how many it has."""
+    """Read at most ``count`` evenly spaced rows; return them and the total number."""
     rows, total = read_some_lines(path, count)
     return [
-        {key: revived(x) if key in _NUMBERS else x for key, x in row.items()} for row in rows
+        {key: restore_nonfinite(x) if key in _NUMBERS else x for key, x in row.items()}
+        for row in rows
     ], total
 
 
 def evenly(steps: list[int], count: int | None) -> list[int]:
-    """The first, the last, and others evenly between: at most ``count`` of them."""
+    """Select at most ``count`` evenly spaced steps, including the first and the last."""
     if count is None or len(steps) <= count:
         return steps
     if count == 1:
@@ -80,13 +81,13 @@ _KINDS = {
     b"MM\0*": "tif",
     b"RIFF": "webp",
 }
-"""How a picture's bytes begin, and what its file is called."""
+"""First bytes of image formats, and their file suffixes."""
 
 
-def keep_picture(folder: Path, picture: bytes | Path) -> str:
-    """Its path in the run folder; a file that is no longer there leaves an empty one."""
+def save_image(folder: Path, image: bytes | Path) -> str:
+    """Copy an image into the run folder; return its path there, or "" if its file is gone."""
     try:
-        data = picture if isinstance(picture, bytes) else picture.read_bytes()
+        data = image if isinstance(image, bytes) else image.read_bytes()
     except OSError:
         return ""
     kind = next((kind for begins, kind in _KINDS.items() if data.startswith(begins)), "bin")

@@ -1,9 +1,12 @@
-"""A manifest with the size and SHA-256 of every file tells whether a checkpoint is whole."""
+"""Store checkpoints: a manifest of file hashes, rows of tensors in several files, and states."""
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,23 +17,19 @@ from segcredit.runlog.files import sync_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
-import math
-import struct
-from collections import OrderedDict
-from collections.abc import Callable
 
 MANIFEST = "manifest.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that could not be written, or must not be read."""
+    """A checkpoint could not be written, or is damaged."""
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest and bring everything to the disk."""
+    """Write the manifest and sync all files to disk."""
     files = sorted(_files(folder))
     if not files:
-        raise ValueError(f"a checkpoint must hold at least one file; {folder} is empty.")
+        raise ValueError(f"a checkpoint must have at least one file; {folder} is empty.")
     names = [file.relative_to(folder).as_posix() for file in files]
     mode = folder.stat().st_mode & 0o666  # the umask has determined the folder's mode
 
@@ -57,7 +56,7 @@ def verify(folder: Path) -> None:
 
 
 def checked_size(folder: Path, hashes: bool) -> int:
-    """The size in bytes of a checkpoint that is whole; without hashes, a glance at the sizes."""
+    """Check a checkpoint and return its size in bytes; without hashes, only sizes are checked."""
     entries = _manifest(folder)
     total = 0
     for name, entry in entries.items():
@@ -88,7 +87,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path} is missing: not a whole checkpoint.") from None
+        raise CheckpointError(f"{path} is missing: not a complete checkpoint.") from None
     try:
         entries = json.loads(data)["files"]
         whole = _rendered(entries) == data and all(
@@ -127,14 +126,14 @@ def _files(folder: Path) -> Iterator[Path]:
             path = Path(place, name)
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise ValueError(
-                    f"a checkpoint must hold plain files only; got {path}. Copy what it points to."
+                    f"a checkpoint must have plain files only; got {path}. Copy what it points to."
                 )
             if name in names and path != folder / MANIFEST:
                 yield path
 
 
 def _rendered(entries: dict[str, Any]) -> bytes:
-    """The manifest of these files: it carries its own digest, so no byte of it can change."""
+    """Return the manifest, which includes a digest of itself, so that any change is detected."""
     body = json.dumps(entries, indent=1, sort_keys=True)
     digest = hashlib.sha256(body.encode()).hexdigest()
     return f'{{"sha256_of_files": "{digest}",\n"files": {body}}}\n'.encode()
@@ -149,34 +148,34 @@ _KEY = "rows"
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a tensor."""
+    """Consecutive rows of a tensor."""
 
     rows: "Tensor"
     before: int
-    """Rows of the tensor that come before these."""
+    """Number of rows of the tensor before these."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
 
 
 def file_name(name: str, number: int, writers: int) -> str:
-    """Of one writer's file."""
+    """File name for one of several writers."""
     return f"{name}-{number:05d}-of-{writers:05d}.safetensors"
 
 
 def save_parts(file: Path, parts: dict[str, Part]) -> None:
-    """Write this process's rows, and bring them to the disk."""
+    """Write the rows of this process and sync them to disk."""
     from safetensors.torch import save_file
 
     some = {name: part for name, part in parts.items() if len(part.rows)}
     header = {name: [part.before, list(part.shape)] for name, part in some.items()}
     tensors = {name: part.rows.detach().cpu().contiguous() for name, part in some.items()}
     save_file(tensors, file, metadata={_KEY: json.dumps(header)})
-    with file.open("rb") as written:  # whoever seals the checkpoint may be another machine
+    with file.open("rb") as written:  # the manifest may be written by another machine
         os.fsync(written.fileno())
 
 
 class Parts:
-    """All rows that several writers left."""
+    """Reads tensors whose rows are in the files of several writers."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         from safetensors import SafetensorError, safe_open
@@ -193,15 +192,15 @@ class Parts:
             except FileNotFoundError:
                 raise CheckpointError(f"{path} is missing.") from None
             except (ValueError, KeyError, TypeError, SafetensorError) as error:
-                raise CheckpointError(f"{path} is damaged or not a part of ours: {error}.") from (
-                    error
-                )
+                raise CheckpointError(
+                    f"{path} is damaged or not a file of segcredit: {error}."
+                ) from (error)
 
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
     def read(self, name: str, before: int, count: int) -> "Tensor":
-        """``count`` rows of a tensor, behind the first ``before`` ones, whoever wrote them."""
+        """Read ``count`` rows of a tensor, starting at row ``before``."""
         import torch
 
         found, place = [], before
@@ -213,7 +212,7 @@ class Parts:
                 place = last
         if place != before + count:
             raise CheckpointError(
-                f"rows {place} to {before + count - 1} of {name!r} are in none of "
+                f"rows {place} to {before + count - 1} of {name!r} are not in any of "
                 f"{', '.join(x.name for x in self._open)}."
             )
         if found:
@@ -222,13 +221,13 @@ class Parts:
         return self._open[path].get_slice(name)[:0].clone()
 
 
-_STORED_AS_THEY_ARE = frozenset(
+_PLAIN_TYPES = frozenset(
     {
         *("float64", "float32", "float16", "bfloat16", "complex64"),
         *("int64", "int32", "int16", "int8", "uint8", "bool"),
     }
 )
-"""Types every safetensors knows; others are stored as their bytes."""
+"""Types that every version of safetensors supports; others are stored as bytes."""
 _DAMAGE = (
     *(ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError),
     struct.error,
@@ -238,9 +237,9 @@ _DAMAGE = (
 def save_state(folder: Path, state: dict[Any, Any], name: str = "state") -> None:
     """Write nested dicts, lists and tuples of tensors, numbers, strings, booleans and None.
 
-    Tensors go to NAME.safetensors, everything around them to NAME.json. Dict keys keep their types
-    (an optimizer's are numbers), tuples stay tuples; tensors keep every bit, their dtype and shape,
-    and come back on the CPU, contiguous, each with memory of its own.
+    Tensors go to NAME.safetensors, everything else to NAME.json. Dict keys keep their types (those
+    of an optimizer are numbers), and tuples stay tuples. Tensors keep every bit, dtype and shape;
+    they are loaded on the CPU, contiguous, without shared memory.
     """
     from safetensors.torch import save_file
 
@@ -248,19 +247,19 @@ def save_state(folder: Path, state: dict[Any, Any], name: str = "state") -> None
     try:
         text = json.dumps(packer.pack(state, "state"), allow_nan=False)
     except RecursionError:
-        raise ValueError("state is nested too deeply, or holds itself.") from None
+        raise ValueError("state is nested too deeply, or contains itself.") from None
     save_file(packer.tensors, folder / f"{name}.safetensors")
     (folder / f"{name}.json").write_bytes(text.encode("ascii"))
 
 
 def load_state(folder: Path, name: str = "state") -> dict[Any, Any]:
-    """What :func:`save_state` wrote there."""
+    """Load what :func:`save_state` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:
         structure = json.loads((folder / f"{name}.json").read_bytes())
         with safe_open(folder / f"{name}.safetensors", framework="pt") as file:
-            state = _unpacked(structure, file.get_tensor)
+            state = _unpack(structure, file.get_tensor)
         if not isinstance(state, dict):
             raise TypeError(f"a {type(state).__name__} instead of a dict")
     except FileNotFoundError as error:
@@ -268,13 +267,13 @@ def load_state(folder: Path, name: str = "state") -> dict[Any, Any]:
         raise CheckpointError(f"{missing} is missing.") from None
     except (*_DAMAGE, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder / name}.json and .safetensors are damaged or not a state of ours: {error}."
+            f"{folder / name}.json and .safetensors are damaged or not a state: {error}."
         ) from error
     return state
 
 
 class _Packer:
-    """Turns a state into JSON with numbered tensors."""
+    """Converts a state into JSON with numbered tensors."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
@@ -306,7 +305,7 @@ class _Packer:
             return self._pack_tensor(x, where)
         raise ValueError(
             f"{where} must be a tensor, number, string, boolean, None, or a list, tuple or dict of "
-            f"them; got a {type(x).__name__}. Convert it first, or leave it out of the state."
+            f"them; got a {type(x).__name__}. Convert it first, or remove it from the state."
         )
 
     def _pack_tensor(self, x: Any, where: str) -> dict[str, Any]:
@@ -320,7 +319,7 @@ class _Packer:
         if x.layout != torch.strided or x.is_quantized or x.device.type == "meta":
             raise ValueError(
                 f"{where} must be a dense tensor with data; got {x.layout} on {x.device}, "
-                f"{x.dtype}. Make it one before saving."
+                f"{x.dtype}. Convert it before saving."
             )
         plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
         storage = plain.untyped_storage().data_ptr()
@@ -329,29 +328,29 @@ class _Packer:
             storage = plain.untyped_storage().data_ptr()
         self._storages.add(storage)
         dtype = str(x.dtype).removeprefix("torch.")
-        if dtype not in _STORED_AS_THEY_ARE:
+        if dtype not in _PLAIN_TYPES:
             plain = plain.reshape(-1).view(torch.uint8)
         key = str(len(self.tensors))
         self.tensors[key] = plain
         return {"tensor": key, "dtype": dtype, "shape": list(x.shape)}
 
 
-def _unpacked(x: Any, tensor: Callable[[str], Any]) -> Any:
+def _unpack(x: Any, tensor: Callable[[str], Any]) -> Any:
     import torch
 
     if isinstance(x, list):
-        return [_unpacked(item, tensor) for item in x]
+        return [_unpack(item, tensor) for item in x]
     if not isinstance(x, dict):
         return x
     if "tensor" in x:
         dtype = getattr(torch, x["dtype"])
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"{x['dtype']!r} is no type of tensor")
-        read = tensor(x["tensor"]).clone()  # the file's own memory ends with the checkpoint
+            raise TypeError(f"{x['dtype']!r} is not a tensor type")
+        read = tensor(x["tensor"]).clone()  # the mapped memory is closed with the file
         read = read if read.dtype == dtype else read.view(dtype)
         return read.reshape(x["shape"])
     if "tuple" in x:
-        return tuple(_unpacked(item, tensor) for item in x["tuple"])
+        return tuple(_unpack(item, tensor) for item in x["tuple"])
     if "float" in x:
         return struct.unpack(">d", bytes.fromhex(x["float"]))[0]
-    return {_unpacked(key, tensor): _unpacked(item, tensor) for key, item in x["dict"]}
+    return {_unpack(key, tensor): _unpack(item, tensor) for key, item in x["dict"]}

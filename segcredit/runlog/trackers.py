@@ -1,6 +1,5 @@
-"""Mirrors of the metrics: TensorBoard, and wandb, trackio or mlflow by name, imported on use."""
+"""Send metrics to TensorBoard, wandb, trackio or mlflow; the packages are imported on use."""
 
-import difflib
 import importlib
 import json
 import re
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from segcredit.registry import nearest
 from segcredit.runlog.files import write_json_atomically
 from segcredit.runlog.folder import RunFolder
 
@@ -19,22 +19,22 @@ PROJECT = "segcredit"
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Shows metrics elsewhere; what it raises costs the run a warning, no more."""
+    """Receives metrics; if it raises an exception, the run warns and continues."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step, named stage/key."""
+        """Log the metrics of one step, named stage/key."""
         ...
 
     def close(self) -> None:
-        """Hand over what is left."""
+        """Send remaining metrics and close."""
         ...
 
 
 class TensorBoard:
-    """Event files in the run folder's tensorboard/.
+    """Writes event files to tensorboard/ in the run folder.
 
-    On resume, ``first_step`` is the first step that will be written again: TensorBoard then hides
-    what an earlier process wrote from there on, and curves do not double.
+    On resume, ``first_step`` is the first step that is written again; TensorBoard hides what was
+    written before from that step on.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TensorBoard:
 
 
 def _wait_for_a_later_second(folder: Path) -> None:
-    """A run that is resumed at once must not come before itself.
+    """Wait until a new event file sorts after those of the run before the resume.
 
     Event files are read in the order of their names, which begin with the second of their making
     and go on with numbers that do not sort.
@@ -66,7 +66,7 @@ def _wait_for_a_later_second(folder: Path) -> None:
 
 
 class Wandb:
-    """Weights & Biases; on resume it keeps the first of two values for one step."""
+    """Weights & Biases. On resume it keeps the first of two values for one step."""
 
     def __init__(
         self, folder: RunFolder, config: Mapping[str, Any], first_step: int | None
@@ -92,7 +92,7 @@ class Wandb:
 
 
 class Trackio:
-    """Trackio, which finds a run again by its name."""
+    """Trackio, which identifies a run by its name."""
 
     def __init__(
         self, folder: RunFolder, config: Mapping[str, Any], first_step: int | None
@@ -110,9 +110,9 @@ class Trackio:
 
 
 class Mlflow:
-    """MLflow, which names runs itself: the run folder remembers the name.
+    """MLflow, which assigns ids to runs; the id is stored in the run folder.
 
-    It refuses some signs in names of metrics, and with one of them the whole step.
+    It rejects a whole step if the name of a metric contains certain characters.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Mlflow:
 
 
 def _plain(name: str) -> str:
-    """pass@4 → pass_at_4."""
+    """Replace characters that MLflow rejects: pass@4 → pass_at_4."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
 
 
@@ -154,10 +154,10 @@ def open_trackers(
     config: Mapping[str, Any],
     first_step: int | None = None,
 ) -> list[Tracker]:
-    """The trackers of these names; ``first_step``, on resume, is the first to be written again.
+    """Open trackers by name.
 
-    A name that is unknown or not installed is an error; one that cannot start (no network, no
-    login) costs a warning.
+    An unknown or missing package is an error; a tracker that cannot start (no network, no login)
+    causes a warning. On resume, ``first_step`` is the first step that is written again.
     """
     for name in names:
         _require_installed(name)
@@ -167,7 +167,7 @@ def open_trackers(
             opened.append(TRACKERS[name](folder, config, first_step))
         except Exception as error:
             warnings.warn(
-                f"{name} did not start: {type(error).__name__}: {error}. The run goes on without "
+                f"{name} did not start: {type(error).__name__}: {error}. The run continues without "
                 f"it; {folder.metrics} has all metrics.",
                 stacklevel=2,
             )
@@ -176,9 +176,8 @@ def open_trackers(
 
 def _require_installed(name: str) -> None:
     if name not in TRACKERS:
-        near = difflib.get_close_matches(name, TRACKERS, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else "Choose one of these."
-        raise ValueError(f"trackers are {', '.join(TRACKERS)}; got {name!r}. {advice}")
+        hint = nearest(name, TRACKERS) or " Choose one of these."
+        raise ValueError(f"trackers are {', '.join(TRACKERS)}; got {name!r}.{hint}")
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -189,7 +188,7 @@ def _require_installed(name: str) -> None:
 
 
 def _known(folder: RunFolder) -> dict[str, str]:
-    """What the trackers called this run when it began."""
+    """Ids of this run in the trackers."""
     try:
         return dict(json.loads(folder.trackers.read_bytes()))
     except FileNotFoundError:

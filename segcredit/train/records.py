@@ -9,7 +9,7 @@ from torch import Tensor
 from segcredit.core.ratios import geometric_mean_ratio
 from segcredit.core.segments import Segments
 from segcredit.models import Codec
-from segcredit.runlog.rollouts import keep_picture
+from segcredit.runlog.rollouts import save_image
 from segcredit.train.step import StepResult
 from segcredit.types import Algorithm, Batch
 
@@ -37,7 +37,7 @@ def rollout_rows(
             "prompt_id": response.prompt.id,
             "prompt": codec.render(response.prompt),
             "messages": [dict(x) for x in response.prompt.messages],
-            "images": [keep_picture(images, x) for x in response.prompt.images],
+            "images": [save_image(images, x) for x in response.prompt.images],
             "response": response.text,
             "tokens": tokens,
             "pieces": codec.pieces(tokens),

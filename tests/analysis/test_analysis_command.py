@@ -226,7 +226,7 @@ def test_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["/nowhere"], r"/nowhere holds no run: there is no such folder\."),
+        (["/nowhere"], r"/nowhere is not a run: there is no such folder\."),
         (["RUN", "--only", "lfit"], "there is no analysis 'lfit'; .* Did you mean 'lift'"),
         (["RUN", "--threshold", "90"], "between 0 and 1; got 90.0. .* pass 0.9"),
         (["RUN", "-o", "FILE"], "FILE"),

@@ -13,7 +13,7 @@ from PIL import Image
 from segcredit.runlog import MetricsWriter, RunFolder, write_rollouts
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import step_name
-from segcredit.runlog.rollouts import keep_picture
+from segcredit.runlog.rollouts import save_image
 
 WORDS = ("red ", "blue ", "is ", "3", " + ", "4", " = ", "7", "\n", "so ", "Step 2: ", "\\boxed{")
 HOSTILE = (
@@ -73,7 +73,7 @@ def make_run(
         write_yaml_atomically(folder.config, {**CONFIG, "seed": seed, **(config or {})})
         write_json_atomically(folder.environment, ENVIRONMENT)
         write_metrics(folder.metrics, chance, optimize, value, not_finite, metric_names)
-        names = [keep_picture(folder.images, picture(n)) for n in range(3)] if pictures else []
+        names = [save_image(folder.images, picture(n)) for n in range(3)] if pictures else []
         recorded = [(folder.rollouts, x) for x in steps] + [
             (folder.watched, x) for x in watched_steps
         ]

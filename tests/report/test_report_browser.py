@@ -925,9 +925,9 @@ def test_the_page_follows_a_run(served: tuple[Path, Server], open_page: Opener) 
     assert page.locator("#choose-file").input_value() == "0-rollouts-2"
 
     run.rename(run.with_name("moved"))
-    page.locator("#live", has_text="holds no run").wait_for()
+    page.locator("#live", has_text="is not a run").wait_for()
     page.keyboard.press("[")
-    page.locator(".detail", has_text="holds no run").wait_for()
+    page.locator(".detail", has_text="is not a run").wait_for()
     show(page, "overview")
     assert page.locator(".chart").count() > 3, "the last that was known"
     run.with_name("moved").rename(run)

@@ -530,8 +530,8 @@ def test_odd_columns_become_what_the_page_can_draw(tmp_path: Path) -> None:
 
 
 DAMAGED = [
-    ("config.yaml", b"- a list\n", "must hold a mapping"),
-    ("config.yaml", b"", "must hold a mapping"),
+    ("config.yaml", b"- a list\n", "must contain a mapping"),
+    ("config.yaml", b"", "must contain a mapping"),
     ("config.yaml", b"a: [\n", "must be YAML"),
     ("config.yaml", b"a: \xff\n", "must be YAML"),
     ("config.yaml", b"a: !!python/object/apply:os.system [ls]\n", "must be YAML"),
@@ -569,10 +569,10 @@ def test_damage_gives_one_sentence(tmp_path: Path) -> None:
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
-    assert "holds no run" in error_of(segcredit(tmp_path))
+    assert "is not a run" in error_of(segcredit(tmp_path))
     assert "there is no such folder" in error_of(segcredit(tmp_path / "nowhere"))
     run = make_run(tmp_path / "a")
-    assert "Runs near by" in error_of(segcredit(run, tmp_path / "b"))
+    assert "Runs nearby" in error_of(segcredit(run, tmp_path / "b"))
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
@@ -759,7 +759,7 @@ def test_a_run_that_was_moved_away_or_is_damaged(tmp_path: Path, capfd: Any) -> 
             status, headers, body = ask(server, path)
             assert status == 503
             assert headers["Content-Type"].startswith("application/json")
-            assert "holds no run" in json.loads(body)["error"]
+            assert "is not a run" in json.loads(body)["error"]
         (tmp_path / "b").rename(run)
         assert ask(server, "/")[0] == 200
         (run / "rollouts" / "step-000002.jsonl").write_text('{"x":\n{}\n')
@@ -781,7 +781,7 @@ def test_a_run_that_is_moved_while_it_is_read(
     with serving(run) as server:
         monkeypatch.setattr(serve, "list_rows", move_and_list)
         status, _, body = ask(server, "/overview.json")
-        assert (status, "holds no run" in json.loads(body)["error"]) == (503, True)
+        assert (status, "is not a run" in json.loads(body)["error"]) == (503, True)
 
 
 def test_a_browser_that_goes_away_costs_nothing(tmp_path: Path, capfd: Any) -> None:

@@ -89,6 +89,6 @@ def test_yaml_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_yaml_refuses_what_is_not_plain(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.yaml can hold .* got PosixPath"):
+    with pytest.raises(ValueError, match=r"config\.yaml can contain .* got PosixPath"):
         write_yaml_atomically(tmp_path / "config.yaml", {"path": Path("x")})
     assert not list(tmp_path.iterdir())

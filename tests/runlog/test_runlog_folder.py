@@ -51,7 +51,7 @@ def test_create_makes_every_place(tmp_path: Path) -> None:
 
 def test_create_refuses_a_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     begun(tmp_path / "my run").close()
-    message = r"already holds a run \(config.yaml\).*segcredit train --resume '.*my run'"
+    message = r"already contains a run \(config.yaml\).*segcredit train --resume '.*my run'"
     with pytest.raises(RunError, match=message):
         RunFolder.create(tmp_path / "my run")
 
@@ -73,14 +73,14 @@ def test_create_takes_a_folder_whose_run_never_began(tmp_path: Path) -> None:
 def test_create_in_the_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunError, match="cannot make the run folder"):
+        with pytest.raises(RunError, match="cannot create the run folder"):
             RunFolder.create(path)
 
 
 def test_open_what_is_no_run_names_those_near_by(tmp_path: Path) -> None:
     begun(tmp_path / "runs" / "good").close()
     for path in (tmp_path / "runs", tmp_path / "runs" / "god"):
-        with pytest.raises(RunError, match=r"holds no run: .* near by: \S*/runs/good"):
+        with pytest.raises(RunError, match=r"is not a run: .* nearby: \S*/runs/good"):
             RunFolder.open(path)
     assert not (tmp_path / "runs" / ".lock").exists()
 

@@ -72,9 +72,9 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_run(path: Path, tmp_path: Path) -> None:
     for wrong in (path.parent, tmp_path / "nowhere", path / "config.yaml", path / "rollouts"):
-        with pytest.raises(ValueError, match="holds no run"):
+        with pytest.raises(ValueError, match="is not a run"):
             read_run(wrong)
-    with pytest.raises(ValueError, match=r"Runs near by: .*runs/one"):
+    with pytest.raises(ValueError, match=r"Runs nearby: .*runs/one"):
         read_run(path.parent)
 
 
@@ -86,7 +86,7 @@ def test_wrong_names_are_answered_with_the_right_ones(path: Path) -> None:
         run.series("reward", stage="trian")
     with pytest.raises(ValueError, match=r"stage 'pretrain' .* has no metric 'reward'"):
         run.series("reward", stage="pretrain")
-    with pytest.raises(ValueError, match=r"no rollouts of step 7; the last it has: 1, 2"):
+    with pytest.raises(ValueError, match=r"no rollouts of step 7; the last ones: 1, 2"):
         run.rollouts(7)
 
 

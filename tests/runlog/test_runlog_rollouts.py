@@ -85,7 +85,7 @@ def test_tensors_and_arrays_become_lists(tmp_path: Path) -> None:
 def test_what_is_not_plain_is_refused(tmp_path: Path) -> None:
     knot: list[Any] = []
     knot.append(knot)
-    for bad, message in ((b"bytes", "got a bytes"), ({1}, "got a set"), (knot, "holds itself")):
+    for bad, message in ((b"bytes", "got a bytes"), ({1}, "got a set"), (knot, "contains itself")):
         with pytest.raises(ValueError, match=message):
             write_rollouts(tmp_path, 1, [row(extra=bad)])
     assert not list(tmp_path.iterdir())

@@ -54,7 +54,7 @@ def test_rows_that_nobody_wrote_are_missed(tmp_path: Path) -> None:
     first, _, last = written(tmp_path, {"bias": torch.arange(6.0)}, 3)
     found = Parts([first, last])
     assert torch.equal(found.read("bias", 4, 2), torch.tensor([4.0, 5.0]))
-    with pytest.raises(CheckpointError, match=r"rows 2 to 5 of 'bias' are in none of policy-"):
+    with pytest.raises(CheckpointError, match=r"rows 2 to 5 of 'bias' are not in any of policy-"):
         found.read("bias", 1, 5)
     with pytest.raises(CheckpointError, match="rows 0 to 1 of 'weight'"):
         found.read("weight", 0, 2)

@@ -367,10 +367,10 @@ def test_resuming_needs_a_run(tmp_path: Path, model: Path, rows: Rows) -> None:
     trainer = trainer_of(model, rows, by_length)
     with pytest.raises(ValueError, match="resume needs the run's folder"):
         trainer.train(resume=True)
-    with pytest.raises(ValueError, match="holds no run: there is no such folder"):
+    with pytest.raises(ValueError, match="is not a run: there is no such folder"):
         trainer.train(tmp_path / "none", resume=True)
     trainer.train(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"already holds a run .* Go on with it: segcredit train"):
+    with pytest.raises(ValueError, match=r"already contains a run .* Resume it: segcredit train"):
         trainer.train(tmp_path / "run")
 
 
