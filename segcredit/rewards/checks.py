@@ -1,4 +1,4 @@
-"""The one error of rewards, and text that is safe to put into it."""
+"""Errors, warnings and checks of settings that all rewards share."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -8,11 +8,11 @@ from segcredit.types import Reward
 
 
 class RewardError(ValueError):
-    """A reward could not be computed: what was expected, what came, what to do."""
+    """A reward could not be computed; the message says what was expected and what to do."""
 
 
 def quoted(text: str, limit: int = 80) -> str:
-    """The beginning of a text in quotes, on one line, with nothing that could drive a terminal."""
+    """The start of a text in quotes, on one line, without control characters."""
     return f"'{printable(text, limit)}'"
 
 
@@ -37,25 +37,25 @@ def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
 
 
 def require_extract(extract: object, known: Sequence[str]) -> None:
-    """Raise ValueError unless it is one of these."""
+    """Raise ValueError unless ``extract`` is a known way to find the answer."""
     if extract not in known:
         raise ValueError(f"extract must be one of {', '.join(known)}; got {extract!r}.")
 
 
 def require_weight(name: str, x: float) -> None:
-    """Raise ValueError unless it is a finite number, at least 0."""
+    """Raise ValueError unless x is a finite number and at least 0."""
     if not _is_number(x) or x < 0:
         raise ValueError(f"{name} is a weight: a finite number, at least 0; got {x!r}.")
 
 
 def require_seconds(name: str, x: float) -> None:
-    """Raise ValueError unless it is a finite number above 0."""
+    """Raise ValueError unless x is a finite number above 0."""
     if not _is_number(x) or x <= 0:
         raise ValueError(f"{name} must be a positive number of seconds; got {x!r}.")
 
 
 def require_count(name: str, x: object) -> None:
-    """Raise ValueError unless it is a whole number, at least 1."""
+    """Raise ValueError unless x is a whole number and at least 1."""
     if isinstance(x, bool) or not isinstance(x, int) or x < 1:
         raise ValueError(f"{name} must be a whole number, at least 1; got {x!r}.")
 

@@ -285,7 +285,7 @@ _ALWAYS = (
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Names of required parameters; empty if a function in C does not reveal its signature."""
+    """Names of required parameters; empty if a function in C has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

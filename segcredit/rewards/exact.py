@@ -1,4 +1,4 @@
-"""Rewards by equal text: for generated tasks, whose answers have one spelling. No process."""
+"""Reward for answers that equal the expected text, as in generated tasks; needs no process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class ExactReward:
         return [self._grade(response) for response in responses]
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no process."""
 
     def _grade(self, response: Response) -> Reward:
         find, _ = READERS[self.extract]
         gold, answer = gold_answer(response), find(response.text)
         if self.extract == "hash":
-            gold = hash_answer(f"#### {gold}") or gold  # 1,234 and $1234 are spelt 1234
+            gold = hash_answer(f"#### {gold}") or gold  # 1,234 and $1234 become 1234
         if answer is None:
             return Reward(0.0, no_answer(response, self.extract), False, False, {"accuracy": 0.0})
         same = answer == gold or (self.extract == "hash" and same_number(answer, gold))
@@ -39,19 +39,19 @@ class ExactReward:
 
 
 def gold_answer(response: Response) -> str:
-    """The expected answer, or one sentence on the prompt that has none."""
+    """Return the expected answer; raise ValueError if the prompt has none."""
     gold = response.prompt.answer
     if gold is None or not gold.strip():
         raise ValueError(
             f"every prompt needs an answer to be graded against; prompt "
-            f"{quoted(response.prompt.id)} has {'none' if gold is None else 'an empty one'}. Give "
-            f"its row an answer, or pass a reward function of your own: 'file.py:function'."
+            f"{quoted(response.prompt.id)} has {'none' if gold is None else 'an empty one'}. Add "
+            f"an answer to its row, or use your own reward function: 'file.py:function'."
         )
     return expected(gold)
 
 
 def no_answer(response: Response, extract: str) -> str:
-    """The reason of a response without an answer."""
+    """Reason for the reward of a response without an answer."""
     reason = f"no {READERS[extract][1]}"
     if response.truncated:
         return f"{reason}: truncated at {response.max_tokens} tokens"

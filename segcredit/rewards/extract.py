@@ -1,6 +1,6 @@
-r"""Finding the final answer in a response: the last ``\boxed{}``, or GSM8K's ``#### number``.
+r"""Find the final answer in a response: the last ``\boxed{}``, or GSM8K's ``#### number``.
 
-Everything here takes time linear in the text, whatever the text is.
+All functions take linear time for any text.
 """
 
 import re
@@ -11,21 +11,21 @@ END_OF_THINKING = "</think>"
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BRACE = re.compile("[{}]")
 _HASH = "####"
-# bounded repetitions: two neighbours that may both take the same spaces would be quadratic
+# bounded repetitions, because adjacent patterns that match the same spaces take quadratic time
 _NUMBER = re.compile(r"[\s$\\*+]{0,8}(-?)[\s$\\]{0,4}([0-9.,]{1,400})")
 _CLEAN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last balanced ``\boxed{}`` or ``\fbox{}`` after the thinking holds, or None.
+    r"""Return the content of the last balanced ``\boxed{}`` or ``\fbox{}`` after the thinking.
 
-    Of nested boxes the inner one, since it begins last. An escaped brace, as in ``\{1, 2\}``, is
-    a character like any other.
+    Of nested boxes, the inner one starts last. Escaped braces, as in ``\{1, 2\}``, are ordinary
+    characters.
     """
     text = answer_part(text)
     if "\\boxed" not in text and "\\fbox" not in text:
         return None
-    opened: list[int | None] = []  # where each open brace's content begins, if it is a box's
+    opened: list[int | None] = []  # start of the content of each open brace that belongs to a box
     last: tuple[int, int] | None = None
     for match in _BRACES.finditer(text):
         token = match.group()
@@ -66,7 +66,7 @@ def verl_format_ok(text: str) -> bool:
 
 
 def hash_answer(text: str) -> str | None:
-    """The number after the last ``####`` that has one: no commas, no currency, no plus sign."""
+    """Return the last number after ``####``, without commas, currency and plus sign."""
     for part in reversed(answer_part(text).split(_HASH)[1:]):
         match = _NUMBER.match(part)
         if match and (number := _clean_number(match)) is not None:
@@ -75,26 +75,26 @@ def hash_answer(text: str) -> str | None:
 
 
 def either(text: str) -> str | None:
-    r"""The ``\boxed{}`` answer, or else the ``####`` answer."""
+    r"""Return the ``\boxed{}`` answer, else the ``####`` answer."""
     answer = boxed(text)
     return hash_answer(text) if answer is None else answer
 
 
 def answer_part(text: str) -> str:
-    """What follows the last ``</think>``: everything, if there is none."""
+    """Return the text after the last ``</think>``, or all of it."""
     return text.rpartition(END_OF_THINKING)[2]
 
 
 def format_ok(text: str) -> bool:
-    r"""``<think>…</think>`` at the beginning, and after it a ``\boxed{}`` answer."""
+    r"""Whether the text starts with ``<think>…</think>`` and a ``\boxed{}`` answer follows."""
     begun = text.lstrip().startswith("<think>")
     return begun and END_OF_THINKING in text and boxed(text) is not None
 
 
 def expected(gold: str) -> str:
-    r"""The answer that a row's gold text stands for: a bare answer, or a solution that ends in it.
+    r"""Return the answer in a row's gold text, which may be a whole solution.
 
-    GSM8K's rows hold the whole solution with its ``####`` line, some of MATH's a ``\boxed{}``.
+    Rows of GSM8K have a solution with a ``####`` line, some rows of MATH one with ``\boxed{}``.
     """
     found = either(gold)
     return gold.strip() if found is None else found
@@ -110,4 +110,4 @@ READERS: Mapping[str, tuple[Callable[[str], str | None], str]] = {
     "hash": (hash_answer, "#### answer"),
     "auto": (either, "\\boxed{} or #### answer"),
 }
-"""How an answer is found, and what it is called when there is none."""
+"""Functions that find the answer, and their names for messages."""

@@ -1,4 +1,4 @@
-r"""Rewards for answers of mathematics, graded in processes that can be killed."""
+"""Rewards for mathematical answers, graded in processes that can be killed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from segcredit.types import Response, Reward
 
 
 def authors_length_penalty(num_tokens: int, max_tokens: int) -> float:
-    """.001 for each token beyond nine tenths of the limit, .3 more at the limit; .5 at most.
+    """Penalty of .001 per token beyond 90 % of the limit, plus .3 at the limit; at most .5.
 
-    ``reward_manager/naive.py:95-105`` of their release; the paper's reward has no such term.
+    ``reward_manager/naive.py:95-105`` of the authors' release; the paper has no such term.
     """
     over = max(0.0, num_tokens - 0.9 * max_tokens)
     at_limit = 0.3 if num_tokens >= max_tokens - 1 else 0.0
@@ -30,7 +30,7 @@ def authors_length_penalty(num_tokens: int, max_tokens: int) -> float:
 
 @dataclass(frozen=True)
 class MathReward:
-    r"""accuracy·(the answer is right) + format·(``<think>…</think>`` then ``\boxed{}``) − length.
+    r"""accuracy·(correct answer) + format·(``<think>…</think>`` then ``\boxed{}``) − penalty.
 
     An answer for which the verifier timed out or crashed counts as not correct. Its ``verdict`` is
     False, and its reason says why.
@@ -42,13 +42,13 @@ class MathReward:
     length_penalty: Literal["authors"] | None = None
     """"authors": see :func:`segcredit.rewards.math.authors_length_penalty`."""
     deadline: float = 5.0
-    """Seconds for each answer."""
+    """Time limit for each answer in seconds."""
     workers: int = 2
-    """Processes; none starts before an answer needs one."""
+    """Maximum number of processes; they are started when needed."""
     batch_seconds: float = 30.0
-    """Seconds for all answers of a batch together; answers left over get no verdict."""
+    """Time limit for a batch in seconds; answers not graded by then get no verdict."""
     grader: Literal["math-verify", "mathruler"] = "math-verify"
-    """"mathruler": answer, format and equality as in verl's geo3k reward."""
+    """"mathruler" finds and compares answers and checks the format as verl's geo3k reward."""
 
     def __post_init__(self) -> None:
         require_extract(self.extract, tuple(READERS))
@@ -123,7 +123,7 @@ def math(
     workers: int = 2,
     batch_seconds: float = 30.0,
 ) -> MathReward:
-    r"""1 for a right ``\boxed{}`` answer."""
+    r"""Reward 1 for a correct ``\boxed{}`` answer."""
     return MathReward("boxed", accuracy, format, length_penalty, deadline, workers, batch_seconds)
 
 
@@ -134,9 +134,9 @@ def geo3k(
     workers: int = 2,
     batch_seconds: float = 30.0,
 ) -> MathReward:
-    r"""Geometry3K as verl grades it: 0.9 for the answer, by MathRuler's rules, 0.1 for the format.
+    r"""Grade Geometry3K like verl: 0.9 for the answer, by MathRuler's rules, 0.1 for the format.
 
-    The answer is the last ``\boxed{}`` of the whole response, the thinking included.
+    The answer is the last ``\boxed{}`` of the whole response, including the thinking.
     """
     limits = (length_penalty, deadline, workers, batch_seconds)
     return MathReward("boxed", 0.9, 0.1, *limits, grader="mathruler")
@@ -149,14 +149,14 @@ def geo3k_strict(
     workers: int = 2,
     batch_seconds: float = 30.0,
 ) -> MathReward:
-    """Geometry3K with stricter rules: only a box after ``</think>`` counts, by math-verify.
+    """Grade Geometry3K strictly: only a box after ``</think>`` counts, compared by math-verify.
 
-    Weights as in ``geo3k``: 0.9 and 0.1. Hedged answers (``44=45``, ``44 or 45``) are refused.
-    Values are compared, not their notation.
+    The weights are those of ``geo3k``: 0.9 and 0.1. Hedged answers (``44=45``, ``44 or 45``) are
+    refused. Values are compared, not their notation.
     """
     return MathReward("boxed", 0.9, 0.1, length_penalty, deadline, workers, batch_seconds)
 
 
 def gsm8k() -> ExactReward:
-    """GSM8K as verl grades it: the number after the last ``####``."""
+    """Grade GSM8K like verl: the number after the last ``####``."""
     return ExactReward("hash")

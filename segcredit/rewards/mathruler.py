@@ -189,7 +189,7 @@ def _next(tokens: list[str]) -> str:
 
 
 def _argument(tokens: list[str]) -> str:
-    """A group, a character, or a macro without arguments of its own."""
+    """Return the text of an argument: a group, a character, or a macro without arguments."""
     return _next([tokens.pop()]) if tokens[-1].startswith("\\") else _next(tokens)
 
 

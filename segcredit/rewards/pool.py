@@ -1,7 +1,7 @@
-"""Worker processes that can be killed: JSON lines over pipes, one request in flight for each.
+"""Pool of worker processes that can be killed; each handles one JSON request at a time.
 
-Not multiprocessing: no pickle, and a script without a ``__main__`` guard works. Workers start when
-the first request comes; one that misses its deadline is killed (SIGKILL, with its children) and
+Unlike multiprocessing, this needs neither pickle nor a ``__main__`` guard. Workers start with the
+first request. A worker that misses its deadline is killed (SIGKILL, with its children) and
 replaced. POSIX only.
 """
 
@@ -31,7 +31,7 @@ _Order = tuple[list[str], dict[str, str], "Future[subprocess.Popen[bytes]]"]
 
 
 class _Spawner:
-    """The thread of this process; a forked child has none of its parent's threads."""
+    """Thread that starts workers; a forked child needs its own, as threads are not inherited."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -43,7 +43,7 @@ class _Spawner:
             command, environment, made = self.orders.get()
             try:
                 made.set_result(_popen(command, environment))
-            except BaseException as error:  # whoever waits for it wants to know
+            except BaseException as error:  # raised again by spawn()
                 made.set_exception(error)
 
 
@@ -57,13 +57,16 @@ def _popen(command: list[str], environment: dict[str, str]) -> "subprocess.Popen
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},
-        start_new_session=True,  # Ctrl-C reaches us alone, and its children can be killed with it
+        start_new_session=True,  # Ctrl-C does not reach it, and its children can be killed with it
         bufsize=0,
     )
 
 
 def spawn(command: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """A process with pipes to its stdin and stdout, started by a thread that never ends."""
+    """Start a process with pipes to its stdin and stdout.
+
+    A permanent thread starts it, because Linux kills it (PR_SET_PDEATHSIG) when that thread ends.
+    """
     global _spawner
     with _lock:
         if _spawner is None or _spawner.owner != os.getpid():
@@ -74,15 +77,15 @@ def spawn(command: list[str], environment: dict[str, str]) -> "subprocess.Popen[
 
 
 START_DEADLINE = 60.0
-"""Seconds until a worker must be ready: a cold disk may need some."""
+"""Time limit for a worker to start, in seconds; a cold disk is slow."""
 MOST_FAILED_STARTS = 3
-"""In a row, before the pool gives up."""
+"""Number of consecutive failed starts after which the pool gives up."""
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A request without an answer, and why."""
+    """Why a request has no answer."""
 
     kind: Literal["late", "died", "spent"]
     reason: str
@@ -91,14 +94,14 @@ class Failure:
 
 @dataclass
 class _Worker:
-    """One process and what it is doing."""
+    """A worker process and its current request."""
 
     process: subprocess.Popen[bytes]
     due: float
-    """When it must have said that it is ready, or answered."""
+    """Time by which it must be ready or answer."""
     ready: bool = False
     task: int | None = None
-    """Number of the request in flight."""
+    """Number of the current request."""
     answered: int = 0
     outgoing: bytes = b""
     incoming: bytearray = field(default_factory=bytearray)
@@ -115,7 +118,7 @@ class _Worker:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is expected of it."""
+        """Whether it has to become ready or to answer."""
         return not self.ready or self.task is not None
 
     def write(self) -> None:
@@ -124,10 +127,10 @@ class _Worker:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self.outgoing = b""  # it died: reading will tell
+            self.outgoing = b""  # it died, which reading detects
 
     def read(self) -> bytes | None:
-        """A whole line; b"" if there is none yet; None at the end of the process."""
+        """Read a line; b"" if it is incomplete, None if the process has ended."""
         chunk = os.read(self.stdout.fileno(), _CHUNK)
         if not chunk:
             return None
@@ -139,13 +142,13 @@ class _Worker:
         return bytes(line)
 
     def stop(self) -> None:
-        """Kill it and whatever it started, and wait for its end."""
-        if self.process.returncode is None:  # not reaped yet, so the number is still its own
+        """Kill the process and its children, and wait for its end."""
+        if self.process.returncode is None:  # not reaped yet, so the process id is still valid
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 self.process.kill()
-            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it dies when it can
+            with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
                 self.process.wait(timeout=5)
         self.close_pipes()
 
@@ -155,7 +158,7 @@ class _Worker:
                 pipe.close()
 
     def ending(self) -> str:
-        """How it ended by itself, to complete "the worker …"."""
+        """Describe how it ended; completes the sentence "the worker …"."""
         code = self.process.returncode
         if code == worker_module.OUT_OF_MEMORY:
             return "ran out of memory"
@@ -165,14 +168,14 @@ class _Worker:
 
 
 class Pool:
-    """Asks many questions of a few processes; answers come in the order of the questions.
+    """Sends requests to a few worker processes; answers are in the order of the requests.
 
     Args:
-        arguments: what the worker program is told to serve.
-        role: what to call it in messages.
-        workers: how many processes at most.
-        deadline: seconds for each answer.
-        environment: variables set for the workers.
+        arguments: Arguments of the worker program.
+        role: Name of the workers in messages.
+        workers: Maximum number of processes.
+        deadline: Time limit for each answer in seconds.
+        environment: Environment variables of the workers.
     """
 
     def __init__(
@@ -208,11 +211,11 @@ class Pool:
         """
         lines = [json.dumps(request).encode() + b"\n" for request in requests]
         with self._lock:
-            self._leave_the_workers_of_a_parent()
+            self._forget_workers_of_parent()
             try:
                 seconds = self.deadline if deadline is None else deadline
                 return self._run(lines, seconds, inf if budget is None else budget)
-            except BaseException:  # answers may be under way: nobody must take them for others
+            except BaseException:  # pending answers must not be taken for those of later requests
                 _stop_all(self._workers, self._owner)
                 raise
 
@@ -235,7 +238,7 @@ class Pool:
         unanswered = len(lines)
         ends = inf
         spent = Failure("spent", f"had no time left (the batch's {budget:g} s were used up)")
-        for worker in self._workers:  # it may have become ready while nobody looked
+        for worker in self._workers:  # it may have become ready meanwhile
             worker.due = time.monotonic() + START_DEADLINE
 
         def finish(worker: _Worker, answer: Any) -> None:
@@ -246,7 +249,7 @@ class Pool:
             unanswered -= 1
 
         def lose(worker: _Worker, failure: Failure) -> None:
-            """Replace a worker; if it had served before, its last request may not be to blame."""
+            """Drop a worker; retry the request of one that had answered others before it died."""
             task = worker.task
             self._drop(worker)
             if not worker.ready:
@@ -259,7 +262,7 @@ class Pool:
                 else:
                     finish(worker, failure)
 
-        self._look(0.0)
+        self._exchange(0.0)
         while unanswered:
             if ends == inf and any(worker.ready for worker in self._workers):
                 ends = time.monotonic() + budget
@@ -278,7 +281,7 @@ class Pool:
                     worker.outgoing = lines[worker.task]
                     worker.due = time.monotonic() + seconds[worker.task]
             due = min(ends, *(w.due for w in self._workers if w.waiting))
-            for worker, line in self._look(max(0.0, due - time.monotonic())):
+            for worker, line in self._exchange(max(0.0, due - time.monotonic())):
                 if line is None:
                     worker.stop()
                     lose(worker, Failure("died", worker.ending()))
@@ -290,10 +293,10 @@ class Pool:
                 lose(worker, Failure("late", f"was stopped after {limit:g} s"))
         return answers
 
-    def _look(self, timeout: float) -> list[tuple[_Worker, bytes | None]]:
-        """Write what can be written, read what is there: lines, and None for an end.
+    def _exchange(self, timeout: float) -> list[tuple[_Worker, bytes | None]]:
+        """Write and read what is possible; return workers with a line, or None if they ended.
 
-        Idle workers that ended, and those that have become ready, are dealt with here.
+        Drops idle workers that ended, and marks those that have become ready.
         """
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
@@ -326,7 +329,7 @@ class Pool:
         return sum(worker.task is None for worker in self._workers)
 
     def _start(self) -> _Worker:
-        # By path and with -P: the folder's math.py must not hide Python's own.
+        # -P keeps the folder off the path, because its math.py would hide Python's own
         program = [_python(), "-P", str(Path(worker_module.__file__).resolve())]
         process = spawn([*program, str(os.getpid()), *self.arguments], self.environment)
         worker = _Worker(process, due=time.monotonic() + START_DEADLINE)
@@ -343,15 +346,15 @@ class Pool:
             self._failed_starts = 0
             raise RewardError(
                 f"the {self.role} cannot start: its process {reason}, {MOST_FAILED_STARTS} times. "
-                f"Its messages, if any, are on stderr."
+                f"See stderr for its messages."
             )
 
-    def _leave_the_workers_of_a_parent(self) -> None:
-        """After os.fork() they are still its own: forget them, close our ends of the pipes."""
+    def _forget_workers_of_parent(self) -> None:
+        """After os.fork(), close the pipes of the workers that belong to the parent."""
         if self._owner[0] != os.getpid():
             for worker in self._workers:
                 worker.close_pipes()
-                worker.process.returncode = 0  # not ours to wait for
+                worker.process.returncode = 0  # only the parent can wait for it
             self._workers.clear()
             self._owner[0] = os.getpid()
 

@@ -1,4 +1,4 @@
-"""Whether an answer equals the expected one: as text, as a number, or else by math-verify."""
+"""Compare an answer with the expected one: as text, as a number, or by math-verify."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from segcredit.rewards.checks import quoted
 from segcredit.rewards.pool import Failure, Pool
 
 LONGEST = 300
-"""Characters. The longest gold answer of GSM8K, MATH500 and Geometry3K has 53."""
+"""Maximum number of characters; the longest gold answer of GSM8K, MATH500 and Geometry3K has 53."""
 
 _RELATION = re.compile(r"(?<![<>!])=+|≡|≈|\\(?:equiv|approx)(?![A-Za-z])")
 _NAMED_NUMBERS = re.compile(  # x_{12}, f(2), ∠1: digits that belong to a name
@@ -31,7 +31,7 @@ _OPENING = {"{": "}", "(": ")", "[": "]"}
 
 
 def refusal(answer: str, gold: str) -> str | None:
-    """Why this answer is not graded against this gold answer; None: it is."""
+    """Return the reason why this answer is not graded; None if it is."""
     if len(answer) > LONGEST:
         return f"the answer has {len(answer):,} characters; at most {LONGEST} are graded"
     for trait, reason in _TRAITS:
@@ -54,7 +54,7 @@ def computes_too_much(text: str) -> str | None:
 
 
 def _num_relations(text: str) -> int:
-    """Relations in the longest chain; ``x=1, y=2`` holds two chains of one."""
+    """Number of relations in the longest chain; ``x=1, y=2`` has two chains of one."""
     return max(len(_RELATION.findall(_outside_brackets(item))) for item in _items(text))
 
 
@@ -67,13 +67,13 @@ def _equates_more_than_a_name(item: str) -> bool:
 
 
 def _number_in_words(text: str) -> bool:
-    r"""``45\text{ (maybe 44)}``: the verifier drops the words, and the number with them."""
+    r"""Whether words contain a number, ``45\text{ (maybe 44)}``, which the verifier would drop."""
     outside = _NUMBER_IN_WORDS.sub("", text)
     return outside != text and any(c.isdigit() for c in outside)
 
 
 def _subscripts(text: str) -> set[str]:
-    """Of numbers: 8 in ``52_8``. The verifier does not read them."""
+    """Return subscripts of numbers, such as 8 in ``52_8``, which the verifier ignores."""
     return set(_SUBSCRIPT_OF_NUMBER.findall(text))
 
 
@@ -106,7 +106,7 @@ _TRAITS: Sequence[tuple[Callable[[str], bool], str]] = (
 
 
 def _items(text: str) -> list[str]:
-    """The parts of a list: split at commas and semicolons outside brackets."""
+    """Split a list at commas and semicolons outside brackets."""
     plain = _outside_brackets(text)
     cuts = [i for i, c in enumerate(plain) if c in ",;"]
     starts = [0, *(i + 1 for i in cuts)]
@@ -114,7 +114,7 @@ def _items(text: str) -> list[str]:
 
 
 def _outside_brackets(text: str) -> str:
-    """The text with whatever stands in brackets blanked out."""
+    """Replace the text inside brackets by spaces."""
     depth, kept = 0, []
     for c in text:
         depth += c in _OPENING
@@ -124,7 +124,7 @@ def _outside_brackets(text: str) -> str:
 
 
 def _end_of_argument(text: str, start: int) -> int:
-    """Where the exponent that begins at ``start`` ends: a group, a run of digits or a character."""
+    """Return the end of the exponent that starts at ``start``: a group, digits or a character."""
     match = re.compile(r"\s*(?:[0-9]+|\\?[A-Za-z]+)").match(text, start)
     if match:
         return match.end()
@@ -137,7 +137,7 @@ def _end_of_argument(text: str, start: int) -> int:
 
 
 def _last_group(text: str) -> str:
-    """The bracketed group at the end of the text; '' if it ends otherwise."""
+    """Return the bracketed group at the end of the text, or ''."""
     depth = 0
     for i in range(len(text) - 1, -1, -1):
         depth += (text[i] in _OPENING.values()) - (text[i] in _OPENING)
@@ -147,23 +147,23 @@ def _last_group(text: str) -> str:
 
 
 MEMORY = 2 << 30
-"""Bytes that a worker may ask for: ample for an answer of LONGEST characters."""
+"""Memory limit of a worker in bytes, ample for an answer of LONGEST characters."""
 _SHOWN = 40
 
 _NUMBER = re.compile(
     r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[-+]?\.[0-9]+", re.ASCII
 )
 _SPACES = re.compile(r"\s+(?![A-Za-z0-9])|(?<![A-Za-z0-9])\s+")
-"""Those that separate nothing, as in ``\\sqrt { 13 }``."""
+"""Spaces without meaning, as in ``\\sqrt { 13 }``."""
 _DECIMALS = 6
-"""math-verify takes decimals that agree to so many places for equal."""
+"""Number of decimal places to which math-verify compares numbers."""
 _IN_LATEX = {"−": "-", "°": "^\\circ", "\\degree": "^\\circ", "π": "\\pi", "×": "\\times "}
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Right, wrong, or None: nobody can tell; and the sentence that says so."""
+    """Whether an answer is right (None: no verdict), and the reason."""
 
     right: bool | None
     reason: str
@@ -191,7 +191,7 @@ class Verifier:
     """Mode of the worker program."""
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """One verdict per pair, in their order."""
+        """Return one verdict per pair, in order."""
         verdicts: dict[tuple[str, str], Verdict] = {}
         hard: list[tuple[str, str]] = []
         for pair in dict.fromkeys(pairs):
@@ -234,7 +234,7 @@ class Verifier:
 
 
 def at_sight(gold: str, answer: str) -> Verdict | None:
-    """The verdict that needs no mathematics: equal text, two plain numbers, a refusal."""
+    """Return a verdict that needs no worker: equal text, plain numbers, or a refusal."""
     if len(answer) <= max(LONGEST, len(gold) + 2):
         a, b = tidy(gold), tidy(answer)
         if not b:
@@ -252,7 +252,7 @@ def at_sight(gold: str, answer: str) -> Verdict | None:
 
 
 def tidy(answer: str) -> str:
-    """Without dollar signs around it, a full stop after it, or signs that LaTeX spells out."""
+    """Remove delimiters and final punctuation, and write Unicode signs as LaTeX."""
     answer = answer.strip()
     for left, right_ in _DELIMITERS:
         inside = answer[len(left) : len(answer) - len(right_)]
@@ -266,12 +266,12 @@ def tidy(answer: str) -> str:
 
 
 def right(answer: str) -> Verdict:
-    """It equals the expected answer."""
+    """Verdict on an answer that equals the expected one."""
     return Verdict(True, f"right: {_plain(answer)}")
 
 
 def wrong(gold: str, answer: str, note: str = "") -> Verdict:
-    """It does not."""
+    """Verdict on an answer that does not."""
     return Verdict(False, f"wrong: {_plain(answer)}, expected {_plain(gold)}{note}")
 
 

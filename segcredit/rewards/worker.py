@@ -1,8 +1,7 @@
-"""The other side of the pool: a process that answers JSON lines and may be killed at any time.
+"""Worker process of the pool: answers requests as JSON lines and may be killed at any time.
 
-It is started by its path, so it imports neither this package nor torch: a worker that grades
-mathematics is ready in well under a second. Whatever is printed here cannot spoil the protocol,
-and the process ends with its parent.
+It is started by its path and imports neither this package nor torch, so it is ready in less than a
+second. Printed output cannot disturb the protocol, and the process ends with its parent.
 """
 
 import importlib
@@ -19,7 +18,7 @@ from types import ModuleType
 from typing import IO, Any
 
 OUT_OF_MEMORY = 75
-"""Exit status of a worker that met its limit: it is in no state to go on."""
+"""Exit status of a worker that reached its memory limit."""
 _PR_SET_PDEATHSIG = 1
 _KEYS = ("reward", "correct", "reason", "verdict")
 """Keys of the dict that a function may return for a response instead of a number."""
@@ -28,21 +27,21 @@ Handler = Callable[[Any], Any]
 
 
 class UnusableError(Exception):
-    """The function can never be called as it stands, whatever the responses."""
+    """The function cannot be called with any responses."""
 
 
 def main(arguments: list[str]) -> None:
     """Serve: ``PARENT math MEMORY``, ``PARENT sympy MEMORY`` or ``PARENT function PLACE NAME``."""
     parent, mode, *rest = arguments
     _die_with_parent(int(parent))
-    requests, replies = _keep_the_pipes()
+    requests, replies = _reserve_pipes()
 
     def reply(message: object) -> None:
         replies.write(json.dumps(message).encode() + b"\n")
         replies.flush()
 
     try:
-        handle = _SERVES[mode](*rest)
+        handle = _MODES[mode](*rest)
     except ModuleNotFoundError as error:
         reply({"error": last_line(error), "missing": error.name})
         return
@@ -59,11 +58,11 @@ def main(arguments: list[str]) -> None:
 
 
 def math_verifier(memory: str) -> Handler:
-    """Answers ``{"gold", "answer"}`` with whether they are equal, and whether they could be read.
+    """Make a handler that compares ``{"gold", "answer"}`` by math-verify.
 
-    math-verify's own time limits are off: they need SIGALRM, and do not stop C code. Only LaTeX is
-    read, and all of it: math-verify would otherwise pick the last number out of anything that it
-    cannot read, and call ``44 @ 45`` right for 45.
+    math-verify's own time limits are off: they need SIGALRM and do not stop C code. Only complete
+    LaTeX is parsed; otherwise math-verify takes the last number of text that it cannot parse, and
+    accepts ``44 @ 45`` for 45.
     """
     import logging
 
@@ -91,7 +90,7 @@ def math_verifier(memory: str) -> Handler:
             "read": any(not isinstance(x, str) for x in answer),
         }
 
-    handle({"gold": "\\frac{1}{2}", "answer": "0.5"})  # whatever is loaded late is loaded now
+    handle({"gold": "\\frac{1}{2}", "answer": "0.5"})  # trigger lazy imports now
     return handle
 
 
@@ -149,12 +148,12 @@ def call(
         return {"rewards": _plain(result)}
     except UnusableError as error:
         return {"unusable": str(error)}
-    except BaseException as error:  # sys.exit() too: a function cannot end the run
+    except BaseException as error:  # also SystemExit: a function cannot end the run
         return {"raised": last_line(error)}
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of the traceback, and where it was raised."""
+    """Return the last line of the traceback with file and line number."""
     described = traceback.format_exception_only(error)
     if isinstance(error, SyntaxError):
         return f"{described[-1].strip()} ({error.filename}, line {error.lineno})"
@@ -167,10 +166,10 @@ def last_line(error: BaseException) -> str:
 def _accepted(
     function: Callable[..., Any], arguments: Mapping[str, Any], unsendable: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Everything if the function takes ``**kwargs``, else what it names."""
+    """Return all arguments if the function has ``**kwargs``, else those that it names."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some functions written in C do not tell
+    except ValueError:  # some functions in C have no signature
         return dict(arguments)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for p in named:
@@ -185,10 +184,10 @@ def _accepted(
 def _missing(name: str, arguments: Mapping[str, Any], unsendable: Mapping[str, str]) -> str:
     if name in unsendable:
         return (
-            f"wants {name!r}, a column of {unsendable[name]}, which cannot be sent to another "
+            f"requires {name!r}, a column of {unsendable[name]}, which cannot be sent to another "
             f"process. Store it as text or numbers, or pass the function itself from Python."
         )
-    return f"wants {name!r}; there are {', '.join(arguments)}."
+    return f"requires {name!r}; it can have {', '.join(arguments)}."
 
 
 def _plain(result: Any) -> Any:
@@ -246,7 +245,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def _load(path: Path) -> ModuleType:
-    """The file as a module, its folder importable, as if it had been run."""
+    """Import a file; its folder becomes importable, as if the file had been run."""
     sys.path.insert(0, str(path.parent))
     name = f"segcredit_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -263,12 +262,12 @@ def _die_with_parent(parent: int) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it has already died
         os._exit(1)
 
 
-def _keep_the_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Move the protocol's pipes out of the way; prints then go to stderr, and input() ends."""
+def _reserve_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Duplicate the pipes of the protocol; print() then writes to stderr and input() fails."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -277,7 +276,7 @@ def _keep_the_pipes() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _limit_resources(memory: int) -> None:
-    """No more memory than this, no file, no child process, no core dump."""
+    """Limit memory; forbid files, child processes and core dumps."""
     import resource
 
     limits = {
@@ -289,11 +288,11 @@ def _limit_resources(memory: int) -> None:
     for name, most in limits.items():
         try:
             resource.setrlimit(name, (most, most))
-        except (ValueError, OSError):  # macOS knows some of them by name only
+        except (ValueError, OSError):  # macOS does not support some of them
             continue
 
 
-_SERVES: dict[str, Callable[..., Handler]] = {
+_MODES: dict[str, Callable[..., Handler]] = {
     "math": math_verifier,
     "sympy": zero_tester,
     "function": named_function,

@@ -229,7 +229,9 @@ def test_what_is_returned_is_checked(result: object, message: str) -> None:
 
 
 def test_parameters_that_there_are_not(file: str) -> None:
-    with pytest.raises(RewardError, match=r"wants wants 'missing'; there are level, topic, answer"):
+    with pytest.raises(
+        RewardError, match=r"wants requires 'missing'; it can have level, topic, answer"
+    ):
         graded(f"{file}:wants")
     day = [response("a", day=datetime.date(2026, 1, 1))]
     with CustomReward(f"{file}:when") as reward, pytest.raises(RewardError, match="of date, which"):
