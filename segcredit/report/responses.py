@@ -176,7 +176,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no file of that name; check the path, or type --example"
     if isinstance(error, IsADirectoryError):
-        return "this is a directory; name one of the files in it, or a run that kept rollouts"
+        return "this is a directory; name one of the files in it, or a run that recorded rollouts"
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"it cannot be opened ({reason}); check the path and its permissions"
 
@@ -207,7 +207,7 @@ def parse_row(line: bytes) -> Row:
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"expected one JSON object per line; got text that is no JSON: "
+            f"expected one JSON object per line; got text that is not JSON: "
             f"{error.msg[0].lower()}{error.msg[1:]} at column {error.colno}; {_TYPE}"
         ) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 5000 brackets
@@ -227,10 +227,8 @@ def parse_row(line: bytes) -> Row:
         raise InputError(_explain(error)) from None
 
 
-_NAMES_IN_TRAINING = {"prompt_id": "id", "prompt": "prompt", "reward": "reward"} | {
-    name: name for name in ("entropy", "value")
-}
-"""Columns of the files that training writes → fields of a row."""
+_COPIED = ("prompt", "reward", "entropy", "value")
+"""Columns of the files that training writes which a row takes over unchanged."""
 _ROUNDING = 1e-3
 """Maximum amount by which a low-precision log-probability may exceed zero."""
 
@@ -242,20 +240,18 @@ def _is_from_training(content: dict[str, Any]) -> bool:
 
 def _from_training(content: dict[str, Any]) -> dict[str, Any]:
     """Convert a line that training wrote into the fields of a row; other columns are dropped."""
-    row = {name: content[key] for key, name in _NAMES_IN_TRAINING.items() if key in content}
+    row = {"id": content["prompt_id"]} | {key: content[key] for key in _COPIED if key in content}
     if "pieces" in content:
         row["tokens"] = content["pieces"]
-    elif content["response"] == "":  # an evaluation keeps only texts; here the end token came first
+    elif (
+        content["response"] == ""
+    ):  # an evaluation records texts; this one is only an end token
         row["tokens"] = [""]
     else:
         row["text"] = content["response"]
     if isinstance(logp := content.get("logp_old"), list):
-        row["logp"] = [_rounded_to_zero(x) for x in logp]
+        row["logp"] = [0.0 if isinstance(x, float) and 0 < x < _ROUNDING else x for x in logp]
     return row
-
-
-def _rounded_to_zero(x: object) -> object:
-    return 0.0 if isinstance(x, float) and 0 < x < _ROUNDING else x
 
 
 _JSON_NAMES = {

@@ -52,13 +52,5 @@ def as_rollouts(state: State, shown: Sequence[Demonstration]) -> Rollouts:
     device = state.policy.device
     padded = pad(tokens, batch_first=True).to(device)
     mask = pad([torch.ones(len(x), dtype=torch.bool) for x in tokens], batch_first=True).to(device)
-    zeros = torch.zeros(len(shown), device=device)
-    return Rollouts(
-        tokens=padded,
-        mask=mask,
-        logp_old=torch.zeros(padded.shape, device=device),
-        reward=zeros,
-        group=torch.arange(len(shown), device=device),
-        truncated=zeros.bool(),
-        prompts=[state.policy.encode(x.prompt) for x in shown],
-    )
+    prompts = [state.policy.encode(x.prompt) for x in shown]
+    return Rollouts.from_columns(mask, tokens=padded, prompts=prompts)

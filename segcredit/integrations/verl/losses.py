@@ -108,7 +108,7 @@ class PolicyLoss:
         if "rollout_is_weights" in columns:  # the surrogate is linear in its shares
             shares = shares * columns["rollout_is_weights"][rows]
         batch = Batch(
-            rollouts=_bare(mask, columns["old_log_probs"][rows]),
+            rollouts=Rollouts.from_columns(mask, logp_old=columns["old_log_probs"][rows]),
             loss_mask=mask,
             credit=Credit(columns["advantages"][rows], None, segments),
             ratio_segments=segments,
@@ -160,16 +160,3 @@ class ValueLoss:
         credit = Credit(torch.zeros_like(returns), returns, segments, part.value_at)
         shares = verl_shares(segments.mask, self.loss_agg_mode, totals)
         return critic(value[rows].float(), columns["values"][rows], credit, shares)
-
-
-def _bare(mask: Tensor, logp_old: Tensor) -> Rollouts:
-    """As much of the rollouts as a policy loss reads."""
-    nothing = torch.zeros(len(mask), device=mask.device)
-    return Rollouts(
-        tokens=mask.long(),
-        mask=mask,
-        logp_old=logp_old,
-        reward=nothing,
-        group=nothing.long(),
-        truncated=nothing.bool(),
-    )

@@ -6,7 +6,6 @@ what verl has no word for stands under ``segment``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -18,6 +17,7 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import GeometricMean
 from segcredit.columns import VALUE, resolve
 from segcredit.partition import Partition, TopEntropy, partition_of
+from segcredit.registry import nearest
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
 """Those of ours whose credit comes from a critic; verl has the group methods itself."""
@@ -78,10 +78,8 @@ class SegmentSettings(BaseModel):
 
 
 def _unknown(key: str, given: str, known: Any) -> str:
-    near = get_close_matches(str(given).lower().replace("-", "_"), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     choice = ", ".join(known) or "nothing"
-    return f"segment.{key}: expected one of {choice}; got {given!r}.{hint}"
+    return f"segment.{key}: expected one of {choice}; got {given!r}.{nearest(given, known)}"
 
 
 def parse(section: Any) -> SegmentSettings:
