@@ -243,9 +243,7 @@ def _from_training(content: dict[str, Any]) -> dict[str, Any]:
     row = {"id": content["prompt_id"]} | {key: content[key] for key in _COPIED if key in content}
     if "pieces" in content:
         row["tokens"] = content["pieces"]
-    elif (
-        content["response"] == ""
-    ):  # an evaluation records texts; this one is only an end token
+    elif content["response"] == "":  # an evaluation records texts; this one is only an end token
         row["tokens"] = [""]
     else:
         row["text"] = content["response"]

@@ -162,7 +162,7 @@ def test_a_setting_that_nobody_translated_is_refused(monkeypatch: pytest.MonkeyP
     ppo.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [*inspect.signature(make).parameters.values(), inspect.signature(ppo).parameters["limit"]]
     )
-    monkeypatch.setitem(ALGORITHMS, "ppo", ppo)
+    monkeypatch.setitem(ALGORITHMS._entries, "ppo", ppo)
     translate(load_recipe(SAPO, ["algorithm={name: ppo, lam: 0.9}"]), FOLDER)
     with pytest.raises(ValueError, match=r"algorithm\.limit has no key on verl"):
         translate(load_recipe(SAPO, ["algorithm={name: ppo, limit: 20}"]), FOLDER)
