@@ -1,1 +1,1 @@
-"""The mathematics, as pure functions of tensors: no configuration, no logging, no models."""
+"""The mathematics: pure functions of tensors, without configuration, logging or models."""

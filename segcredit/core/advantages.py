@@ -1,4 +1,4 @@
-"""Advantages from a critic: generalised advantage estimation over any units."""
+"""Advantages: generalized advantage estimation over any units, and value differences."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +27,7 @@ from segcredit.core.checks import (
 from segcredit.core.segments import Segments, ValueAt, last_position
 
 BLOCK = 128
-"""Units per block: two levels of blocks reach 16,384 units, three 2 million."""
+"""Units per block: two levels of blocks cover 16,384 units, three 2 million."""
 
 
 def reverse_scan(
@@ -36,8 +36,8 @@ def reverse_scan(
     """y_m = x_m + decay · y_{m+1}, that is y_m = Σ_{l≥0} decay^l x_{m+l}.
 
     Inside a block of units the sum is a product with a triangular matrix of powers; the carry
-    between blocks is the same scan over the blocks' first units with decay^BLOCK. Powers only ever
-    multiply, so nothing overflows for any decay in [0, 1] and any width.
+    between blocks is the same scan over the blocks' first units with decay^BLOCK. Powers are only
+    multiplied, so nothing overflows for any decay in [0, 1] and any width.
     """
     rows, width = x.shape
     num_blocks = -(-width // BLOCK)
@@ -53,7 +53,7 @@ def reverse_scan(
 def _powers(
     decay: float | Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """decay^(j−i) for j ≥ i inside a block; decay^(BLOCK−i) for what comes from the next one."""
+    """decay^(j−i) for j ≥ i inside a block; decay^(BLOCK−i) for the carry from the next block."""
     if isinstance(decay, Tensor):  # one decay per response
         return _power_matrices(decay.to(dtype)[:, None, None])
     return _shared_powers(decay, dtype, device)
@@ -75,16 +75,16 @@ def _power_matrices(decay: Float[Tensor, "R 1 1"]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Credit:
-    """What each token of each segment is worth, and what the critic should have said."""
+    """Advantages of tokens and targets of the critic, over the segments of a rollout batch."""
 
     advantage: Float[Tensor, "B T"]
     """Â_{m(t)}; 0 off the mask."""
     value_target: Float[Tensor, "B T"] | None
-    """R̂_{m(t)}, to be read where V is read; None without a critic."""
+    """R̂_{m(t)}, read where V is read; None without a critic."""
     segments: Segments
     """The units of credit."""
     value_at: ValueAt = "start"
-    """Where V was read, and the target belongs."""
+    """Where V was read, and where the target applies."""
 
     @property
     def per_segment(self) -> Float[Tensor, "B M"]:
@@ -105,7 +105,7 @@ def gae(
     gamma: float,
     lam: "float | Float[Tensor, ' B']",
 ) -> Float[Tensor, "B M"]:
-    """Generalised advantage estimates over any right-padded sequence of units.
+    """Compute generalized advantage estimates over any right-padded sequence of units.
 
     δ_m = r_m + γ V(s_{m+1}) − V(s_m)               (Eq. 6)
     Â_m = Σ_l (γλ)^l δ_{m+l} = δ_m + γλ Â_{m+1}     (Eq. 7)
@@ -154,17 +154,18 @@ def segment_gae(
     value_at: ValueAt = "start",
     lam_critic: float | None = None,
 ) -> Credit:
-    """Eq. 6–7 over segments: r_m = Σ_{t ∈ z_m} r_t (undiscounted), V(s_m) read at a boundary.
+    """Compute GAE over segments (Eq. 6–7): r_m = Σ_{t ∈ z_m} r_t, V(s_m) read at a boundary.
 
-    R̂_m = Â_m + V(s_m); Â_m and R̂_m are given to every token of z_m.
+    Rewards inside a segment are not discounted. R̂_m = Â_m + V(s_m). Every token of z_m gets Â_m
+    and R̂_m.
 
     Args:
-        reward: r(x, y), one number per response, which counts at its end; or per token (see
+        reward: r(x, y), one number per response, given at its end; or one per token (see
             :func:`kl_shaped_reward`).
         value: V of the prefix *before* each token.
         value_at: "start" is the paper's s_m; "end" is the authors' code, whose baseline knows the
             segment's own tokens (docs/deviations.md).
-        lam_critic: a λ of its own for the targets R̂ (VC-PPO, VAPO: 1); None uses ``lam``.
+        lam_critic: separate λ for the targets R̂ (VC-PPO, VAPO: 1); None uses ``lam``.
     """
     token_mask = segments.token_mask
     if reward.ndim == 1:
@@ -223,7 +224,7 @@ def _by_kernel(
 
 
 def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Â and R̂. Reward and value are 0 past a response's last unit, so Â is too."""
+    """Compute Â and R̂. Reward and value are 0 past a response's last unit, so Â is too."""
     exact = value.to(accumulation_dtype(value))
     td_error = reward - exact
     td_error[:, :-1].add_(exact[:, 1:], alpha=gamma)
@@ -275,7 +276,7 @@ def length_adaptive_lambda(
 
 
 def terminal_reward(reward: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """r(x, y) on the last token, 0 at every other (r_m = 0 for m < M, §4.1)."""
+    """Put r(x, y) on the last token, 0 on all others (r_m = 0 for m < M, §4.1)."""
     require_mask("mask", mask)
     _check_one_per_response(reward, mask)
     reward = at_least_float32(reward)[:, None]
@@ -291,8 +292,8 @@ def kl_shaped_reward(
 ) -> Float[Tensor, "B T"]:
     """r_t = r(x, y)·[t = T] − β (log π_old(y_t) − log π_ref(y_t)): the k1 penalty in the reward.
 
-    Summed inside segments by :func:`segment_gae`, undiscounted, as in the authors' code. It makes
-    r_m ≠ 0 before the end, where the paper says r_m = 0.
+    :func:`segment_gae` sums it inside segments, undiscounted, as the authors' code does. So r_m ≠ 0
+    before the last segment, where the paper has r_m = 0.
     """
     require_shape("logp_old", logp_old, "mask", mask)
     require_shape("logp_ref", logp_ref, "mask", mask)
@@ -306,7 +307,7 @@ def whiten(
 ) -> Float[Tensor, "B T"]:
     """(x − mean) / √(var + ε) over all valid entries, unbiased variance; 0 off the mask.
 
-    Entries weigh equally: over tokens, a long segment counts once per token.
+    Entries have equal weights: over tokens, a long segment counts once per token.
     """
     require_mask("mask", mask)
     require_shape("x", x, "mask", mask)
@@ -323,13 +324,13 @@ def whiten(
         )
     )
     exact = keep(mask, x).to(accumulation_dtype(x))
-    centred = keep(mask, exact - exact.sum() / count)
-    variance = centred.square().sum() / (count - 1)
-    return (centred / (variance + eps).sqrt()).to(x.dtype)
+    centered = keep(mask, exact - exact.sum() / count)
+    variance = centered.square().sum() / (count - 1)
+    return (centered / (variance + eps).sqrt()).to(x.dtype)
 
 
 def clamp(x: Float[Tensor, "B T"], limit: float) -> Float[Tensor, "B T"]:
-    """x limited to ±limit (the authors' code: advantages to ±5 after whitening)."""
+    """Clamp x to ±limit (the authors' code: advantages to ±5 after whitening)."""
     require_positive("limit", limit, "The authors' code uses 5.")
     return x.clamp(-limit, limit)
 
@@ -345,10 +346,10 @@ def value_difference(
     Equal to segment GAE at γ = 1, λ = 0 with these values.
 
     Args:
-        reward: per unit (an outcome reward stands on the last one).
+        reward: per unit (an outcome reward is on the last one).
         state_value: mean reward of fresh continuations from the prefix before each unit.
-        estimated: where V̂ was estimated (None: everywhere). A unit whose own start was not gets
-            A = 0; a next value that was not counts as the return actually observed from there.
+        estimated: where V̂ was estimated (None: everywhere). A unit without an estimate at its
+            start gets A = 0. A missing next value is replaced by the observed return from there.
             So VinePPO's unestimated tail and the tokens before SPO's first cut get no credit.
     """
     require_mask("mask", mask)

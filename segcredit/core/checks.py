@@ -1,4 +1,4 @@
-"""One place where bad tensors are turned into one clear sentence, and garbage is masked out."""
+"""Validate tensors with clear error messages, and mask out invalid entries."""
 
 import importlib.util
 import math
@@ -12,58 +12,58 @@ from torch import Tensor
 
 
 class Claim(NamedTuple):
-    """Something that must hold of a number on the device, and what to say if it does not."""
+    """A condition on a number on the device, and the error message if it fails."""
 
     number: Tensor
     """0-d."""
     holds: Callable[[float], bool]
     otherwise: Callable[[], str]
-    """Called only on failure, so that naming the offending row costs nothing while all is well."""
+    """Makes the message. Called only on failure, so that finding the row costs nothing before."""
 
 
 def require(*claims: Claim) -> None:
-    """Raise ValueError with the sentence of the first claim that fails."""
+    """Raise ValueError with the message of the first claim that fails."""
     for claim in claims:
         if not claim.holds(claim.number.item()):
             raise ValueError(claim.otherwise())
 
 
 def none(bad: Tensor, otherwise: Callable[[], str]) -> Claim:
-    """Claim: no entry of ``bad`` is True."""
+    """Claim that no entry of ``bad`` is True."""
     return Claim(bad.any(), lambda number: not number, otherwise)
 
 
 def keep(mask: Tensor, x: Tensor, otherwise: float = 0.0) -> Tensor:
-    """x where the mask is True; whatever stands elsewhere, NaN included, is not read."""
+    """x where the mask is True, a constant elsewhere; other entries, NaN included, are not read."""
     return torch.where(mask, x, constant(otherwise, x.dtype, x.device))
 
 
 @lru_cache(maxsize=64)
 def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 0-d tensor made once: given a plain number, torch.where launches three kernels, not one."""
+    """A cached 0-d tensor: with a Python number, torch.where launches three kernels, not one."""
     with torch.inference_mode(False):
         return torch.tensor(number, dtype=dtype, device=device)
 
 
 @lru_cache(maxsize=64)
 def positions(num: int, device: torch.device) -> Tensor:
-    """0, 1, …, num − 1, made once."""
+    """0, 1, …, num − 1, cached."""
     with torch.inference_mode(False):
         return torch.arange(num, device=device)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision and integers to float32; float32 and float64 as they are."""
+    """Convert half precision and integers to float32; keep float32 and float64."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """float64, for long sums; float32 on Apple's mps, which has none."""
+    """dtype of long sums: float64, but float32 on Apple's mps, which has no float64."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def require_shape(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
-    """Raise ValueError unless the two tensors have one shape."""
+    """Raise ValueError unless the two tensors have the same shape."""
     if x.shape != like.shape:
         raise ValueError(
             f"{name} must have the shape of {like_name}, {tuple(like.shape)}; "
@@ -92,7 +92,7 @@ def require_unit_interval(name: str, x: float, hint: str) -> None:
 
 
 def require_at_least(name: str, x: float, least: float, hint: str) -> None:
-    """Raise ValueError unless x ≥ least (which NaN is not)."""
+    """Raise ValueError unless x ≥ least; NaN is refused."""
     if not x >= least:
         raise ValueError(f"{name} must be at least {least}; got {x}. {hint}")
 
@@ -110,7 +110,7 @@ def require_probability(name: str, x: float, hint: str) -> None:
 
 
 def finite_vector(name: str, x: Tensor) -> Claim:
-    """Claim: every entry is finite."""
+    """Claim that every entry is finite."""
     bad = ~x.isfinite()
     return none(
         bad,
@@ -122,23 +122,23 @@ def finite_vector(name: str, x: Tensor) -> Claim:
 
 
 def finite(mask: Tensor, **columns: Tensor) -> Claim:
-    """Claim: the columns are finite wherever the mask is True (elsewhere they may hold anything).
+    """Claim that the columns are finite wherever the mask is True; other entries are not read.
 
-    A sum is finite only if every term is, so one sum over all of them tells.
+    A sum is finite only if every term is, so a single sum over all columns is enough.
     """
     total = keep(mask, _added(columns)).sum()
     return Claim(total, math.isfinite, lambda: not_finite(mask, **columns))
 
 
 def not_finite(mask: Tensor, **columns: Tensor) -> str:
-    """The sentence for columns that are not."""
+    """Error message for columns that are not finite."""
     for name, x in columns.items():
         bad = (~x.isfinite() & mask).nonzero()
         if len(bad):
             row, unit = bad[0].tolist()
             return (
                 f"{name} must be finite wherever the mask is True; got {x[row, unit].item()} at "
-                f"response {row}, position {unit} ({len(bad)} in all). Look at the model that "
+                f"response {row}, position {unit} ({len(bad)} in all). Check the model that "
                 f"produced it: one such number would spoil the whole response's credit."
             )
     return f"{' and '.join(columns)} must be of moderate size; got a sum that overflows."
@@ -152,7 +152,7 @@ def _added(columns: dict[str, Tensor]) -> Tensor:
 
 
 def empty_rows(mask: Tensor) -> str:
-    """The sentence for responses without a token."""
+    """Error message for responses without tokens."""
     empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
     if len(empty) == len(mask):
         return (
@@ -166,35 +166,35 @@ def empty_rows(mask: Tensor) -> str:
 
 
 def no_empty_row(mask: Tensor) -> Claim:
-    """Claim: every row of the mask holds at least one True."""
+    """Claim that every row of the mask has at least one True."""
     return none(~mask.any(dim=1), lambda: empty_rows(mask))
 
 
 def has_kernels(*tensors: Tensor) -> bool:
-    """Whether the kernels can take these: float32 on a CUDA device with Triton at hand.
+    """Whether the Triton kernels can be used: float32 on a CUDA device with Triton installed.
 
-    ``SEGCREDIT_KERNELS=off``, read once, keeps to plain torch on CUDA too; so does
-    torch.use_deterministic_algorithms, since the kernels add atomically.
+    ``SEGCREDIT_KERNELS=off``, read once, selects plain torch on CUDA too. So does
+    torch.use_deterministic_algorithms, since the kernels use atomic additions.
     """
     fitting = all(x.is_cuda and x.dtype == torch.float32 for x in tensors)
-    return fitting and _triton_is_there() and not torch.are_deterministic_algorithms_enabled()
+    return fitting and _has_triton() and not torch.are_deterministic_algorithms_enabled()
 
 
 def has_head_kernels(logits: Tensor) -> bool:
-    """The same for the language-model head, whose kernels take any float of a GPU."""
+    """Whether the kernels of the language-model head can be used, in any precision of a GPU."""
     known = (torch.float32, torch.bfloat16, torch.float16)
-    return logits.is_cuda and logits.dtype in known and _triton_is_there()
+    return logits.is_cuda and logits.dtype in known and _has_triton()
 
 
 def sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on the device; from main memory without waiting for what the device has to do.
+    """Copy a tensor to a device; from CPU memory without synchronizing with the device.
 
-    What lies in ordinary main memory has been read when the call returns, so it may change after.
+    Pageable CPU memory has been read when the call returns, so it may change afterwards.
     """
     return x.to(device, non_blocking=x.device.type == "cpu")
 
 
 @lru_cache(maxsize=1)
-def _triton_is_there() -> bool:
+def _has_triton() -> bool:
     wanted = os.environ.get("SEGCREDIT_KERNELS") != "off"
     return wanted and importlib.util.find_spec("triton") is not None

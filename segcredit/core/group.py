@@ -1,4 +1,4 @@
-"""Credit for whole responses from their siblings: groups per prompt, and trees of them."""
+"""Advantages of whole responses relative to others of the same prompt: groups and trees."""
 
 from typing import Literal, get_args
 
@@ -25,19 +25,19 @@ def group_zscore(
     Args:
         group: any integer per response; equal integers form a group, in any order.
         std: "sample" (verl, ε 1e-6), "population" (SPO's repository, ε 1e-8), or "none"
-            (Dr. GRPO: centred only).
+            (Dr. GRPO: centered only).
     """
     check_std(std)
     reward = at_least_float32(reward)
     slot, size = _groups(reward, group)
     # float64: the mean of eight equal rewards of 0.1 differs from 0.1 in float32, and ε is small
     exact = reward.to(accumulation_dtype(reward))
-    centred = exact - _sum_by(slot, exact, size)[slot] / size[slot]
+    centered = exact - _sum_by(slot, exact, size)[slot] / size[slot]
     if std == "none":
-        return centred.to(reward.dtype)
+        return centered.to(reward.dtype)
     degrees = size - 1 if std == "sample" else size
-    deviation = (_sum_by(slot, centred.square(), size) / degrees).sqrt()
-    return (centred / (deviation[slot] + eps)).to(reward.dtype)
+    deviation = (_sum_by(slot, centered.square(), size) / degrees).sqrt()
+    return (centered / (deviation[slot] + eps)).to(reward.dtype)
 
 
 def check_std(std: str) -> None:
@@ -58,7 +58,7 @@ def leave_one_out(reward: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Floa
 
 
 def rank_within(group: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Number of each row among the rows of its group, in row order: [7, 3, 7, 7] → [0, 0, 1, 2]."""
+    """Index of each row within its group, in row order: [7, 3, 7, 7] → [0, 0, 1, 2]."""
     order = group.argsort(stable=True)
     _, size = group[order].unique_consecutive(return_counts=True)
     first = torch.repeat_interleave(size.cumsum(0) - size, size)
@@ -98,15 +98,14 @@ def tree_advantage(
     normalise: bool = False,
     eps: float = 1e-8,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Edge advantages and node values of trees of continuations (SPO-tree).
+    """Compute edge advantages and node values of trees of continuations (SPO-tree).
 
     V(leaf) = its reward; V(node) = mean of its children; A(edge to child) = V(child) − V(parent).
     The parent's mean includes the child, so A is (G−1)/G of a leave-one-out advantage.
 
     Args:
-        reward: read at leaves only (nodes that are nobody's parent).
-        parent: row of each node's parent; −1 hangs the node under its group's root, which is no
-            row itself.
+        reward: read at leaves only, the nodes without children.
+        parent: row of each node's parent; −1 for children of the group's root, which is not a row.
         normalise: divide by the siblings' population deviation + ε (SPO's "grpo").
     """
     reward = at_least_float32(reward)
@@ -130,7 +129,7 @@ def tree_advantage(
     rows = torch.arange(len(parent), device=parent.device)
     _, root = group.unique(return_inverse=True)
     num = len(parent)
-    above = torch.where(parent >= 0, parent, num + root)  # roots behind the rows
+    above = torch.where(parent >= 0, parent, num + root)  # roots come after the rows
     level = _levels(parent)
     size = num + int(root.max()) + 1
     exact = accumulation_dtype(reward)
@@ -150,7 +149,7 @@ def tree_advantage(
 
 
 def _levels(parent: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """Depth of each node under its root, by walking all nodes up together."""
+    """Depth of each node under its root; all nodes walk up together."""
     level = torch.zeros_like(parent)
     at = parent
     for _ in range(len(parent)):

@@ -1,4 +1,4 @@
-"""The head's two elementwise passes over a chunk of logits, as Triton kernels."""
+"""Triton kernels of the language-model head: forward and gradient over a chunk of logits."""
 
 import torch
 import triton
@@ -22,7 +22,7 @@ def _numbers(
     HAS_BANNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program walks along one row: running maximum m, Σ e^(x−m) and Σ e^(x−m)(x−m)."""
+    """One program per row: running maximum m, Σ e^(x−m) and Σ e^(x−m)(x−m)."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     m = tl.full((), float("-inf"), tl.float32)
@@ -36,7 +36,7 @@ def _numbers(
         x = tl.load(start + j, mask=inside, other=float("-inf")).to(tl.float32) * inverse
         new = tl.maximum(m, tl.max(x, axis=0))
         shift = tl.where(new == float("-inf"), 0.0, new)
-        # what was summed relative to the old maximum moves to the new one
+        # rescale the sums from the old maximum to the new one
         moved = tl.where(m == float("-inf"), 0.0, m - shift)
         scale = tl.where(m == float("-inf"), 0.0, tl.exp(moved))
         e = tl.where(inside, tl.exp(x - shift), 0.0)
@@ -70,7 +70,7 @@ def _slope(
     HAS_BANNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program takes one block of one row and writes the gradient over the logits."""
+    """One program per block of a row; writes the gradient over the logits."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = j < width
@@ -91,7 +91,7 @@ def _slope(
 def numbers(
     logits: Tensor, tokens: Tensor, banned: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row: the token's scaled logit, log Σ exp, entropy."""
+    """Compute for each row the token's scaled logit, log Σ exp and the entropy."""
     rows, width = logits.shape
     found = [torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
     _numbers[(rows,)](
@@ -119,7 +119,7 @@ def slope_in_place(
     banned: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """The gradient with respect to the logits, written over them."""
+    """Compute the gradient with respect to the logits, in place."""
     rows, width = logits.shape
     _slope[(rows, triton.cdiv(width, BLOCK))](
         logits,

@@ -1,11 +1,11 @@
-"""The same arithmetic in a handful of Triton kernels, for CUDA tensors.
+"""Triton kernels for partition, credit and losses on CUDA.
 
-Credit is little arithmetic on large batches: in plain torch, its time on a GPU is the launching of
-more than a hundred kernels. Here each step is one launch. The torch code beside it says what is
-computed and is what runs on any other device; tests/test_gpu.py holds the two together.
+Credit is little arithmetic on large batches: in plain torch, its time on a GPU is spent launching
+more than a hundred kernels. Here each step is one launch. The torch code defines what is computed
+and runs on all other devices; tests/test_gpu.py compares the two.
 
-One program takes one response and walks over it in blocks of tokens. What it needs per segment it
-keeps in scratch memory as wide as the response, so nobody has to know the number of segments.
+A program processes one response in blocks of tokens. Data per segment is kept in scratch memory as
+wide as the response, so the number of segments need not be known.
 """
 
 import torch
@@ -15,11 +15,11 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 UNITS = 1024
-"""Segments that the scan takes at once."""
+"""Segments per block of the scan."""
 
 
 def _blocks(width: int) -> dict[str, int]:
-    """Tokens that a program takes at once, and its warps."""
+    """Tokens per block, and warps per program."""
     tokens = min(4096, max(256, next_power_of_2(width)))
     return {"TOKENS": tokens, "num_warps": 16 if tokens == 4096 else 8}
 
@@ -28,7 +28,7 @@ def _blocks(width: int) -> dict[str, int]:
 def _top_entropy(
     entropy, mask, table, slot, start, starts, num, bad, reached, width, BLOCK: tl.constexpr
 ):
-    """Pick the n largest entropies of a response, ties by position, and number its tokens."""
+    """Find the n largest entropies of a response, ties by position, and number its segments."""
     row = tl.program_id(0).to(tl.int64)
     t = tl.arange(0, BLOCK)
     inside = t < width
@@ -81,14 +81,14 @@ def _larger(a, b):
 
 @triton.jit
 def _after(later_factor, later, factor, here):
-    """here + factor · later, as a map that can be composed further."""
+    """here + factor · later, as an associative composition of affine maps."""
     return later_factor * factor, here + factor * later
 
 
 def top_entropy(
     entropy: Tensor, mask: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """slot, start (as wide as T), starts, and one vector: num, then how many are not finite."""
+    """Return slot, start (of width T), starts, and a vector: num, then the count of non-finite."""
     rows, width = mask.shape
     info = torch.zeros(rows + 1, dtype=torch.long, device=mask.device)  # num, and the bad ones
     slot = torch.empty((rows, width), dtype=torch.long, device=mask.device)
@@ -184,7 +184,7 @@ def _segment_gae(
         reach, y = tl.associative_scan((factor, td_error), 0, _after, reverse=True)
         y += reach * incoming
         incoming = tl.sum(tl.where(unit == 0, y, 0.0), axis=0)
-        tl.debug_barrier()  # all have read the rewards that are overwritten now
+        tl.debug_barrier()  # every thread has read the rewards that are overwritten now
         tl.store(reward_seg + base + m, y.to(tl.float32), mask=real)
     tl.debug_barrier()
 
@@ -210,7 +210,7 @@ def segment_gae(
     decay: Tensor,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Â and R̂ per token, and how many blocks of tokens hold numbers that are not finite.
+    """Return Â and R̂ per token, and how many blocks of tokens have non-finite numbers.
 
     ``decay`` is γλ in float64: one number, or one per response.
     """
@@ -287,7 +287,7 @@ def _policy_loss(
         tokens += tl.sum(valid.to(tl.int32), axis=0)
     tl.debug_barrier()
 
-    # the surrogate of each token, and what it pulls at its segment's mean log-ratio
+    # the surrogate of each token, and its gradient with respect to the segment's mean log-ratio
     loss = tl.zeros((), dtype=tl.float64)
     mean_ratio = tl.zeros((), dtype=tl.float64)
     fraction = tl.zeros((), dtype=tl.float64)
@@ -321,7 +321,7 @@ def _policy_loss(
     tl.atomic_add(sums + 2, fraction)
     tl.debug_barrier()
 
-    # ∂/∂log π_t: the mean is shared out equally
+    # ∂/∂log π_t: the gradient of the mean is divided equally among the segment's tokens
     for offset in range(0, width, TOKENS):
         t = offset + tl.arange(0, TOKENS)
         here = base + t
@@ -342,7 +342,7 @@ def policy_loss(
     num: Tensor,
     bounds: tuple[float, float, float],
 ) -> tuple[Tensor, Tensor]:
-    """[loss, mean ratio, clip fraction], and the loss's gradient with respect to logp."""
+    """Return [loss, mean ratio, clip fraction] and the gradient of the loss in logp."""
     total, length, pull, grad = logp.new_empty(4, *logp.shape)
     sums = torch.zeros(3, dtype=torch.float64, device=logp.device)
     low, high, ceiling = bounds

@@ -1,4 +1,4 @@
-"""From logits to log-probabilities and entropies, at the sampling temperature."""
+"""Log-probabilities and entropies from logits, at the sampling temperature."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from segcredit.core.checks import at_least_float32, has_head_kernels, require_positive
 
+GREEDY = "Greedy choice has no log-probabilities of its own."
+
 
 def scaled(
     logits: Float[Tensor, "*N V"], temperature: float, banned: Bool[Tensor, " V"] | None = None
 ) -> Float[Tensor, "*N V"]:
-    """logits / temperature in float32 or better, banned tokens at −∞: what one samples from."""
-    require_positive(
-        "temperature", temperature, "Greedy choice has no log-probabilities of its own."
-    )
+    """logits / temperature in float32 or better, with banned tokens at −∞."""
+    require_positive("temperature", temperature, GREEDY)
     x = at_least_float32(logits)
     if temperature != 1.0:
         x = x / temperature
@@ -25,7 +25,7 @@ def scaled(
 def entropy(logp: Float[Tensor, "*N V"]) -> Float[Tensor, "*N"]:
     """H = −Σ p log p over the whole vocabulary; banned tokens (log p = −∞) add nothing.
 
-    By log p, not by log of p: where p underflows to 0, the gradient of the latter is NaN.
+    It takes log p as input: where p underflows to 0, the gradient of log(p) would be NaN.
     """
     finite = logp.clamp(min=-1000.0)  # p is 0 long before that, in any precision
     return -(logp.exp() * finite).sum(dim=-1)
@@ -49,13 +49,13 @@ def token_logp_and_entropy(
     temperature: float = 1.0,
     banned: Bool[Tensor, " V"] | None = None,
 ) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
-    """log π of each given token, and the entropy of the distribution it was drawn from."""
+    """log π of each given token, and the entropy of the distribution it was sampled from."""
     logp = scaled(logits, temperature, banned).log_softmax(dim=-1)
     return logp.gather(-1, tokens[..., None]).squeeze(-1), entropy(logp)
 
 
 CHUNK = 320_000_000
-"""Logits at once: in bfloat16, 0.6 GiB."""
+"""Number of logits that are computed at once: 0.6 GiB in bfloat16."""
 
 
 def head_logp_and_entropy(
@@ -69,14 +69,12 @@ def head_logp_and_entropy(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """log π of each token under softmax((W h + b)/temperature), and the entropy of that softmax.
 
-    ``chunk`` tokens go through the head at once; None: as many as fit CHUNK logits. Equal to
-    :func:`segcredit.core.logits.token_logp_and_entropy` of the logits, and so are its gradients,
-    the entropy's included. Logits are rounded as the model rounds them (bfloat16), everything
-    behind them is float32 or better.
+    The logits of all tokens are never in memory together: ``chunk`` tokens pass the head at once
+    (None: as many as fit CHUNK logits). Values and gradients, the entropy's included, equal those
+    of :func:`token_logp_and_entropy`. Logits are rounded as the model rounds them (bfloat16); what
+    follows is float32 or better.
     """
-    require_positive(
-        "temperature", temperature, "Greedy choice has no log-probabilities of its own."
-    )
+    require_positive("temperature", temperature, GREEDY)
     if chunk is None:
         chunk = max(1, CHUNK // weight.shape[0])
         chunk = chunk if chunk < 256 else chunk // 256 * 256
@@ -112,7 +110,7 @@ class _Head(torch.autograd.Function):
         hidden, weight, bias, tokens, banned, normalizer, entropy = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         to_hidden = torch.empty_like(hidden) if need_hidden else None
-        # summed over chunks, so in float32 whatever the weight is in
+        # summed over chunks, so in float32 whatever the weight's dtype
         to_weight = torch.zeros_like(weight, dtype=_sum_dtype(weight)) if need_weight else None
         to_bias = torch.zeros_like(bias, dtype=_sum_dtype(bias)) if need_bias else None
         for first in range(0, len(hidden), ctx.chunk):
@@ -150,12 +148,12 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _numbers(
     logits: Tensor, tokens: Tensor, banned: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row: the token's scaled logit x_y, log Σ exp x, and the entropy."""
+    """Compute for each row the token's scaled logit x_y, log Σ exp x and the entropy."""
     if has_head_kernels(logits):
         from segcredit.core.head_kernels import numbers
 
         return numbers(logits, tokens, banned, temperature)
-    x = _scaled(logits, banned, temperature)
+    x = scaled(logits, temperature, banned)
     normalizer = x.logsumexp(dim=-1)
     chosen = x.gather(-1, tokens[:, None]).squeeze(-1)
     log_p = x - normalizer[:, None]
@@ -174,7 +172,7 @@ def _slope(
     banned: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """The gradient with respect to the logits, in their own memory where that is possible.
+    """Compute the gradient with respect to the logits, in place with the kernels.
 
     ∂ log π_y/∂x_j = 1[j = y] − p_j and ∂H/∂x_j = −p_j (log p_j + H), x = logits/temperature.
     """
@@ -184,17 +182,12 @@ def _slope(
         return slope_in_place(
             logits, tokens, normalizer, entropy, to_logp, to_entropy, banned, temperature
         )
-    log_p = _scaled(logits, banned, temperature) - normalizer[:, None]
+    log_p = scaled(logits, temperature, banned) - normalizer[:, None]
     p = log_p.exp()
     found = -p * (to_logp[:, None] + to_entropy[:, None] * (log_p + entropy[:, None]))
     found = found.masked_fill(p == 0.0, 0.0)
     found.scatter_add_(1, tokens[:, None], to_logp[:, None])
     return (found / temperature).to(logits.dtype)
-
-
-def _scaled(logits: Tensor, banned: Tensor | None, temperature: float) -> Tensor:
-    x = at_least_float32(logits) / temperature
-    return x if banned is None else x.masked_fill(banned, -torch.inf)
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:

@@ -1,8 +1,8 @@
-"""Losses, per token or per segment, to be minimised. Reductions live in reduce.py."""
+"""Losses per token or per segment, to be minimized. Reductions are in reduce.py."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,9 +14,6 @@ from segcredit.core.checks import at_least_float32, constant, has_kernels, keep,
 from segcredit.core.ratios import geometric_mean_ratio
 from segcredit.core.reduce import response_mean, response_shares, weighted_sum
 from segcredit.core.segments import Segments, ValueAt
-
-if TYPE_CHECKING:
-    from segcredit.core.segments import Segments
 
 
 def clipped_surrogate(
@@ -33,8 +30,8 @@ def clipped_surrogate(
     require_shape("advantage", advantage, "ratio", ratio)
     check_clip(clip_low, clip_high, dual_clip)
     advantage = advantage.detach()
-    # The minimum is taken at ρ itself inside an interval that depends on the sign of Â alone, and
-    # at its end outside: one clamp, one product.
+    # the minimum is ρ Â inside an interval that depends only on the sign of Â, and the value at its
+    # end outside: one clamp, one product
     low, high, ceiling = _bounds(clip_low, clip_high, dual_clip)
     number = partial(constant, dtype=ratio.dtype, device=ratio.device)
     least = torch.where(advantage < 0, number(low), number(-torch.inf))
@@ -45,7 +42,7 @@ def clipped_surrogate(
 def _bounds(
     clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[float, float, float]:
-    """Least ratio where Â < 0, greatest where Â > 0, greatest where Â < 0."""
+    """Minimum ratio where Â < 0, maximum where Â > 0, maximum where Â < 0."""
     return 1.0 - clip_low, 1.0 + clip_high, torch.inf if dual_clip is None else dual_clip
 
 
@@ -59,10 +56,10 @@ def segment_policy_loss(
     dual_clip: float | None = None,
     shares: Float[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """Σ share · clipped_surrogate(geometric_mean_ratio) (Eq. 8–9), and what one watches.
+    """Compute Σ share · clipped_surrogate(geometric_mean_ratio) (Eq. 8–9), and metrics to log.
 
-    Without ``shares``, Eq. 9's mean over responses of token means. The same as calling the two and
-    weighting, and on CUDA one kernel with its gradient.
+    Without ``shares``, the loss is Eq. 9's mean over responses of token means. On CUDA one kernel
+    computes the loss and its gradient.
     """
     check_clip(clip_low, clip_high, dual_clip)
     columns = {"logp": logp, "logp_old": logp_old, "advantage": advantage}
@@ -70,13 +67,13 @@ def segment_policy_loss(
         columns["shares"] = shares
     for name, x in columns.items():
         require_shape(name, x, "the token mask", segments.token_mask)
-    # with one segment per response, all tokens of a row would queue for one address
+    # with one segment per response, all tokens of a row would add to one address
     if segments.width > 1 and has_kernels(*columns.values()):
         bounds = _bounds(clip_low, clip_high, dual_clip)
-        loss, watched = PolicyLoss.apply(  # type: ignore[no-untyped-call]
+        loss, metrics = PolicyLoss.apply(  # type: ignore[no-untyped-call]
             logp, logp_old, advantage, segments, shares, bounds
         )
-        return loss, {"ratio": watched[0], "clip_fraction": watched[1]}
+        return loss, {"ratio": metrics[0], "clip_fraction": metrics[1]}
     if shares is None:
         shares = response_shares(segments.token_mask, at_least_float32(logp).dtype)
     ratio = geometric_mean_ratio(logp, logp_old, segments)
@@ -84,15 +81,14 @@ def segment_policy_loss(
     loss = weighted_sum(keep(segments.token_mask, per_token), shares)
     ratio = ratio.detach()
     clipped = is_clipped(ratio, advantage, clip_low, clip_high, dual_clip).to(ratio.dtype)
-    watched_sums = {
+    return loss, {
         "ratio": weighted_sum(ratio, shares),
         "clip_fraction": weighted_sum(clipped, shares),
     }
-    return loss, watched_sums
 
 
 def check_clip(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
-    """Raise ValueError unless these are distances from 1, and a dual clip beyond it."""
+    """Raise ValueError unless the clips are distances from 1 and the dual clip is above 1."""
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ValueError(
             f"clip_low must be in [0, 1] and clip_high ≥ 0; got {clip_low} and {clip_high}. "
@@ -109,7 +105,7 @@ def is_clipped(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Bool[Tensor, "B T"]:
-    """True where clipping stops the gradient: the ratio left the interval on the side of Â."""
+    """True where clipping stops the gradient: the ratio left the interval in Â's direction."""
     above = (ratio > 1.0 + clip_high) & (advantage > 0)
     below = (ratio < 1.0 - clip_low) & (advantage < 0)
     if dual_clip is not None:
@@ -120,7 +116,7 @@ def is_clipped(
 def probability_mask(
     logp_old: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], threshold: float = 0.9
 ) -> Bool[Tensor, "B T"]:
-    """True at tokens sampled with π_old < threshold: SPO lets only these into its loss."""
+    """True at tokens sampled with π_old < threshold: only these enter SPO's loss."""
     require_shape("logp_old", logp_old, "mask", mask)
     return mask & (logp_old.exp() < threshold)
 
@@ -136,7 +132,7 @@ def boundary_value_loss(
     reduce: Callable[[Tensor, Tensor], Tensor] = response_mean,
     shares: Float[Tensor, "B M"] | None = None,
 ) -> Float[Tensor, ""]:
-    """(1/M) Σ_m (V_φ(s_m) − R̂_m)² (Eq. 10), read at segment boundaries only.
+    """Compute (1/M) Σ_m (V_φ(s_m) − R̂_m)² (Eq. 10), at segment boundaries only.
 
     Args:
         clip: also square the error of V_old + clip(V − V_old, ±clip) and keep the larger
@@ -153,7 +149,7 @@ def boundary_value_loss(
     if shares is not None:
         require_shape("shares", shares, "the segment mask", mask)
     value_old, value_target = value_old.detach(), value_target.detach()
-    known = shares is not None or reduce is response_mean  # a reduction that the kernel knows
+    known = shares is not None or reduce is response_mean  # reductions that the kernel supports
     given = (value, value_target) if shares is None else (value, value_target, shares)
     if known and value_at == "start" and clip is None and has_kernels(*given):
         factor = 0.5 if half else 1.0
@@ -232,13 +228,13 @@ def direct_value(
 ) -> Float[Tensor, "B M"]:
     """½ (β Σ_{t ∈ step} (log π − log π_ref) − target)² per step (DVO).
 
-    target = r_m + V(s_{m+1}) − V(s_m). Never whiten it: its absolute scale is what is fitted.
+    target = r_m + V(s_{m+1}) − V(s_m). Do not whiten it: the loss fits its absolute scale.
     """
     return 0.5 * (beta * log_ratio - target).square()
 
 
 class PolicyLoss(torch.autograd.Function):
-    """Σ share · clipped surrogate of the geometric-mean ratio; mean ratio and clip fraction."""
+    """Kernel of :func:`segment_policy_loss`: loss, and mean ratio with clip fraction."""
 
     @staticmethod
     def forward(
@@ -246,7 +242,7 @@ class PolicyLoss(torch.autograd.Function):
         logp: Tensor,
         logp_old: Tensor,
         advantage: Tensor,
-        segments: "Segments",
+        segments: Segments,
         share: Tensor | None,
         bounds: tuple[float, float, float],
     ) -> tuple[Tensor, Tensor]:
@@ -255,9 +251,9 @@ class PolicyLoss(torch.autograd.Function):
 
         sums, grad = kernels.policy_loss(logp, logp_old, advantage, share, *places, bounds)
         ctx.save_for_backward(grad)
-        loss, watched = sums[0].to(logp.dtype), sums[1:].to(logp.dtype)
-        ctx.mark_non_differentiable(watched)
-        return loss, watched
+        loss, metrics = sums[0].to(logp.dtype), sums[1:].to(logp.dtype)
+        ctx.mark_non_differentiable(metrics)
+        return loss, metrics
 
     @staticmethod
     @once_differentiable
@@ -266,14 +262,14 @@ class PolicyLoss(torch.autograd.Function):
 
 
 class ValueLoss(torch.autograd.Function):
-    """factor · Σ share · (V − R̂)² at segment starts."""
+    """Kernel of :func:`boundary_value_loss`: factor · Σ share · (V − R̂)² at segment starts."""
 
     @staticmethod
     def forward(
         ctx: Any,
         value: Tensor,
         target: Tensor,
-        segments: "Segments",
+        segments: Segments,
         share: Tensor | None,
         factor: float,
     ) -> Tensor:

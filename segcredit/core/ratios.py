@@ -21,7 +21,7 @@ def log_ratio(
 
 
 def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | None) -> Tensor:
-    """The same, with anything off the mask."""
+    """The log-ratio with arbitrary values off the mask."""
     require_shape("logp", logp, "mask", mask)
     require_shape("logp_old", logp_old, "mask", mask)
     x = at_least_float32(logp) - at_least_float32(logp_old.detach())
@@ -29,7 +29,7 @@ def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | Non
 
 
 def _exp(x: Tensor) -> Tensor:
-    """e^x, saturating at e^±80: beyond e^88 float32 overflows, and a clipped loss has 0 · ∞."""
+    """e^x, clamped to e^±80: beyond e^88 float32 overflows, and a clipped loss has 0 · ∞."""
     return x.clamp(-80.0, 80.0).exp()
 
 
@@ -63,7 +63,7 @@ def raw_ratio(
     segments: Segments,
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalised ratio of each token's segment (App. D).
+    """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalized ratio of each token's segment (App. D).
 
     The sum grows with the segment's length, and the ratio with its exponential.
     """
@@ -79,8 +79,8 @@ def gspo_token_ratio(
 ) -> Float[Tensor, "B T"]:
     """sg[s_{m(t)}] · π_θ(y_t) / sg[π_θ(y_t)] (GSPO-token).
 
-    Its value is always the geometric mean; its gradient goes through the token's own log-prob, so
-    that advantages may differ within a segment. Where they do not, both forms have one gradient.
+    Its value is the geometric mean; its gradient goes through the token's own log-prob, so that
+    advantages may differ within a segment. If they do not, both forms have the same gradient.
     """
     x = log_ratio(logp, logp_old, segments.token_mask, limit)
     mean = segments.smooth(x.detach())

@@ -1,4 +1,4 @@
-"""Sums with explicit denominators.
+"""Reductions of losses with explicit denominators.
 
 Every reduction is a choice of per-token *shares*: the loss of a mini-batch is Σ share · x. Shares
 are computed once per mini-batch and sliced with it, so splitting it into micro-batches cannot
@@ -53,8 +53,8 @@ def micro_batch_token_shares(
 ) -> Float[Tensor, "B T"]:
     """Token mean inside each micro-batch, micro-batches weighted equally.
 
-    The only reduction whose gradient depends on how a mini-batch is cut, and here only because the
-    authors' code does so. Equal numbers in ``micro_batch`` are one micro-batch.
+    The gradient depends on how a mini-batch is divided, unlike all other reductions; the authors'
+    code does this. Rows with equal numbers in ``micro_batch`` form a micro-batch.
     """
     numbers, micro_batch = micro_batch.unique(return_inverse=True)
     num = len(numbers)

@@ -1,4 +1,4 @@
-"""The algebra between tokens and segments, on padded batches whose masks may have holes."""
+"""Partitions of responses into segments, for padded batches whose masks may have holes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from segcredit.core.checks import (
 )
 
 FAR = 2**62
-"""A position behind every token."""
+"""A position after every token."""
 
 ValueAt = Literal["start", "end"]
 """Where V(s_m) is read: before the segment's first token (paper) or its last (authors' code)."""
@@ -39,15 +39,15 @@ class Segments:
     token_mask: Bool[Tensor, "B T"]
     """True at the tokens that belong to a segment."""
     slot: Int[Tensor, "B T"]
-    """m(t), 0-based; off the mask any column. Read ``index`` instead."""
+    """m(t), 0-based, with arbitrary columns off the mask. Use ``index`` instead."""
     num: Int[Tensor, " B"]
-    """M: how many segments each response has."""
+    """M: number of segments of each response."""
     width: int
-    """The largest M of the batch from which this was made: the second axis of (B, M) tensors."""
+    """Second dimension of (B, M) tensors: the largest M of the original batch."""
 
     @classmethod
     def from_ends(cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> "Segments":
-        """Segments from the marks e_m of their last tokens.
+        """Make segments from marks at their last tokens, e_m.
 
         A response's last token ends its last segment, marked or not. Marks must lie on the mask.
         """
@@ -55,7 +55,7 @@ class Segments:
 
     @classmethod
     def from_starts(cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> "Segments":
-        """Segments from the marks b_m of their first tokens.
+        """Make segments from marks at their first tokens, b_m.
 
         A response's first token starts its first segment, marked or not. Marks must lie on the
         mask.
@@ -66,9 +66,9 @@ class Segments:
     def from_trusted_ends(
         cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
     ) -> "Segments":
-        """For partitions, whose marks lie on the mask by construction.
+        """Make segments from marks that lie on the mask by construction, as partitions do.
 
-        Empty responses and the caller's own ``claims`` are checked, in one breath.
+        Empty responses and the caller's ``claims`` are checked with one device synchronization.
         """
         closed = ends.flatten().cumsum(dim=0).view(ends.shape)  # one long scan, not B short ones
         before = closed - ends.view(torch.uint8)
@@ -78,7 +78,7 @@ class Segments:
     def from_trusted_starts(
         cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
     ) -> "Segments":
-        """As :meth:`from_trusted_ends`, for starts."""
+        """Make segments from marks at first tokens, as :meth:`from_trusted_ends`."""
         opened = starts.flatten().cumsum(dim=0).view(starts.shape)
         first = keep(mask, opened, FAR).amin(dim=1, keepdim=True)
         return cls._from_index(opened - first, mask, claims)
@@ -87,15 +87,15 @@ class Segments:
     def _from_index(cls, index: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> "Segments":
         num = keep(mask, index, -1).amax(dim=1) + 1
         width = _width(num, mask, claims)
-        # Tokens off the mask carry zero. They are dealt out over the columns because, sent to a
-        # single one, they would queue for its address.
+        # tokens off the mask add zero; they are spread over all columns, because many atomic
+        # additions to one address are slow
         slot = torch.where(mask, index, positions(mask.shape[1], mask.device) % width)
-        # the CUDA kernels walk over memory: a view such as full[:, prompt:] must not reach them
+        # the CUDA kernels need contiguous memory, not a view such as full[:, prompt:]
         return cls(mask.contiguous(), slot.contiguous(), num, width)
 
     @cached_property
     def index(self) -> Int[Tensor, "B T"]:
-        """m(t): which segment the token belongs to, 0-based; −1 off the mask."""
+        """m(t): number of each token's segment, 0-based; −1 off the mask."""
         return keep(self.token_mask, self.slot, -1)
 
     @cached_property
@@ -105,7 +105,7 @@ class Segments:
 
     @cached_property
     def length(self) -> Int[Tensor, "B M"]:
-        """|z_m|: tokens in each segment, holes not counted; 0 past the last segment."""
+        """|z_m|: number of tokens of each segment, without holes; 0 past the last segment."""
         return self._sum(self.token_mask.long())
 
     @cached_property
@@ -132,7 +132,7 @@ class Segments:
         return keep(self.mask, out.scatter_reduce_(1, self.slot, source, reduce))
 
     def _sum(self, x: Tensor) -> Tensor:
-        if self.width == 1:  # one segment: a plain sum, not thousands of adds to one address
+        if self.width == 1:  # a plain sum, not thousands of additions to one address
             return keep(self.token_mask, x).sum(dim=1, keepdim=True)
         zeros = x.new_zeros(self.mask.shape)
         return zeros.scatter_add_(1, self.slot, keep(self.token_mask, x))
@@ -142,7 +142,7 @@ class Segments:
         return keep(self.token_mask, y.gather(1, self.slot))
 
     def sum(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
-        """Σ_{t ∈ z_m} x_t. Whatever stands off the mask, NaN included, is not read."""
+        """Σ_{t ∈ z_m} x_t. Entries off the mask, NaN included, are not read."""
         require_shape("x", x, "the token mask", self.token_mask)
         return _Sum.apply(x, self)  # type: ignore[no-untyped-call]
 
@@ -151,9 +151,9 @@ class Segments:
         return self.sum(x) / self._divisor
 
     def smooth(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """The mean of each token's segment, spread(mean(x)); 0 off the mask.
+        """Mean of each token's segment, spread(mean(x)); 0 off the mask.
 
-        An orthogonal projection: its own transpose, hence its own gradient.
+        An orthogonal projection, so it is its own transpose and its own gradient.
         """
         require_shape("x", x, "the token mask", self.token_mask)
         return _Smooth.apply(x, self)  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ class Segments:
         return keep(self.mask, self.read(x, "end"))
 
     def read(self, x: Float[Tensor, "B T"], at: ValueAt) -> Float[Tensor, "B M"]:
-        """x at each segment's first or last token; anything past the last segment."""
+        """x at each segment's first or last token; arbitrary past the last segment."""
         check_value_at(at)
         require_shape("x", x, "the token mask", self.token_mask)
         return x.gather(1, self.start if at == "start" else self.end)
@@ -182,7 +182,7 @@ class Segments:
         return _Spread.apply(y, self)  # type: ignore[no-untyped-call]
 
     def select(self, rows: Int[Tensor, " R"]) -> "Segments":
-        """The segments of some responses, in the given order."""
+        """Segments of some responses, in the given order."""
         return Segments(self.token_mask[rows], self.slot[rows], self.num[rows], self.width)
 
 
@@ -234,7 +234,7 @@ def _width(num: Tensor, mask: Tensor, claims: tuple[Claim, ...]) -> int:
 
 
 def check_value_at(at: ValueAt) -> None:
-    """Raise ValueError unless it names a boundary."""
+    """Raise ValueError unless ``at`` is "start" or "end"."""
     if at not in ("start", "end"):
         raise ValueError(f"value_at must be 'start' (paper) or 'end' (authors' code); got {at!r}.")
 

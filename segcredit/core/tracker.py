@@ -1,4 +1,4 @@
-"""The per-prompt value tracker of single-stream SPO: a Beta distribution that forgets."""
+"""Per-prompt value tracker of single-stream SPO: a Beta distribution with forgetting."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,9 +14,9 @@ from segcredit.core.checks import (
 RHO_MIN, RHO_MAX = 0.875, 0.96
 """Bounds of the forgetting factor: between 8 and 25 effective observations."""
 HALF_LIFE = 0.06
-"""Drift at which the forgetting factor would be ½; it is bounded by ρ_min long before."""
+"""Drift at which the forgetting factor would be ½; the bound ρ_min applies long before."""
 WEIGHT_FLOOR = 0.05
-"""Sampling weight that a solved or hopeless prompt keeps."""
+"""Minimum sampling weight, for prompts that are always or never solved."""
 
 
 def tracker_init(
@@ -29,15 +29,15 @@ def tracker_init(
 
 
 def tracker_value(alpha: Float[Tensor, " P"], beta: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """v̂ = α/(α + β), to be read *before* the update with this step's reward."""
+    """v̂ = α/(α + β); read it *before* the update with this step's reward."""
     return alpha / (alpha + beta)
 
 
 def tracker_forgetting(drift: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
     """ρ = clip(2^(−D/D_half), ρ_min, ρ_max).
 
-    D is the token mean of |Δ log π| on the prompt's previously stored response (0 on a first
-    visit). It is not a KL divergence, though the method calls it one.
+    D is the token mean of |Δ log π| on the prompt's stored response (0 on a first visit). The
+    paper calls it a KL divergence, which it is not.
     """
     return (2.0 ** (-drift / HALF_LIFE)).clamp(RHO_MIN, RHO_MAX)
 
@@ -64,7 +64,7 @@ def tracker_update(
 
 
 def tracker_weight(value: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """√(v̂(1 − v̂)) + floor: prompts of middling difficulty are drawn more often."""
+    """√(v̂(1 − v̂)) + floor: prompts of medium difficulty are sampled more often."""
     return (value * (1.0 - value)).sqrt() + WEIGHT_FLOOR
 
 
@@ -72,7 +72,7 @@ def batch_normalise(x: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """(x − mean) / std over the batch's responses, unbiased."""
     if len(x) < 2:
         raise ValueError(
-            f"normalising over the batch needs at least two responses; got {len(x)}. "
+            f"normalizing over the batch needs at least two responses; got {len(x)}. "
             f"Use a larger batch."
         )
     x = at_least_float32(x)
