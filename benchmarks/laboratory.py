@@ -35,7 +35,7 @@ from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, RolloutBatch, collect
 from segcredit.train.loop import evaluate_state
 from segcredit.train.metrics import Metrics
-from segcredit.train.seeds import generator
+from segcredit.train.source import generator
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.types import Response, Sampling

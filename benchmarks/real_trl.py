@@ -47,8 +47,7 @@ from segcredit.data import load_prompts
 from segcredit.models import Codec
 from segcredit.models.codec import MARK
 from segcredit.models.images import open_image
-from segcredit.train.seeds import derive
-from segcredit.train.source import Listed
+from segcredit.train.source import Listed, derive
 from segcredit.types import Prompt
 
 LONGEST = 1024

@@ -39,8 +39,7 @@ from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
 from segcredit.train.models import load_policy, make_ready
 from segcredit.train.optim import missing_requirement
-from segcredit.train.seeds import derive
-from segcredit.train.source import Generated, Listed, PromptSource
+from segcredit.train.source import Generated, Listed, PromptSource, derive
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Prompt, RewardFn
 

@@ -13,7 +13,7 @@ from segcredit.models.inputs import as_responses, encode_all
 from segcredit.train.metrics import Metrics
 from segcredit.train.micro import micro_batches
 from segcredit.train.provider import Sampler
-from segcredit.train.seeds import generator
+from segcredit.train.source import generator
 from segcredit.train.state import State
 from segcredit.types import (
     Encoded,

@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from segcredit.config import Optimize, PretrainCritic, WarmStart
+from segcredit.config import Optimize, PretrainCritic, Recipe, WarmStart
 from segcredit.evaluate import Evaluation, evaluate
 from segcredit.rewards.checks import no_verdict_warning
 from segcredit.rollout.sampling import NotFiniteLogits
@@ -17,15 +17,61 @@ from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rol
 from segcredit.runlog.files import read_lines
 from segcredit.runlog.folder import by_step, step_name
 from segcredit.train.health import Health
-from segcredit.train.observe import Observer, Silent
 from segcredit.train.optim import NotFinite
-from segcredit.train.records import rollout_rows
+from segcredit.train.records import StepResult, rollout_rows
 from segcredit.train.saving import help_save, save
-from segcredit.train.seeds import derive
+from segcredit.train.source import derive
 from segcredit.train.stages import AnyStage, stage_of
 from segcredit.train.state import State
-from segcredit.train.step import StepResult, held_out_step
+from segcredit.train.step import held_out_step
 from segcredit.types import Sampling
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Shows the progress of a run."""
+
+    def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
+        """The run starts, or resumes after ``step`` steps."""
+        ...
+
+    def stage(self, number: int, name: str, steps: int, done: int) -> None:
+        """A stage starts, or resumes after ``done`` steps."""
+        ...
+
+    def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
+        """A step is done."""
+        ...
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """An evaluation on held-out prompts is done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a message."""
+        ...
+
+    def end(self) -> None:
+        """The run has ended."""
+        ...
+
+
+class Silent:
+    """Observer without output; notes become Python warnings."""
+
+    def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None: ...
+
+    def stage(self, number: int, name: str, steps: int, done: int) -> None: ...
+
+    def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None: ...
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
+
+    def note(self, text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+    def end(self) -> None: ...
+
 
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """Signal sent when the terminal closes; None on Windows."""

@@ -1,23 +1,27 @@
 """The kinds of stage a run consists of: what each prepares, and one step of each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from segcredit.algorithms.requirements import requirements
 from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.train.collect import Context, collect
 from segcredit.train.columns import prepare_columns
-from segcredit.train.demonstrations import imitate
-from segcredit.train.describe import describe, describe_rewards
 from segcredit.train.learners import CriticLearner, PolicyLearner
 from segcredit.train.metrics import Metrics
+from segcredit.train.micro import micro_batches
 from segcredit.train.optim import rate
+from segcredit.train.records import StepResult, describe, describe_rewards
 from segcredit.train.source import Generated
 from segcredit.train.state import State
-from segcredit.train.step import StepResult, train_step
+from segcredit.train.step import train_step
 from segcredit.train.update import update
-from segcredit.types import Algorithm, Prompt
+from segcredit.types import Algorithm, Prompt, Rollouts
 
 PRETRAINING_POSITION = 10**8
 """Position in a world's endless prompts that optimization never reaches."""
@@ -85,6 +89,57 @@ def demonstration(state: State, stage: WarmStart, index: int) -> Demonstration:
         return state.world.demonstration(index, stage.phase)
     prompt = state.train.take(index, 1)[0]
     return Demonstration(prompt, str(prompt.columns["response"]))
+
+
+def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict[str, float]:
+    """Take one gradient step on the token mean of −log π(demonstration)."""
+    log = Metrics()
+    with log.time("encode"):
+        rollouts = as_rollouts(state, shown)
+        count = rollouts.mask.sum()
+    optimizer = state.learners[PolicyLearner.name].optimizer
+    with log.time("update"), optimizer.awake():
+        total: Tensor = torch.zeros((), device=rollouts.mask.device)
+        right = torch.zeros((), device=rollouts.mask.device)
+        micros = micro_batches(rollouts, state.tokens_per_micro, state.policy.packs)
+        for rows, counts in state.turns(micros):
+            micro = rollouts.select(rows)
+            logp, _ = state.policy.score(micro, temperature=1.0)
+            if not counts:
+                (logp.sum() * 0.0).backward()
+                continue
+            loss = -logp.masked_fill(~micro.mask, 0.0).sum() / count
+            loss.backward()
+            total = total + loss.detach()
+            right = (
+                right + (logp.detach().exp() > 0.5).masked_fill(~micro.mask, False).sum() / count
+            )
+        log.add(state.parallel.add({"nll": total, "likely_tokens": right}))
+        if not state.shards:
+            state.parallel.add_gradients(optimizer.parameters)
+        log.add(optimizer.step(factor))
+    log.add({"tokens_per_second": float(count) / log.seconds})
+    return log.result()
+
+
+def as_rollouts(state: State, shown: Sequence[Demonstration]) -> Rollouts:
+    """Convert demonstrations to rollouts, so that models can score them."""
+    codec = state.policy.codec
+    tokens = [codec.encode_response(x.response) for x in shown]
+    pad = torch.nn.utils.rnn.pad_sequence
+    device = state.policy.device
+    padded = pad(tokens, batch_first=True).to(device)
+    mask = pad([torch.ones(len(x), dtype=torch.bool) for x in tokens], batch_first=True).to(device)
+    zeros = torch.zeros(len(shown), device=device)
+    return Rollouts(
+        tokens=padded,
+        mask=mask,
+        logp_old=torch.zeros(padded.shape, device=device),
+        reward=zeros,
+        group=torch.arange(len(shown), device=device),
+        truncated=zeros.bool(),
+        prompts=[state.policy.encode(x.prompt) for x in shown],
+    )
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,21 @@
-"""One step of reinforcement learning."""
+"""One step of reinforcement learning: sample, score, annotate, credit, update, sync."""
 
 from dataclasses import dataclass, replace
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from segcredit.columns import ENTROPY, LOGP_OLD
-from segcredit.train.collect import Context, RolloutBatch, collect
-from segcredit.train.describe import describe, describe_rewards
+from segcredit.train.collect import Context, collect
+from segcredit.train.continuations import MonteCarloValues
 from segcredit.train.learners import PolicyLearner
 from segcredit.train.metrics import Metrics
-from segcredit.train.selection import describe_selection, prepare
+from segcredit.train.provider import Providers
+from segcredit.train.records import StepResult, describe, describe_rewards
 from segcredit.train.state import State
 from segcredit.train.update import update
-from segcredit.types import Batch, Prompt
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The rollouts of a step with their credit, and its metrics."""
-
-    sampled: RolloutBatch
-    batch: Batch
-    """All sampled responses; without credit if the method gives none to each of them."""
-    logp_new: Tensor
-    """log π of each token when it last entered a gradient."""
-    metrics: dict[str, float]
+from segcredit.types import Batch, NothingToLearn, Prompt, Rollouts
 
 
 def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> StepResult:
@@ -79,3 +70,54 @@ def held_out_step(state: State) -> StepResult | None:
     # without an update there is no ratio to record
     batch = replace(batch, ratio_segments=None)
     return StepResult(sampled, batch, sampled.rollouts.logp_old, {})
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A batch with credit, and the part of it that the update learns from."""
+
+    shown: Batch
+    """All responses in their order; without credit if the method gives none to each of them."""
+    learned: Batch | None
+    """What gradient steps are computed on; None: there is nothing to learn from in this step."""
+    rows: Int[Tensor, " R"] | None = None
+    """Rows of ``shown`` that ``learned`` has; None: its rows are arranged anew, as pairs are."""
+
+    def with_learned(self, logp: Float[Tensor, "R T"]) -> Float[Tensor, "B T"]:
+        """Return log π of all rows: new where they entered the update, π_old's elsewhere."""
+        old = self.shown.rollouts.logp_old
+        return old if self.rows is None else old.index_copy(0, self.rows, logp.to(old.dtype))
+
+
+def prepare(context: Context, columns: Providers, rollouts: Rollouts) -> Selection:
+    """Compute segments, advantages and targets, and select the rows to learn from."""
+    state = context.state
+    plain = Batch(rollouts, rollouts.mask)
+    estimator = columns.monte_carlo(context) or MonteCarloValues(context)
+    drawn = {}
+    if state.requirements.draws:
+        drawn["generator"] = context.generator("prepare", *context.purpose)
+    try:
+        batch = state.algorithm.prepare(rollouts, estimator, **drawn)
+    except NothingToLearn:
+        return Selection(plain, None)
+    if batch.rollouts is not rollouts:
+        return Selection(plain, batch)
+    rows = columns.select_rows(batch)
+    if rows is None:
+        return Selection(batch, batch, torch.arange(len(rollouts), device=rollouts.mask.device))
+    return Selection(batch, batch.select(rows) if len(rows) else None, rows)
+
+
+def describe_selection(selection: Selection) -> dict[str, float]:
+    """Return how much is learned from; nothing if it is everything, as for most methods."""
+    if selection.learned is selection.shown:
+        return {}
+    prompts = float(len(selection.shown.rollouts.group.unique()))
+    if selection.learned is None:
+        return {"selected/items": 0.0, "selected/prompts_left_out": prompts}
+    learned = selection.learned
+    return {
+        "selected/items": len(learned.rollouts) / learned.rows_per_item,
+        "selected/prompts_left_out": prompts - len(learned.rollouts.group.unique()),
+    }

@@ -13,8 +13,7 @@ from segcredit.core.tracker import tracker_init, tracker_update, tracker_value, 
 from segcredit.train.collect import Context, current_logp
 from segcredit.train.metrics import Metrics
 from segcredit.train.provider import Provider, SavedRun
-from segcredit.train.seeds import generator
-from segcredit.train.source import Listed
+from segcredit.train.source import Listed, generator
 from segcredit.train.state import State
 from segcredit.types import Prompt, Rollouts
 

@@ -22,9 +22,8 @@ from segcredit.runlog.metrics import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import Plan, build, make_plan
 from segcredit.train.distributed import Parallel
-from segcredit.train.loop import Loop
+from segcredit.train.loop import Loop, Observer, Silent
 from segcredit.train.models import load_saved_policy
-from segcredit.train.observe import Observer, Silent
 from segcredit.train.saving import (
     changed_settings,
     find_resumable,

@@ -14,9 +14,9 @@ from segcredit.algorithms import make_algorithm
 from segcredit.config import parse_recipe
 from segcredit.report.overview import overview
 from segcredit.runlog import read_run
-from segcredit.train.describe import describe_rewards
 from segcredit.train.health import STEPS, Health
-from segcredit.train.observe import Silent
+from segcredit.train.loop import Silent
+from segcredit.train.records import describe_rewards
 
 HEALTHY = {"reward": 0.4, "reward_std": 0.5, "truncated": 0.1, "groups/zero_std": 0.3}
 SICK: list[tuple[str, dict[str, float], list[str]]] = [

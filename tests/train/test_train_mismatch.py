@@ -11,7 +11,7 @@ from tiny_runs import RECIPE, changed
 from segcredit.algorithms import make_algorithm
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.train.build import _reads_drawn, make_plan
-from segcredit.train.mismatch import describe_mismatch, weighted
+from segcredit.train.columns import describe_mismatch, weighted
 from segcredit.types import Batch, Outputs, Rollouts
 
 

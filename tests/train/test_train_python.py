@@ -23,7 +23,7 @@ from segcredit.data import BadRows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Policy
 from segcredit.rewards import CustomReward, RewardError
-from segcredit.train.observe import Silent
+from segcredit.train.loop import Silent
 
 Rows = list[dict[str, Any]]
 SETTINGS: dict[str, Any] = {

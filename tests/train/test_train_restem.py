@@ -12,9 +12,9 @@ from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context
 from segcredit.train.metrics import Metrics
+from segcredit.train.records import StepResult
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
-from segcredit.train.step import StepResult
 from segcredit.train.update import update
 from segcredit.types import Reward
 
