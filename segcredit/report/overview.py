@@ -10,6 +10,7 @@ import yaml
 from segcredit import __version__
 from segcredit.algorithms import make_algorithm
 from segcredit.printable import change_texts
+from segcredit.registry import resolve_files
 from segcredit.report.data import (
     Rows,
     files,
@@ -128,9 +129,10 @@ def method(run: Run) -> list[list[str]]:
     if given is None:
         return []
     settings = dict(given) if isinstance(given, Mapping) else {"name": given}
-    name = settings.pop("name", None)
     try:
         run.require_trust("algorithm")
+        settings = resolve_files(settings, run.path, "algorithm")
+        name = settings.pop("name", None)
         algorithm = make_algorithm(str(name), **settings)
     except (ValueError, TypeError):  # or it is of another version
         return [["algorithm", shortened(repr(given))]]

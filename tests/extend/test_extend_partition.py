@@ -82,7 +82,7 @@ def test_the_report_runs_it_only_if_the_run_is_trusted(folder: Path, tmp_path: P
         "training has run the code already"
     )
     for flags, known in ([], False), (["--trust-run"], True):
-        done = run(folder, "report", "run", "-o", tmp_path / "page.html", *flags)
+        done = run(tmp_path, "report", folder / "run", "-o", "page.html", *flags)
         assert done.code == 0, done.complained
         text = (tmp_path / "page.html").read_text()
         assert (composed in text) == known
