@@ -1,4 +1,4 @@
-"""``segcredit evaluate``: a checkpoint on held-out prompts."""
+"""``segcredit evaluate``: measure a checkpoint on held-out prompts."""
 
 import json
 from pathlib import Path
@@ -23,76 +23,98 @@ segcredit evaluate runs/demo-20261115-101500 --samples 8 --temperature 0.6 --top
 
 segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data geo3k --paper
 
-segcredit evaluate my-model --data test.parquet --reward math -o said.jsonl --json > found.json
+segcredit evaluate my-model --data test.parquet --reward math --json > result.json
 """
 PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "greedy": False, "prompts": None}
-"""Table 7 of the SAPO paper: sampled answers to the whole test set; how many each it leaves out."""
+"""Sampling as in Table 7 of the SAPO paper, which does not state the number of samples."""
 
 
 def evaluate(
     checkpoint: Annotated[
-        str, typer.Argument(help="A run folder, a Hugging Face folder, or a hub id.")
+        str, typer.Argument(help="A run folder, a Hugging Face folder, or a Hub id.")
     ],
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", help="Files of prompts, or geo3k, gsm8k, math as prepared; a run has its own."
+            "--data",
+            help="Files of prompts, or the prepared geo3k, gsm8k, math.",
+            show_default="the run's test data",
         ),
     ] = None,
     reward: Annotated[
         str | None,
         typer.Option(
             "--reward",
-            help="math, geo3k, geo3k_strict, gsm8k, exact or file.py:function; prepared "
-            "data has its own.",
+            help="math, geo3k, geo3k_strict, gsm8k, exact or file.py:function.",
+            show_default="that of the run or of the prepared data",
         ),
     ] = None,
     paper: Annotated[
         bool,
         typer.Option(
             "--paper",
-            help="As the SAPO paper: --temperature 0.6 --top-p 0.95 --no-greedy, all prompts.",
+            help="As in the SAPO paper: --temperature 0.6 --top-p 0.95 --no-greedy --prompts 0.",
         ),
     ] = False,
     prompts: Annotated[
         int | None,
-        typer.Option("--prompts", help="How many prompts; 0: all.", min=0, show_default="512"),
+        typer.Option("--prompts", help="Number of prompts; 0: all.", min=0, show_default="512"),
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", "-k", help="Responses each.", min=1)] = 4,
+    samples: Annotated[
+        int, typer.Option("--samples", "-k", help="Sampled responses per prompt.", min=1)
+    ] = 4,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", help="A run has its own.", min=0.01, show_default="1.0"),
+        typer.Option(
+            "--temperature",
+            help="Sampling temperature.",
+            min=0.01,
+            show_default="the run's, or 1.0",
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", help="A run has its own.", min=0.01, max=1, show_default="1.0"),
+        typer.Option(
+            "--top-p", help="Top-p sampling.", min=0.01, max=1, show_default="the run's, or 1.0"
+        ),
     ] = None,
     greedy: Annotated[
         bool | None,
-        typer.Option("--greedy/--no-greedy", help="The greedy response, too.", show_default="yes"),
+        typer.Option(
+            "--greedy/--no-greedy", help="Also evaluate the greedy response.", show_default="yes"
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Length limit; a run has its own.", min=1)
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            help="Maximum response length in tokens.",
+            min=1,
+            show_default="the run's, or 2048",
+        ),
     ] = None,
-    suffix: Annotated[str | None, typer.Option("--suffix", help="Added to each prompt.")] = None,
+    suffix: Annotated[
+        str | None, typer.Option("--suffix", help="Text appended to each question.")
+    ] = None,
     template: Annotated[
         str | None,
         typer.Option(
             "--template",
-            help="For models that know no chat: text with {question} in it; a run has its own.",
+            help="Prompt for a base model without a chat template, with {question} in it.",
+            show_default="the run's",
         ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
-            help="hf, vllm, or an engine of your own (file.py:Name). Default: the run's engine.",
-            show_default="hf",
+            help="hf, vllm, or your own engine (file.py:Name).",
+            show_default="the run's, or hf",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.", min=0)] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write every response to this jsonl.")
+        Path | None, typer.Option("--output", "-o", help="Write all responses to this jsonl file.")
     ] = None,
     trust_run: TrustRun = False,
     allow_outside: Annotated[
@@ -100,10 +122,10 @@ def evaluate(
         typer.Option("--allow-outside", help="Allow image paths outside the data folder."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The numbers as one JSON object, not as a table.")
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
 ) -> None:
-    """Accuracy on held-out prompts: greedy, avg@k, pass@k, with intervals.
+    """Measure accuracy on held-out prompts: greedy, avg@k and pass@k, with 95 % intervals.
 
     If the reward does not report correctness, only the mean reward is printed.
     """
@@ -120,8 +142,8 @@ def evaluate(
     if prompts == 0:
         given["prompts"] = None
     try:
-        with console.status("asking…"):
-            found = evaluate_checkpoint(
+        with console.status("evaluating…"):
+            result = evaluate_checkpoint(
                 checkpoint,
                 data=data,
                 reward=reward,
@@ -142,42 +164,42 @@ def evaluate(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps(found.as_dict()))
+        typer.echo(json.dumps(result.as_dict()))
     else:
-        console.print(_table(found))
-    if found.warning is not None:
-        console.print(found.warning, style="yellow", markup=False, highlight=False)
+        console.print(_table(result))
+    if result.warning is not None:
+        console.print(result.warning, style="yellow", markup=False, highlight=False)
     if output is not None:
         console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: "Evaluation") -> "Table":
+def _table(result: "Evaluation") -> "Table":
     from rich.table import Table
 
-    title = f"{found.prompts} prompts × {found.samples} samples"
+    title = f"{result.prompts} prompts × {result.samples} samples"
     table = Table(title=title, title_justify="left")
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
-    if found.greedy is not None and found.greedy_interval is not None:
-        table.add_row("greedy accuracy", f"{found.greedy:.1%}", _range(found.greedy_interval))
-    if found.sampled is not None and found.sampled_interval is not None:
-        average = f"{found.sampled:.1%}"
-        table.add_row(f"avg@{found.samples}", average, _range(found.sampled_interval))
-    for k, x in found.pass_at.items():
+    if result.greedy is not None and result.greedy_interval is not None:
+        table.add_row("greedy accuracy", f"{result.greedy:.1%}", _range(result.greedy_interval))
+    if result.sampled is not None and result.sampled_interval is not None:
+        average = f"{result.sampled:.1%}"
+        table.add_row(f"avg@{result.samples}", average, _range(result.sampled_interval))
+    for k, x in result.pass_at.items():
         if k > 1:
-            table.add_row(f"pass@{k}", f"{x:.1%}", _range(found.pass_interval[k]))
-    low, high = found.reward_interval
-    table.add_row("reward", f"{found.reward:.3f}", f"{low:.3f} – {high:.3f}")
-    if found.greedy_reward is not None:
-        table.add_row("greedy reward", f"{found.greedy_reward:.3f}", "")
-    if found.answered is not None:
-        table.add_row("answer found", f"{found.answered:.1%}", "")
-    table.add_row("no verdict", f"{found.no_verdict:.1%}", "")
-    table.add_row("truncated", f"{found.truncated:.1%}", "")
-    drawn = f"{found.sampling.temperature:g}, {found.sampling.top_p:g}"
+            table.add_row(f"pass@{k}", f"{x:.1%}", _range(result.pass_interval[k]))
+    low, high = result.reward_interval
+    table.add_row("reward", f"{result.reward:.3f}", f"{low:.3f} – {high:.3f}")
+    if result.greedy_reward is not None:
+        table.add_row("greedy reward", f"{result.greedy_reward:.3f}", "")
+    if result.answered is not None:
+        table.add_row("answer found", f"{result.answered:.1%}", "")
+    table.add_row("no verdict", f"{result.no_verdict:.1%}", "")
+    table.add_row("truncated", f"{result.truncated:.1%}", "")
+    drawn = f"{result.sampling.temperature:g}, {result.sampling.top_p:g}"
     table.add_row("temperature, top-p", drawn, "")
-    table.add_row("response length", f"{found.response_length:.0f} tokens", "")
+    table.add_row("response length", f"{result.response_length:.0f} tokens", "")
     return table
 
 

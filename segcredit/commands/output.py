@@ -1,4 +1,4 @@
-"""Output of commands: errors on stderr in one piece; a closed stdout or stderr is no error."""
+"""Output of commands: error messages, and streams that survive a closed pipe."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ class LastingStream:
     reports the loss.
     """
 
-    def __init__(self, stream: IO[str] | None, goes_on: str = "") -> None:
-        """``goes_on``: sentence to print after the reason; empty: print no warning."""
+    def __init__(self, stream: IO[str] | None, note: str = "") -> None:
+        """``note``: sentence to print after the reason; empty: print no warning."""
         self._stream = stream
-        self._goes_on = goes_on
+        self._note = note
 
     def write(self, text: str) -> int:
         self._try("write", text)
@@ -50,22 +50,22 @@ class LastingStream:
             os.dup2(nowhere, self._stream.fileno())  # type: ignore[union-attr]
             os.close(nowhere)
         self._stream = None
-        if self._goes_on:
+        if self._note:
             reason = getattr(error, "strerror", None) or str(error)
             print(
-                f"warning: standard output is lost ({reason}). {self._goes_on}",
+                f"warning: standard output is lost ({reason}). {self._note}",
                 file=cast(IO[str], LastingStream(sys.stderr)),
                 flush=True,
             )
 
 
-def lasting(stream: IO[str] | None, goes_on: str = "") -> IO[str]:
+def lasting(stream: IO[str] | None, note: str = "") -> IO[str]:
     """Wrap a stream so that losing it does not end the command."""
-    return cast(IO[str], LastingStream(stream, goes_on))
+    return cast(IO[str], LastingStream(stream, note))
 
 
 def complain(error: object) -> None:
-    """Paths and commands stay in one piece, to be copied."""
+    """Print an error to stderr without wrapping, so that paths and commands can be copied."""
     from rich.console import Console
 
     console = Console(file=lasting(sys.stderr), soft_wrap=True)
@@ -76,17 +76,17 @@ _show = threading.excepthook
 
 
 def quiet_libraries() -> None:
-    """Silence transformers' bars, the warnings that concern no user, and TensorBoard's thread."""
+    """Silence progress bars and warnings of libraries, and errors in TensorBoard's thread."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
-    threading.excepthook = _show_unless_tensorboards
+    threading.excepthook = _show_unless_tensorboard
 
 
-def _show_unless_tensorboards(arguments: threading.ExceptHookArgs) -> None:
-    """On a full disk its thread dies with a traceback; the run says itself what is wrong."""
+def _show_unless_tensorboard(arguments: threading.ExceptHookArgs) -> None:
+    """Hide tracebacks of TensorBoard's thread on a full disk, which the run itself reports."""
     if not type(arguments.thread).__module__.startswith("tensorboard."):
         _show(arguments)

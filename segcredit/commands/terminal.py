@@ -1,4 +1,4 @@
-"""A run as a person at a terminal sees it: progress, time left, and the few numbers one watches."""
+"""Show the progress of a run on a terminal: steps, remaining time and the main metrics."""
 
 import time
 from pathlib import Path
@@ -26,7 +26,7 @@ STAGES = {
     "pretrain_critic": "train critic",
     "optimize": "reinforce",
 }
-WATCHED = (
+SHOWN_METRICS = (
     ("nll", "nll", "{:.3f}"),
     ("accuracy", "accuracy", "{:.1%}"),
     ("reward", "reward", "{:.3f}"),
@@ -36,21 +36,21 @@ WATCHED = (
     ("tokens_per_second", "tok/s", "{:.0f}"),
 )
 QUIET_SECONDS = 15.0
-"""Between two lines where there is no terminal to redraw."""
+"""Seconds between two lines of output if it does not go to a terminal."""
 
 
 class Terminal:
-    """Draws a bar per stage on a terminal; in a file or a pipe, a line now and then."""
+    """Draws a progress bar per stage on a terminal; writes lines at intervals to a file or pipe."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = console.is_terminal
-        self._said = 0.0
+        self._last_line = 0.0
         self._total = 0
         self._done = 0
         self._bar: TaskID | None = None
         self.run: Path | None = None
-        """Its folder, once it has begun."""
+        """Run folder, once the run has started."""
         self.progress = Progress(
             TextColumn("{task.description:<13}"),
             BarColumn(bar_width=24),
@@ -66,7 +66,7 @@ class Terminal:
         for name, fact in facts.items():
             self.console.print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
         if step:
-            self.console.print(f"Going on after step {step} of {recipe.total_steps}.")
+            self.console.print(f"Resuming after step {step} of {recipe.total_steps}.")
         if self.live:
             self.progress.start()
 
@@ -77,22 +77,24 @@ class Terminal:
             self._bar = self.progress.add_task(title, total=steps, completed=done, numbers="")
         else:
             self.console.print(f"{title}: {steps} steps")
-            self._said = time.monotonic()
+            self._last_line = time.monotonic()
 
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
         self._done += 1
         numbers = "  ".join(
-            f"{label} {form.format(metrics[key])}" for key, label, form in WATCHED if key in metrics
+            f"{label} {form.format(metrics[key])}"
+            for key, label, form in SHOWN_METRICS
+            if key in metrics
         )
         if metrics.get("no_verdict"):
             numbers += f"  no verdict {metrics['no_verdict']:.1%}"
         if self.live and self._bar is not None:
             self.progress.update(self._bar, completed=self._done, numbers=numbers)
-        elif time.monotonic() - self._said > QUIET_SECONDS or self._done == self._total:
+        elif time.monotonic() - self._last_line > QUIET_SECONDS or self._done == self._total:
             self.console.print(f"  {self._done}/{self._total}  {numbers}")
-            self._said = time.monotonic()
+            self._last_line = time.monotonic()
         if metrics.get("policy/refused") or metrics.get("critic/refused"):
-            self.note("a gradient was not finite: that update was left out")
+            self.note("a gradient was not finite: that update was skipped")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         asked = f"[dim]({evaluation.prompts} prompts)[/dim]"
@@ -119,7 +121,7 @@ class Terminal:
 
 
 def result_table(result: Result) -> Table | None:
-    """Before and after."""
+    """Make a table of held-out results before and after training."""
     if not result.before or not result.after:
         return None
     known = "sampled" in result.before and "sampled" in result.after

@@ -1,4 +1,4 @@
-"""How good is a policy on held-out prompts: greedy, averaged over samples, best of k."""
+"""Accuracy on held-out prompts: greedy, averaged over samples (avg@k), best of k (pass@k)."""
 
 from segcredit.evaluate.measure import (
     Evaluation,

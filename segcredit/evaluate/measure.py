@@ -1,4 +1,4 @@
-"""Ask held-out prompts, grade the answers, sum up."""
+"""Sample responses to held-out prompts, grade them, and compute accuracies with intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -25,23 +25,23 @@ Item = TypeVar("Item")
 
 @runtime_checkable
 class Peers(Protocol):
-    """Processes side by side, each with a contiguous part of every list."""
+    """Data-parallel processes, each with a contiguous part of every list."""
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
-        """This one's part."""
+        """Return the part of this process."""
         ...
 
     def before(self, items: Sequence[Item]) -> int:
-        """How many items those before it have."""
+        """Return the number of items of the processes before this one."""
         ...
 
     def gather(self, items: Sequence[Item]) -> list[Item]:
-        """Everyone's, in order."""
+        """Gather the items of all processes in order."""
         ...
 
 
-class _Alone:
-    """No others."""
+class _SingleProcess:
+    """A single process."""
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
         return items
@@ -53,14 +53,13 @@ class _Alone:
         return list(items)
 
 
-ALONE = _Alone()
-
-
+SINGLE_PROCESS = _SingleProcess()
 RESAMPLES = 2000
+"""Number of bootstrap resamples."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Chance that one of k responses is right, drawn from ``samples`` of which ``right`` are.
+    """Estimate the probability that one of k responses is right, from ``samples`` responses.
 
     1 − C(n − c, k) / C(n, k): unbiased, unlike 1 − (1 − c/n)^k.
     """
@@ -70,21 +69,21 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean of shares, one per prompt: the prompt is what was drawn.
+    """Confidence interval of the mean of shares, one per prompt.
 
-    By bootstrap; where all are 0 or all are 1, drawing again says nothing, and the exact binomial
-    interval of so many prompts stands instead: 0 of 3 is 0 to 71 %, not 0 to 0.
+    Bootstrap over prompts. If all shares are 0 or all are 1, resampling has no variance, so the
+    exact binomial interval is used: 0 of 3 is 0 to 71 %, not 0 to 0.
     """
     if not values or min(values) != max(values) or values[0] not in (0, 1):
         return bootstrap_interval(values, share)
-    far = ((1 - share) / 2) ** (1 / len(values))  # Clopper and Pearson, at their ends
+    far = ((1 - share) / 2) ** (1 / len(values))  # Clopper-Pearson
     return (0.0, 1 - far) if values[0] == 0 else (far, 1.0)
 
 
 def bootstrap_interval(
     values: Sequence[float], share: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the mean, prompts drawn again with replacement."""
+    """Percentile bootstrap interval of the mean, with prompts resampled."""
     if not values:
         raise ValueError("an interval needs at least one value; got none.")
     x = torch.tensor(values, dtype=torch.float64)
@@ -103,7 +102,7 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out; shares lie in [0, 1]."""
+    """Results of an evaluation; shares are in [0, 1]."""
 
     prompts: int
     samples: int
@@ -114,15 +113,15 @@ class Evaluation:
     """avg@k: accuracy of sampled responses, averaged over k and the prompts; None: the reward does
     not report correctness, so only the mean reward is known."""
     sampled_interval: tuple[float, float] | None
-    """95 %, prompts resampled."""
+    """95 % confidence interval, prompts resampled."""
     pass_at: dict[int, float]
     """pass@1, 2, 4, … k; empty if accuracy is unknown."""
     pass_interval: dict[int, tuple[float, float]]
     reward: float
-    """Mean over the sampled responses."""
+    """Mean reward of the sampled responses."""
     reward_interval: tuple[float, float]
     greedy_reward: float | None
-    """Mean over the greedy responses."""
+    """Mean reward of the greedy responses."""
     answered: float | None
     """Share of sampled responses in which an answer was found; None: not reported."""
     no_verdict: float
@@ -137,12 +136,12 @@ class Evaluation:
     """Every response with its grade."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, and how the responses were drawn."""
+        """Return all numbers and the sampling settings."""
         found = {x.name: getattr(self, x.name) for x in fields(self) if x.name != "rows"}
         return found | {"sampling": asdict(self.sampling)}
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers, for the run's metrics."""
+        """Return the numbers for metrics.jsonl."""
         found: dict[str, float | None] = {
             "sampled": self.sampled,
             "greedy": self.greedy,
@@ -171,12 +170,12 @@ def evaluate(
     samples: int = 1,
     greedy: bool = True,
     seed: int = 0,
-    peers: Peers = ALONE,
+    peers: Peers = SINGLE_PROCESS,
 ) -> Evaluation:
-    """``samples`` responses to each prompt and, if asked, the greedy one beside them.
+    """Evaluate ``samples`` sampled responses per prompt and, optionally, the greedy one.
 
-    Each of several ``peers`` asks its part of the prompts, with the dice that it would have had
-    alone, and all of them return the whole.
+    Each of several ``peers`` evaluates its part of the prompts, with the random numbers that a
+    single process would use for them. All of them return the result for all prompts.
     """
     if not prompts:
         raise ValueError("nothing to evaluate on: got no prompts.")

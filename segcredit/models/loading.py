@@ -265,6 +265,21 @@ def context_window(config: PreTrainedConfig) -> int | None:
     return longest
 
 
+def require_window(tokens: int, max_tokens: int, window: int | None, setting: str) -> None:
+    """Raise ValueError if a prompt and its longest response exceed the context window.
+
+    ``setting`` is how ``max_tokens`` is written in the message: ``"--max-tokens "``.
+    """
+    if window is None or tokens + max_tokens <= window:
+        return
+    room = window - tokens
+    less = f"Set {setting}{room} or less, or shorten" if room > 0 else "Shorten"
+    raise ValueError(
+        f"{tokens} tokens, which with {setting}{max_tokens} exceed the model's context window of "
+        f"{window}. {less} the prompt"
+    )
+
+
 def load_config(
     source: str | Path, trust_remote_code: bool = False, family: str | None = None
 ) -> tuple[str, PreTrainedConfig]:

@@ -29,6 +29,7 @@ from segcredit.models.loading import (
     end_tokens,
     load_codec,
     load_config,
+    require_window,
 )
 from segcredit.models.lora import choose_layers, linear_layers, require_peft
 from segcredit.models.template import LimitedChat, check_questions, is_question
@@ -362,13 +363,7 @@ class RowCheck:
             return 0  # check_questions reports all of these together
         tokens = self.codec.count_tokens(prompt, self.chat)
         longest = self.recipe.rollout.max_tokens
-        if self.window is not None and tokens + longest > self.window:
-            room = self.window - tokens
-            less = f"Set rollout.max_tokens={room} or less, or shorten" if room > 0 else "Shorten"
-            raise ValueError(
-                f"{tokens} tokens, which with rollout.max_tokens={longest} exceed the model's "
-                f"context window of {self.window}. {less} the prompt"
-            )
+        require_window(tokens, longest, self.window, "rollout.max_tokens=")
         return tokens
 
     def _check_demonstration(self, response: object, tokens: int) -> None:

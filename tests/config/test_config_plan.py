@@ -91,7 +91,7 @@ def test_a_plan_has_its_parts() -> None:
         ({"stages__0__phase": "look"}, "stages.0.phase: derived_variables has the phases solve; "),
         ({"reward": "none.py:f"}, "reward: there is no file "),
         ({"reward": "reward.py:by_lenght"}, "reward.py has no function 'by_lenght'. Did you mean "),
-        ({"reward": "reward.py"}, "reward: a reward function in a file is written "),
+        ({"reward": "reward.py"}, "reward: unknown reward 'reward.py'. "),
         (
             {"algorithm": "single_stream_spo", "stages__2": {"kind": "warm_start", "steps": 1}},
             "single_stream_spo tracks a value per prompt, so prompts must repeat: set data.size",

@@ -183,7 +183,9 @@ def test_prepared_data_by_name_brings_its_reward(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     policy = trained / "checkpoints" / "step-000002" / "policy"
-    expected = "--data gsm8k is data/gsm8k/test.parquet, which is not here. Type: segcredit prepare"
+    expected = (
+        "--data gsm8k means data/gsm8k/test.parquet, which does not exist. Type: segcredit prepare"
+    )
     assert error_of(policy, "--data", "gsm8k").startswith(expected)
     row = {"question": "a = 1 ; a ?", "answer": "#### 1"}
     for split in ("train", "test"):
@@ -264,7 +266,7 @@ def test_a_run_without_test_data_or_checkpoints(trained: Path, tmp_path: Path, r
     copy = shutil.copytree(trained, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints")
     (copy / "checkpoints").mkdir()
-    assert error_of(copy) == f"{copy} has no whole checkpoint yet. Train on, or pass a model."
+    assert error_of(copy) == f"{copy} has no complete checkpoint yet. Resume it, or pass a model."
     config = (trained / "config.yaml").read_text()
     (copy / "config.yaml").write_text(re.sub(r"world: \w+", "wrld: x", config))
     assert "data.wrld: unknown key. Did you mean 'world'?" in error_of(copy)
@@ -295,6 +297,25 @@ def test_what_a_run_had_as_objects_must_be_given(
         evaluate_checkpoint(str(copy), **options)
 
 
+# ── The context window ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_response_must_fit_into_the_context_window(
+    trained: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shutil.copytree(trained / "checkpoints" / "step-000002" / "policy", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40}))
+    options = ("--data", rows, "--reward", "exact", "--samples", 1)
+    assert segcredit(model, *options, "--max-tokens", 8).exit_code == 0
+    monkeypatch.setattr(Policy, "from_pretrained", None)  # no weights are read before
+    first, bad, *_, advice = error_of(model, *options, "--max-tokens", 39).splitlines()
+    assert first == "3 bad rows:"
+    assert "which with --max-tokens 39 exceed the model's context window of 40" in bad
+    assert re.search(r"Set --max-tokens \d+ or less, or shorten the prompt", bad)
+    assert "remove them" in advice
+
+
 # ── Prompts that the model cannot read ───────────────────────────────────────────────────────────
 
 
@@ -311,7 +332,7 @@ def test_prompts_that_the_model_cannot_read_are_told_together(
             f"r{n}: prompt 'r{n}': the chat template rejects the messages (TemplateError: No.)"
             for n in range(3)
         ),
-        "Repair these rows, or leave them out of the file.",
+        "Repair these rows, or remove them from the file.",
     ]
     monkeypatch.setattr("segcredit.models.template.SECONDS", 0.5)
     (model / "chat_template.jinja").write_text("{{ 7 ** (7 ** 11) }}")

@@ -85,7 +85,7 @@ def test_interrupted_again_and_again_it_is_the_same_run(tmp_path: Path, whole: P
         if step == 10:
             break
     assert call.wait() == 0, call.complained
-    assert f"Going on after step {steps[-1]} of 10." in call.said
+    assert f"Resuming after step {steps[-1]} of 10." in call.said
     assert len(steps) > 3
     assert_same_end(tmp_path / "run", whole)
 
@@ -126,7 +126,7 @@ def test_from_a_shell_and_back(tmp_path: Path) -> None:
     assert command == f"segcredit train --resume {tmp_path / 'run'} --trust-run"
     done = run(tmp_path, *command.split()[1:], f"stages.2.steps={int(step) - 4}")
     assert done.code == 0, done.complained
-    assert f"Going on after step {step} of {int(step) + 1}." in done.said
+    assert f"Resuming after step {step} of {int(step) + 1}." in done.said
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def resumed(trained: Path, folder: Path, *overrides: str) -> Any:
 def test_a_run_without_a_warm_start_goes_on_the_same(trained: Path, tmp_path: Path) -> None:
     done = resumed(trained, tmp_path)
     assert done.code == 0, done.complained
-    assert "Going on after step 2 of 3." in done.said
+    assert "Resuming after step 2 of 3." in done.said
     assert_same_run(tmp_path / "run", trained / "run")
     adapters = tmp_path / "run" / "checkpoints" / "step-000003" / "adapters"
     assert sorted(x.name for x in adapters.iterdir()) == ["critic", "policy"]

@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
     damage(resumed / "checkpoints" / "step-000015" / name)
     call = finish(tmp_path)
     assert re.search(f"checkpoint step-000015 is refused: .*{said}", call.said), call.said
-    assert "Going on after step 14 of 15." in call.said
+    assert "Resuming after step 14 of 15." in call.said
     assert_same_run(resumed, whole)
 
 
@@ -342,7 +342,7 @@ def test_on_a_full_disk_it_stops_and_goes_on_when_there_is_room(
     call.wait_until(lambda: TITLE.search(call.said) is not None)
     server.ask({"shell": f"dd if=/dev/zero of={disk}/fill bs=1k 2> /dev/null"})
     assert call.wait() == 2
-    assert f"Going on after step {int(found[1][5:])} of 15." in call.said
+    assert f"Resuming after step {int(found[1][5:])} of 15." in call.said
     last = call.complained.splitlines()[-1]
     assert re.match(r"error: (\[Errno 28\] No space left on device|disk full at )", last), last
     assert f"type: segcredit train --resume {disk}/run" in last
