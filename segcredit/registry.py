@@ -26,6 +26,8 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+USER_MODULES = "segcredit_user_"
+"""Prefix of the module names under which users' files are loaded."""
 _OWN = re.compile(r"(?:.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 
 
@@ -116,7 +118,7 @@ def _load_file(place: str, spec: str) -> ModuleType:
         raise ValueError(
             f"there is no file {path} (from {spec!r}). Relative paths start at {Path.cwd()}."
         )
-    name = "segcredit_user_" + re.sub(r"\W", "_", str(path.with_suffix("")))
+    name = USER_MODULES + re.sub(r"\W", "_", str(path.with_suffix("")))
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.spec_from_file_location(name, path)

@@ -62,14 +62,15 @@ def verl(
     """Run a recipe on verl (Ray, FSDP, vLLM), or print the command that does."""
     from segcredit.config import load_recipe
     from segcredit.integrations.verl.dumps import METRICS, check_free
-    from segcredit.integrations.verl.translate import Machines, arguments, translate
+    from segcredit.integrations.verl.mapping import Cluster, arguments
+    from segcredit.integrations.verl.translate import translate
 
     try:
         found = load_recipe(recipe, overrides or [])
         folder = (out or Path("runs") / f"{found.name}-verl").absolute()
         check_free(folder)
-        machines = Machines(nodes, gpus, rollout, tensor_parallel)
-        translated = translate(found, folder, machines, accept)
+        cluster = Cluster(nodes, gpus, rollout, tensor_parallel)
+        translated = translate(found, folder, cluster, accept)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
@@ -88,7 +89,7 @@ def verl(
 def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     from importlib.util import find_spec
 
-    from segcredit.integrations.verl.dumps import METRICS, make_room
+    from segcredit.integrations.verl.dumps import METRICS, rotate_log
     from segcredit.runlog import describe_environment
     from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 
@@ -98,7 +99,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
             "python -m venv .venv-verl && .venv-verl/bin/pip install 'segcredit[verl]'"
         )
         return 2
-    make_room(folder / METRICS)
+    rotate_log(folder / METRICS)
     write_yaml_atomically(folder / "config.yaml", config)
     write_json_atomically(folder / "environment.json", describe_environment(command))
     code, last = _echo(command)

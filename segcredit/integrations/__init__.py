@@ -1,1 +1,1 @@
-"""Other people's engines, running on our credit."""
+"""Integrations with other training frameworks."""

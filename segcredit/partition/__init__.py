@@ -38,7 +38,7 @@ from segcredit.partition.units import (
     response,
     tokens,
 )
-from segcredit.registry import Registry, require_settings
+from segcredit.registry import USER_MODULES, Registry, require_settings
 
 PARTITIONS: Registry[type[Partition]] = Registry(
     "partition",
@@ -108,7 +108,7 @@ def spec_of(partition: Partition) -> dict[str, Any]:
     names = [name for name, known in PARTITIONS.items() if known is kind]
     module = sys.modules[kind.__module__]
     place = kind.__module__
-    if place.startswith("segcredit_user_"):  # a file of the user's, see segcredit/registry.py
+    if place.startswith(USER_MODULES):
         place = str(module.__file__)
     name = names[0] if names else f"{place}:{kind.__qualname__}"
     return {"name": name, **partition.settings()}

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from segcredit.data import BadRows, load_prompts, readers
-from segcredit.integrations.verl.rows import is_verls
+from segcredit.integrations.verl.translate import is_verl_file
 from segcredit.models.images import open_image
 
 GOOD = {"problem": "2 + 2?", "answer": "4"}
@@ -373,7 +373,7 @@ def test_a_small_parquet_file_does_not_ask_for_gigabytes(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"unpacks to at most 67,108,864 bytes.*a\.parquet"):
         load_prompts(path)
     with pytest.raises(ValueError, match="in its pages"):
-        is_verls(path)
+        is_verl_file(path)
     assert pa.total_allocated_bytes() - before < 2**20
 
 

@@ -10,11 +10,12 @@ from segcredit.integrations.verl.credit import (
     ENDS,
     RATIO_ENDS,
     VALUE_MASK,
+    Totals,
     assign,
     rewards_on_mask,
+    verl_shares,
 )
-from segcredit.integrations.verl.settings import VerlKeys, departures, method, parse
-from segcredit.integrations.verl.shares import Totals, verl_shares
+from segcredit.integrations.verl.settings import VerlKeys, departures, make_method, parse_settings
 
 MEAN = "seq-mean-token-mean"
 PAPER = VerlKeys(1.0, 0.99, 0.2, 0.2, 1e6, MEAN, 1e6, MEAN, ("kl", "fixed", 0.001))
@@ -30,9 +31,11 @@ def columns(mask: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_a_mask_of_zeros_is_an_error_that_says_what_to_set() -> None:
-    with pytest.raises(ValueError, match=r"not one of 3 responses.*Set data\.max_response_length"):
+    with pytest.raises(ValueError, match=r"none of 3 responses.*Set data\.max_response_length"):
         assign(
-            method(parse(None), PAPER), columns(torch.zeros(3, 5, dtype=torch.bool)), "rm_scores"
+            make_method(parse_settings(None), PAPER),
+            columns(torch.zeros(3, 5, dtype=torch.bool)),
+            "rm_scores",
         )
 
 
@@ -44,9 +47,9 @@ def test_rows_without_a_token_get_zeros_and_change_nothing() -> None:
     with_padding["response_mask"][2] = 0
     some = {name: x[[0, 1, 3]] for name, x in whole.items()}
     for name in ("sapo", "sapo_authors", "ppo"):  # the last two whiten over the batch
-        chosen = method(parse({"algorithm": name}), PAPER)
-        found = assign(chosen, with_padding, "rm_scores").columns
-        expected = assign(chosen, some, "rm_scores").columns
+        chosen = make_method(parse_settings({"algorithm": name}), PAPER)
+        found, _ = assign(chosen, with_padding, "rm_scores")
+        expected, _ = assign(chosen, some, "rm_scores")
         for key, x in found.items():
             assert not x[2].any(), key
             assert torch.equal(x[[0, 1, 3]], expected[key]), key
@@ -56,13 +59,15 @@ def test_columns_mark_ends_and_where_v_is_read() -> None:
     given = columns(torch.ones(1, 6, dtype=torch.bool))
     given["entropy"] = torch.tensor([[0.1, 1.2, 0.3, 0.2, 0.9, 0.05]])
     for name, read in (("sapo", [1, 0, 1, 0, 0, 1]), ("sapo_authors", [0, 1, 0, 0, 1, 1])):
-        found = assign(method(parse({"algorithm": name}), PAPER), given, "rm_scores").columns
+        found, _ = assign(
+            make_method(parse_settings({"algorithm": name}), PAPER), given, "rm_scores"
+        )
         assert found[ENDS].tolist() == [[0, 1, 0, 0, 1, 1]]
         assert found[RATIO_ENDS].tolist() == [[0, 1, 0, 0, 1, 1]]
         assert found[VALUE_MASK].tolist() == [read]
-    found = assign(
-        method(parse({"algorithm": "sapo_token_ratio"}), PAPER), given, "rm_scores"
-    ).columns
+    found, _ = assign(
+        make_method(parse_settings({"algorithm": "sapo_token_ratio"}), PAPER), given, "rm_scores"
+    )
     assert found[RATIO_ENDS].tolist() == [[1] * 6]
 
 
@@ -91,37 +96,41 @@ def test_shares_are_verls_averages() -> None:
 
 
 def test_departures_name_the_key_and_both_values() -> None:
-    assert departures(parse(None), PAPER) == []
+    assert departures(parse_settings(None), PAPER) == []
     usual = VerlKeys(1.0, 1.0, 0.2, 0.2, 3.0, "token-mean", 0.5, "token-mean")
-    lines = departures(parse(None), usual)
-    assert "algorithm.lam=1.0, where sapo as it is stated has 0.99" in lines
-    assert "critic.cliprange_value=0.5, where sapo as it is stated has none" in lines
+    lines = departures(parse_settings(None), usual)
+    assert "algorithm.lam=1.0; sapo as published has 0.99" in lines
+    assert "critic.cliprange_value=0.5; sapo as published has none" in lines
     assert len(lines) == 6
-    assert len(departures(parse({"algorithm": "ppo"}), usual)) == 2  # λ, and no KL
+    assert len(departures(parse_settings({"algorithm": "ppo"}), usual)) == 2  # λ, and no KL
 
 
 def test_departures_tell_of_a_run_without_kl_and_of_terms_that_are_added() -> None:
     """verl's own default has no KL at all, and SAPO as stated has one."""
     key = "algorithm.use_kl_in_reward, kl_penalty, kl_ctrl"
-    (line,) = departures(parse(None), replace(PAPER, kl_in_reward=None))
-    assert line == f"{key}=none, where sapo as it is stated has k1 fixed 0.001"
-    (line,) = departures(parse(None), replace(PAPER, kl_in_reward=("k1", "adaptive", 0.01)))
-    assert line == f"{key}=k1 adaptive 0.01, where sapo as it is stated has k1 fixed 0.001"
-    assert departures(parse(None), replace(PAPER, kl_in_reward=("k1", "fixed", 0.001))) == []
+    (line,) = departures(parse_settings(None), replace(PAPER, kl_in_reward=None))
+    assert line == f"{key}=none; sapo as published has k1 fixed 0.001"
+    (line,) = departures(
+        parse_settings(None), replace(PAPER, kl_in_reward=("k1", "adaptive", 0.01))
+    )
+    assert line == f"{key}=k1 adaptive 0.01; sapo as published has k1 fixed 0.001"
+    assert (
+        departures(parse_settings(None), replace(PAPER, kl_in_reward=("k1", "fixed", 0.001))) == []
+    )
     for change, said in (
         ({"kl_loss": ("low_var_kl", 0.01)}, "use_kl_loss, kl_loss_…=low_var_kl 0.01"),
         ({"entropy_coeff": 0.1}, "entropy_coeff=0.1"),
         ({"rollout_is": "token"}, "rollout_is=token"),
     ):
-        (line,) = departures(parse(None), replace(PAPER, **change))
+        (line,) = departures(parse_settings(None), replace(PAPER, **change))
         assert said in line
-    (line,) = departures(parse({"lam_critic": 1.0}), PAPER)
-    assert line == "segment.lam_critic=1.0, where sapo as it is stated has None"
+    (line,) = departures(parse_settings({"lam_critic": 1.0}), PAPER)
+    assert line == "segment.lam_critic=1.0; sapo as published has None"
 
 
 def test_the_authors_rounding_survives_another_fraction() -> None:
     """Their code rounds k % in two ways; a fraction of one's own must not replace both."""
     given = {"algorithm": "sapo_authors", "partition": {"name": "entropy", "fraction": 0.1}}
-    found, native = method(parse(given), PAPER), sapo_authors(fraction=0.1)
+    found, native = make_method(parse_settings(given), PAPER), sapo_authors(fraction=0.1)
     assert found.credit.over == native.credit.over
     assert found.ratio == native.ratio

@@ -17,12 +17,12 @@ from segcredit.integrations.verl.dumps import (
     TOKENS,
     adopt,
     check_free,
-    make_room,
+    rotate_log,
 )
-from segcredit.integrations.verl.settings import METHODS, SegmentSettings, parse
-from segcredit.integrations.verl.translate import Machines, translate
-from segcredit.integrations.verl.versions import refusal
-from segcredit.partition import PARTITIONS, Newline, TopEntropy
+from segcredit.integrations.verl.mapping import Cluster
+from segcredit.integrations.verl.settings import METHODS, SegmentSettings, parse_settings, refusal
+from segcredit.integrations.verl.translate import translate
+from segcredit.partition import PARTITIONS, Newline, TopEntropy, partition_of
 from segcredit.runlog import read_run
 
 RECIPE = "geo3k/qwen2.5-vl-3b-sapo"
@@ -49,7 +49,7 @@ def test_what_verl_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"algorithm\.partition: .* cannot be cut by its values"):
         translate(load_recipe(RECIPE, ["algorithm.partition=value"]), tmp_path)
     with pytest.raises(ValueError, match="128 responses does not split over 7 GPUs"):
-        translate(load_recipe(RECIPE), tmp_path, Machines(nodes=1, gpus=7))
+        translate(load_recipe(RECIPE), tmp_path, Cluster(nodes=1, gpus=7))
 
 
 def test_vllms_settings_are_said_where_the_recipe_has_some(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_vllms_settings_are_said_where_the_recipe_has_some(tmp_path: Path) -> No
     said = ["rollout.engine=vllm", "rollout.vllm.memory=0.3", "rollout.vllm.eager=true"]
     settings = translate(load_recipe(RECIPE, said), tmp_path).settings
     assert [settings[key] for key in keys] == [0.3, True]
-    settings = translate(load_recipe(RECIPE, said), tmp_path, Machines(rollout="sglang")).settings
+    settings = translate(load_recipe(RECIPE, said), tmp_path, Cluster(rollout="sglang")).settings
     assert not {*keys} & settings.keys()
     settings = translate(load_recipe(RECIPE, ["rollout.engine=hf"]), tmp_path).settings
     assert not {*keys} & settings.keys()
@@ -101,7 +101,7 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
         {"step": 2, "data": {"critic/score/mean": 0.7, "segment/critic_pretraining": 0.0}},
     ]
     (tmp_path / METRICS).write_text("".join(json.dumps(x) + "\n" for x in before))
-    make_room(tmp_path / METRICS)
+    rotate_log(tmp_path / METRICS)
     lines = [  # killed and resumed: the second step was done again
         {"step": 2, "data": {"critic/score/mean": 0.2, "segment/critic_pretraining": 0.0}},
         {"step": 3, "data": {"critic/score/mean": 0.3, "val-core/toy/acc/mean@1": 0.5}},
@@ -129,7 +129,7 @@ def test_a_report_reads_verls_dumps(tmp_path: Path) -> None:
 
 def log(folder: Path, *lines: tuple[int, dict[str, float]]) -> None:
     """What verl writes after it emptied its log."""
-    make_room(folder / METRICS)
+    rotate_log(folder / METRICS)
     rows = [json.dumps({"step": step, "data": data}) + "\n" for step, data in lines]
     (folder / METRICS).write_text("".join(rows))
 
@@ -162,7 +162,7 @@ def test_a_later_start_replaces_the_steps_that_it_did_again(tmp_path: Path) -> N
     adopt(tmp_path)
     assert read_run(tmp_path).series("reward", "optimize") == ([1], [0.7])
     lines = '{"data": {}}\n{"step": "x", "data": {}}\n{"step": 2, "data": 3}\n{"step": 2}\n'
-    make_room(tmp_path / METRICS)
+    rotate_log(tmp_path / METRICS)
     (tmp_path / METRICS).write_text(lines)  # not verl's
     adopt(tmp_path)
     assert read_run(tmp_path).series("reward", "optimize") == ([1], [0.7])
@@ -224,15 +224,19 @@ def test_the_document_lists_every_setting() -> None:
 def test_every_partition_is_made_by_name() -> None:
     given = {"fixed": {"size": 4}, "entropy": {"fraction": 0.5}}
     with pytest.raises(ValueError, match="cannot be cut by its values"):
-        parse({"partition": "value"})
+        parse_settings({"partition": "value"})
     for name, kind in PARTITIONS.items():
         if name == "value":
             continue
-        made = parse({"partition": {"name": name, **given.get(name, {})}}).cut()
+        made = partition_of(
+            parse_settings({"partition": {"name": name, **given.get(name, {})}}).partition
+        )
         assert type(made) is kind
         assert all(getattr(made, key) == x for key, x in given.get(name, {}).items())
-    assert parse({"partition": {"fraction": 0.5}}).cut() == TopEntropy(0.5)
-    assert parse({"partition": "newline"}).cut() == Newline()
+    assert partition_of(parse_settings({"partition": {"fraction": 0.5}}).partition) == TopEntropy(
+        0.5
+    )
+    assert partition_of(parse_settings({"partition": "newline"}).partition) == Newline()
 
 
 def test_a_recipes_partition_is_said_in_the_same_words(tmp_path: Path) -> None:

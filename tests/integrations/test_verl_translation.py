@@ -20,14 +20,10 @@ from segcredit.config import (
     recipe_settings,
     shipped_recipes,
 )
+from segcredit.integrations.verl.mapping import NO_COUNTERPART, Cluster
 from segcredit.integrations.verl.reward import NUM_TOKENS, TRUNCATED, compute_score
 from segcredit.integrations.verl.settings import METHODS
-from segcredit.integrations.verl.translate import (
-    NO_COUNTERPART,
-    Machines,
-    Translated,
-    translate,
-)
+from segcredit.integrations.verl.translate import Translation, translate
 from segcredit.rewards import make_reward
 from segcredit.types import Prompt, Response
 
@@ -37,11 +33,11 @@ VERLS = {"algorithm.kl_ctrl.type": "fixed"}
 """verl's own defaults that a case relies on; tests/verl sees the whole configuration."""
 
 
-def translated(case: Case) -> Translated:
+def translated(case: Case) -> Translation:
     return translate(load_recipe(case.recipe, case.changes), FOLDER, None, case.accept)
 
 
-def unchanged(case: Case) -> Translated:
+def unchanged(case: Case) -> Translation:
     """Translate the recipe without the change, with the method that the case sets, if any."""
     method = [x for x in case.changes if re.fullmatch(r"algorithm=\w+", x)]
     if not method or len(case.changes) == 1:
@@ -182,7 +178,7 @@ def test_departures_are_refused_with_how_to_accept_them() -> None:
 
 def test_vllms_share_has_no_effect_in_another_engine_and_that_is_told() -> None:
     recipe = load_recipe(SAPO, ["rollout.engine=vllm", "rollout.vllm.memory=0.3"])
-    notes = translate(recipe, FOLDER, Machines(rollout="sglang")).notes
+    notes = translate(recipe, FOLDER, Cluster(rollout="sglang")).notes
     assert "rollout.vllm has no effect with --rollout sglang" in notes
 
 

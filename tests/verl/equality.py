@@ -14,7 +14,7 @@ from segcredit.core.segments import Segments
 from segcredit.integrations.verl.credit import ENDS, RATIO_ENDS, VALUE_MASK, assign
 from segcredit.integrations.verl.critic import MODEL_TYPE
 from segcredit.integrations.verl.losses import PolicyLoss, ValueLoss
-from segcredit.integrations.verl.settings import VerlKeys, method, parse
+from segcredit.integrations.verl.settings import VerlKeys, make_method, parse_settings
 from segcredit.models import Critic, Policy
 from segcredit.types import Outputs, Prompt, Rollouts
 
@@ -66,9 +66,9 @@ def make_rollouts(policy, critic):
 
 def native(case, keys, rollouts, whole, policy, critic):
     """Segments, credit, both losses and all gradients by the parts of the native trainer."""
-    settings = parse({k: v for k, v in case.items() if k in ("algorithm", "partition")})
+    settings = parse_settings({k: v for k, v in case.items() if k in ("algorithm", "partition")})
     reduce = ResponseMean() if case["mode"] == "seq-mean-token-mean" else TokenMean()
-    algorithm = method(settings, keys)
+    algorithm = make_method(settings, keys)
     algorithm = replace(
         algorithm,
         reduce=reduce,
@@ -218,9 +218,11 @@ def main(path, out, cases):
     for name, case in cases.items():
         keys = VerlKeys(1.0, 0.9, 0.2, 0.28, 3.0, case["mode"], 0.1, case["mode"])
         rows, batch, loss, expected = native(case, keys, rollouts, whole, policy, critic)
-        settings = parse({k: v for k, v in case.items() if k in ("algorithm", "partition")})
-        chosen = method(settings, keys)
-        assigned = assign(chosen, columns, "token_level_rewards", rollouts.pieces).columns
+        settings = parse_settings(
+            {k: v for k, v in case.items() if k in ("algorithm", "partition")}
+        )
+        chosen = make_method(settings, keys)
+        assigned, _ = assign(chosen, columns, "token_level_rewards", rollouts.pieces)
         mask = columns["response_mask"].bool()[rows]
         segments = Segments.from_ends(assigned[ENDS][rows].bool(), mask)
         ratio = Segments.from_ends(assigned[RATIO_ENDS][rows].bool(), mask)

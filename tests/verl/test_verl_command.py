@@ -8,7 +8,8 @@ from pathlib import Path
 from running import HERE, environment
 
 from segcredit.config import load_recipe
-from segcredit.integrations.verl.translate import arguments, translate
+from segcredit.integrations.verl.mapping import arguments
+from segcredit.integrations.verl.translate import translate
 
 RECIPES = [
     "geo3k/qwen2.5-vl-3b-sapo",

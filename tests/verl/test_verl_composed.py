@@ -11,8 +11,9 @@ from translations import CASES, GRPO, SAPO
 
 from segcredit.algorithms.objective import ResponseMean
 from segcredit.config import load_recipe
-from segcredit.integrations.verl.settings import METHODS, VerlKeys, method, parse
-from segcredit.integrations.verl.translate import arguments, translate
+from segcredit.integrations.verl.mapping import arguments
+from segcredit.integrations.verl.settings import METHODS, VerlKeys, make_method, parse_settings
+from segcredit.integrations.verl.translate import translate
 
 ARRIVING = {name: x for name, x in CASES.items() if x.refused is None and not x.unused}
 FOLDER = Path("/runs/x")
@@ -74,9 +75,9 @@ def test_the_plugin_makes_the_recipes_method_of_it(name: str) -> None:
         from omegaconf import OmegaConf
 
         section = OmegaConf.to_container(config.segment, resolve=True)
-        keys = VerlKeys.of(config)
+        keys = VerlKeys.from_config(config)
         native: Any = recipe.make_algorithm()
-        assert bare(method(parse(section), keys)) == bare(native), change
+        assert bare(make_method(parse_settings(section), keys)) == bare(native), change
         assert keys.kl_in_reward == ("kl", "fixed", native.kl.coef)
 
 

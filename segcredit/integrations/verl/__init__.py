@@ -1,1 +1,1 @@
-"""SAPO (segment-aligned) and its baselines as a plugin of verl's V1 trainer."""
+"""SAPO (segment-aligned) and its baselines as a plugin for verl's V1 trainer."""

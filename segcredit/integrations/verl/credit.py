@@ -1,4 +1,4 @@
-"""From verl's columns to segments, advantages and value targets, by the same code as at home."""
+"""Segments, advantages and value targets from verl's columns, and verl's loss averages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,14 @@ from segcredit.core.segments import Segments, last_position
 from segcredit.types import Batch, Rollouts
 
 ENDS, RATIO_ENDS, VALUE_MASK = "segment_ends", "segment_ratio_ends", "segment_value_mask"
-"""Our columns: last tokens of the units of credit and of ratio; tokens at which V is read."""
+"""Columns we add: ends of the credit segments and of the ratio segments; tokens where V is read."""
 NEEDED = ("responses", "response_mask", "old_log_probs", "entropy", "values", "rm_scores")
-
-
-@dataclass(frozen=True)
-class Assigned:
-    """What goes back to verl."""
-
-    columns: Mapping[str, Tensor]
-    metrics: Mapping[str, float]
 
 
 def rollouts_of(
     columns: Mapping[str, Tensor], pieces: Sequence[Sequence[str]] | None = None
 ) -> Rollouts:
-    """verl's padded columns as ours. Every row must have a token on its mask."""
+    """Convert verl's padded columns. Every row must have a token on its mask."""
     mask = columns["response_mask"].bool()
     return Rollouts(
         tokens=columns["responses"].long(),
@@ -46,7 +38,7 @@ def rollouts_of(
 def rewards_on_mask(
     reward: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Rewards per token; what verl put behind the policy's last token counts at that token."""
+    """Rewards per token; rewards after the policy's last token are moved to that token."""
     inside = torch.where(mask, reward, 0.0)
     outside = torch.where(mask, 0.0, reward).sum(dim=1, keepdim=True)
     return inside.scatter_add(1, last_position(mask), outside)
@@ -57,17 +49,17 @@ def assign(
     columns: Mapping[str, Tensor],
     reward_name: str,
     pieces: Sequence[Sequence[str]] | None = None,
-) -> Assigned:
-    """Cut the responses and credit them, once, under π_old.
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Compute segments and credit once, under π_old; return new columns and metrics.
 
-    verl pads batches with rows without a single valid token: those get zeros and take no part.
+    verl pads batches with rows without any valid token: those get zeros and are ignored.
     """
     mask = columns["response_mask"].bool()
     rows = mask.any(dim=1).nonzero().flatten()
     if len(rows) == 0:
         raise ValueError(
-            f"not one of {len(mask)} responses has a token in its response_mask, so there is "
-            f"nothing to learn from. Set data.max_response_length above 0 and let the agent loop "
+            f"none of {len(mask)} responses has a token in its response_mask, so there is "
+            f"nothing to train on. Set data.max_response_length above 0 and let the agent loop "
             f"mark the policy's own tokens with 1."
         )
     kept = {name: x[rows] for name, x in columns.items()}
@@ -75,9 +67,9 @@ def assign(
     rollouts = rollouts_of(kept, some)
     reward = rewards_on_mask(kept[reward_name].float(), rollouts.mask)
     batch = method.prepare_rewarded(rollouts, reward)
-    found = _columns(batch)
-    spread = {name: x.new_zeros(mask.shape).index_copy(0, rows, x) for name, x in found.items()}
-    return Assigned(spread, _metrics(batch))
+    new = _columns(batch)
+    padded = {name: x.new_zeros(mask.shape).index_copy(0, rows, x) for name, x in new.items()}
+    return padded, _metrics(batch)
 
 
 def _columns(batch: Batch) -> dict[str, Tensor]:
@@ -96,7 +88,7 @@ def _columns(batch: Batch) -> dict[str, Tensor]:
 
 
 def marks(segments: Segments, position: Int[Tensor, "B M"]) -> Int[Tensor, "B T"]:
-    """1 at one position of each segment, 0 elsewhere; as verl's masks, whole numbers."""
+    """1 at one position of each segment, 0 elsewhere; integers, as verl's masks."""
     empty = torch.zeros(segments.token_mask.shape, dtype=torch.long)
     return empty.scatter_reduce_(1, position, segments.mask.long(), "amax")
 
@@ -117,3 +109,36 @@ def _metrics(batch: Batch) -> dict[str, float]:
         "segment/advantage/mean": float(credit.per_segment[segments.mask].mean()),
         "segment/value_explained_variance": explained_variance(value, outcome),
     }
+
+
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of a mini-batch over all workers."""
+
+    num_workers: int
+    """Data-parallel workers, over which gradients are averaged."""
+    num_entries: float
+    """Number of tokens, or of segment boundaries, in the loss."""
+    num_responses: float
+    scale: float | None = None
+    """Divisor of seq-mean-token-sum-norm; None: the width of the micro-batch."""
+
+
+def verl_shares(mask: Bool[Tensor, "B N"], mode: str, totals: Totals) -> Float[Tensor, "B N"]:
+    """Weights such that Σ share · x over a micro-batch equals verl's ``agg_loss`` of x.
+
+    Denominators span all workers; entries are tokens or segment boundaries.
+    """
+    entries = mask.float() * totals.num_workers
+    if mode == "token-mean":
+        return entries / max(totals.num_entries, 1)
+    if mode == "seq-mean-token-mean":
+        return entries / (mask.sum(dim=1, keepdim=True).clamp(min=1) * totals.num_responses)
+    if mode == "seq-mean-token-sum":
+        return entries / totals.num_responses
+    if mode == "seq-mean-token-sum-norm":
+        return entries / (totals.num_responses * (totals.scale or mask.shape[1]))
+    raise ValueError(f"loss_agg_mode must be one of {', '.join(MODES)}; got {mode!r}.")

@@ -1,4 +1,4 @@
-"""verl's dumps of rollouts and metrics as a run folder of ours, for reports and analyses."""
+"""Convert verl's dumps of rollouts and metrics to a run folder, for reports and analyses."""
 
 import json
 import re
@@ -13,11 +13,11 @@ from segcredit.runlog.files import read_lines, replacing, to_line
 from segcredit.runlog.rollouts import write_rollouts
 
 METRICS, ROLLOUTS = Path("verl", "metrics.jsonl"), Path("verl", "rollouts")
-"""Where in a run's folder verl writes them."""
+"""Where verl writes them, in the run folder."""
 ADOPTED = Path("verl", "adopted")
 """Marker file: metrics.jsonl and rollouts were converted from verl's and may be replaced."""
 TOKENS = "segment_tokens"
-"""The column that our trainer adds to verl's rows."""
+"""Column that our trainer adds to verl's rows."""
 REWARD = "critic/score/mean"
 """Metric that verl logs in the line of each training step and nowhere else."""
 NAMES = {
@@ -33,9 +33,7 @@ NAMES = {
     "segment/num/mean": "segments",
     "timing_s/step": "seconds",
 }
-"""verl's name of a number → ours; the others keep theirs."""
-
-
+"""verl's metric name → ours; other metrics keep their names."""
 HELD_OUT = {"acc": "sampled", "reward": "reward", "no_verdict": "no_verdict"}
 """Validation metrics of verl → names of ours."""
 VALIDATION = re.compile(rf"val-(?:core|aux)/.*/({'|'.join(HELD_OUT)})/mean@\d+")
@@ -45,7 +43,7 @@ VALIDATION = re.compile(rf"val-(?:core|aux)/.*/({'|'.join(HELD_OUT)})/mean@\d+")
 def token_columns(
     columns: Mapping[str, Tensor], piece: Callable[[int], str], count: int
 ) -> Iterator[dict[str, Any]]:
-    """The first responses token by token, in the names of our run folder; holes left out."""
+    """Columns of the first responses, named as in our run folder, without masked tokens."""
     mask = columns["response_mask"].bool()
     ended = columns[ENDS].cumsum(dim=1) - columns[ENDS]
     for row in range(min(count, len(mask))):
@@ -66,7 +64,7 @@ def _short(x: Tensor) -> list[float]:
     return [float(f"{v:.6g}") for v in x.float().tolist()]
 
 
-def make_room(log: Path) -> None:
+def rotate_log(log: Path) -> None:
     """Rename the log of an earlier start, because verl empties its log when it opens it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size:
@@ -123,10 +121,10 @@ def metric_rows(starts: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """Yield one row per step and per validation; a later start replaces the steps it repeats."""
     by_step: dict[int, dict[str, Any]] = {}
     for lines in starts:
-        said = [(int(x["step"]), x["data"]) for x in lines if _is_logged(x)]
-        again = min((step for step, data in said if REWARD in data), default=None)
+        logged_steps = [(int(x["step"]), x["data"]) for x in lines if _is_logged(x)]
+        again = min((step for step, data in logged_steps if REWARD in data), default=None)
         by_step = {k: x for k, x in by_step.items() if again is None or k < again}
-        for step, data in said:  # a resumed run validates again at its checkpoint's step
+        for step, data in logged_steps:  # a resumed run validates again at its checkpoint's step
             by_step[step] = {**by_step.get(step, {}), **data}
     for step, data in sorted(by_step.items()):
         if held_out := _held_out(data):
@@ -154,11 +152,11 @@ def _is_logged(line: Mapping[str, Any]) -> bool:
 
 
 def recorded(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """step → verl's rows with tokens; in a run that has none, a few of every step as they are."""
+    """Map steps to verl's rows with tokens, or in a run without any to a few rows of each step."""
     found, few = {}, {}
     paths = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
     for path in sorted(paths, key=lambda path: int(path.stem)):
-        rows = read_lines(path)  # one step at a time: a long run's dumps would fill the memory
+        rows = read_lines(path)  # one step at a time, since a long run's dumps exceed memory
         few[int(path.stem)] = rows[:16]
         if with_tokens := [row for row in rows if row.get(TOKENS)]:
             found[int(path.stem)] = with_tokens
@@ -166,7 +164,7 @@ def recorded(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def response_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One of verl's rows as ours."""
+    """Convert one of verl's rows."""
     return {
         "prompt_id": str(row.get("uid", "")).rsplit("_", 2)[0],
         "prompt": row.get("input"),

@@ -1,4 +1,4 @@
-"""The losses that verl's workers call: our mathematics, verl's columns, denominators and names."""
+"""Policy and value losses for verl's workers, with verl's columns, averages and metric names."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +13,10 @@ from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.core.advantages import Credit
 from segcredit.core.segments import Segments
-from segcredit.integrations.verl.credit import ENDS, RATIO_ENDS
-from segcredit.integrations.verl.shares import Totals, verl_shares
+from segcredit.integrations.verl.credit import ENDS, RATIO_ENDS, Totals, verl_shares
 from segcredit.types import Batch, Outputs, Rollouts
 
-Found = tuple[Tensor, dict[str, Any]]
+LossResult = tuple[Tensor, dict[str, Any]]
 SUM, MEAN = AggregationType.SUM, AggregationType.MEAN
 
 
@@ -27,8 +26,8 @@ def _totals(data: Any, scale: float | None) -> Totals:
 
 def _select(data: Any, *names: str) -> dict[str, Tensor]:
     """Columns, padded to the longest response of the micro-batch."""
-    found = data.select(*(name for name in names if name in data)).to_padded_tensor()
-    return {name: found[name] for name in found.keys()}  # noqa: SIM118
+    columns = data.select(*(name for name in names if name in data)).to_padded_tensor()
+    return {name: columns[name] for name in columns.keys()}  # noqa: SIM118
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class PolicyLoss:
 
     @classmethod
     def of(cls, method: PolicyGradient, actor: Any) -> "PolicyLoss":
-        """With the terms of verl's actor configuration."""
+        """Take the loss terms from verl's actor configuration."""
         return cls(
             method=replace(method, critic=None),
             loss_agg_mode=actor.loss_agg_mode,
@@ -56,7 +55,7 @@ class PolicyLoss:
             kl_loss_type=actor.kl_loss_type,
         )
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Found:
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> LossResult:
         logp = no_padding_2_padding(model_output["log_probs"], data)
         columns = _select(
             data,
@@ -64,10 +63,10 @@ class PolicyLoss:
             *(("ref_log_prob",) if self.use_kl_loss else ()),
         )
         totals = _totals(data, self.loss_scale_factor)
-        loss, watched = self.surrogate(logp, columns, totals)
+        loss, details = self.surrogate(logp, columns, totals)
         metrics: dict[str, Any] = {"actor/pg_loss": Metric(SUM, loss)}
-        metrics["actor/pg_clipfrac"] = Metric(SUM, watched["clip_fraction"])
-        metrics["actor/ratio"] = Metric(SUM, watched["ratio"])
+        metrics["actor/pg_clipfrac"] = Metric(SUM, details["clip_fraction"])
+        metrics["actor/ratio"] = Metric(SUM, details["ratio"])
         mask = columns["response_mask"].bool()
         moved = torch.where(mask, columns["old_log_probs"] - logp.detach(), 0.0)
         metrics["actor/ppo_kl"] = Metric(MEAN, moved.sum() / mask.sum().clamp(min=1))
@@ -97,11 +96,11 @@ class PolicyLoss:
     def surrogate(
         self, logp: Tensor, columns: dict[str, Tensor], totals: Totals
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Our policy loss; rows without a valid token, verl's padding, take no part."""
+        """Compute our policy loss, ignoring rows without a valid token (verl's padding)."""
         rows = columns["response_mask"].bool().any(dim=1).nonzero().flatten()
         if len(rows) == 0:
-            nothing = logp.sum() * 0.0
-            return nothing, {"ratio": nothing.detach(), "clip_fraction": nothing.detach()}
+            zero = logp.sum() * 0.0
+            return zero, {"ratio": zero.detach(), "clip_fraction": zero.detach()}
         mask = columns["response_mask"][rows].bool()
         segments = Segments.from_ends(columns[RATIO_ENDS][rows].bool(), mask)
         shares = verl_shares(mask, self.loss_agg_mode, totals)
@@ -114,13 +113,13 @@ class PolicyLoss:
             ratio_segments=segments,
             shares={"policy": shares},
         )
-        found = self.method.loss(Outputs(logp[rows].float()), batch)
-        return found.policy, dict(found.metrics)
+        losses = self.method.loss(Outputs(logp[rows].float()), batch)
+        return losses.policy, dict(losses.metrics)
 
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """The squared error at the tokens where V was read, averaged over those."""
+    """Squared error at the tokens where V was read, averaged over them."""
 
     method: PolicyGradient
     loss_agg_mode: str
@@ -128,10 +127,10 @@ class ValueLoss:
 
     @classmethod
     def of(cls, method: PolicyGradient, critic: Any) -> "ValueLoss":
-        """With the averages of verl's critic configuration."""
+        """Take the averages from verl's critic configuration."""
         return cls(method, critic.loss_agg_mode, critic.loss_scale_factor)
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Found:
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> LossResult:
         value = no_padding_2_padding(model_output["values"], data)
         columns = _select(data, "response_mask", "values", "returns", ENDS)
         loss = self.boundary(value, columns, _totals(data, self.loss_scale_factor))
@@ -147,7 +146,7 @@ class ValueLoss:
         }
 
     def boundary(self, value: Tensor, columns: dict[str, Tensor], totals: Totals) -> Tensor:
-        """Our value loss; rows without a valid token take no part."""
+        """Compute our value loss; rows without a valid token are ignored."""
         rows = columns["response_mask"].bool().any(dim=1).nonzero().flatten()
         critic, part = self.method.critic, self.method.credit
         assert critic is not None

@@ -1,9 +1,9 @@
-"""What verl loads on every ``import verl``: three names in its table of trainers, nothing else.
+"""The plugin that verl imports on every ``import verl``: it registers three trainers.
 
-The names are entered when verl's table is first imported, so that processes which never see it
-(workers, reward servers) pay nothing. verl swallows what a plugin raises while it loads, and an
-error later would break verl itself; so a refusal is said twice: to the log at once, and by a
-trainer that stands in place of ours when somebody asks for it.
+They are registered when verl's trainer table is first imported, so that processes which never
+import it (workers, reward servers) pay nothing. verl swallows exceptions of a plugin while it
+loads, and a later error would break verl itself. So a refusal is reported twice: in the log at
+once, and by a placeholder trainer when it is selected.
 """
 
 import logging
@@ -12,32 +12,30 @@ from typing import Any
 
 from wrapt.importer import register_post_import_hook
 
-from segcredit.integrations.verl.versions import VARIABLE, refusal
-
 TABLE = "verl.trainer.ppo.v1.trainer_base"
 """The module that holds verl's trainers by name."""
 PREFIX = "segment_"
 MODES = ("sync", "colocate_async", "separate_async")
-"""verl's trainers, each with our credit under its own name behind the prefix."""
+"""verl's trainers; ours have the same names with the prefix."""
 
 logger = logging.getLogger(__name__)
 
 
-def taken(table: Any) -> str | None:
-    """Why the names cannot be ours; None: they are free, or ours already."""
+def conflict(table: Any) -> str | None:
+    """Explain which other plugin has registered our names; None if they are free or ours."""
     for mode in MODES:
         other = table.TRAINER_REGISTRY.get(PREFIX + mode)
         if other is not None and not other.__module__.startswith("segcredit."):
             return (
-                f"verl's trainer {PREFIX + mode!r} is {other.__module__}.{other.__name__} already, "
+                f"verl's trainer {PREFIX + mode!r} is already {other.__module__}.{other.__name__}, "
                 f"so segcredit's plugin does not load. Uninstall one of the two, or name the "
                 f"plugins to load in VERL_USE_EXTERNAL_PLUGINS."
             )
     return None
 
 
-def refusing(table: Any, message: str) -> type:
-    """A trainer that only says why it is none."""
+def placeholder(table: Any, message: str) -> type:
+    """Make a trainer that raises the message when it is constructed."""
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError(message)
@@ -47,16 +45,18 @@ def refusing(table: Any, message: str) -> type:
 
 
 def register(table: Any) -> None:
-    """Enter our trainers, or those that explain why not."""
+    """Register our trainers, or placeholders that explain why not."""
     import verl
 
-    if problem := taken(table):
+    from segcredit.integrations.verl.settings import UNTESTED, refusal
+
+    if problem := conflict(table):
         logger.error(problem)
         return
-    if problem := refusal(verl.__version__, os.environ.get(VARIABLE) == "1"):
+    if problem := refusal(verl.__version__, os.environ.get(UNTESTED) == "1"):
         logger.warning(problem)
         for mode in MODES:
-            table.register_trainer(PREFIX + mode)(refusing(table, problem))
+            table.register_trainer(PREFIX + mode)(placeholder(table, problem))
         return
     from segcredit.integrations.verl.trainer import TRAINERS
 

@@ -1,4 +1,4 @@
-"""Our reward functions as verl calls them: one response at a time, in its reward workers."""
+"""Our reward functions in verl's signature: one response at a time, in verl's reward workers."""
 
 import threading
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from segcredit.types import Prompt, Response, RewardFn
 NUM_TOKENS, TRUNCATED = "segcredit_num_tokens", "segcredit_truncated"
 """Keys that our reward manager adds to a row's extra_info."""
 _made: dict[str, RewardFn] = {}
-_lock = threading.Lock()  # verl asks from several threads; a grader's workers serve one at a time
+_lock = threading.Lock()  # verl calls from several threads; a grader serves one at a time
 
 
 def compute_score(
@@ -36,8 +36,8 @@ def compute_score(
     num_tokens, truncated = extra.pop(NUM_TOKENS, None), extra.pop(TRUNCATED, None)
     if num_tokens is None or truncated is None:
         raise ValueError(
-            "rewards may depend on a response's length, which verl's own reward manager does not "
-            "pass on. Set reward.reward_manager.source=importlib "
+            "a reward may depend on the response's length, which verl's own reward manager "
+            "does not pass. Set reward.reward_manager.source=importlib "
             "reward.reward_manager.name=CountingRewardManager reward.reward_manager.module.path="
             "pkg://segcredit.integrations.verl.reward_manager, as segcredit verl does."
         )
@@ -50,14 +50,14 @@ def compute_score(
     )
     response = Response(prompt, solution_str, int(num_tokens), bool(truncated), max_tokens)
     with _lock:
-        (found,) = _grader(reward)([response])
+        (grade,) = _grader(reward)([response])
     scores: dict[str, Any] = {
-        "score": found.value,
-        "reason": found.reason,
-        "no_verdict": float(not found.verdict),
+        "score": grade.value,
+        "reason": grade.reason,
+        "no_verdict": float(not grade.verdict),
     }
-    # without "acc" verl validates by the reward
-    return scores if found.correct is None else {**scores, "acc": float(found.correct)}
+    # without "acc", verl validates by the reward
+    return scores if grade.correct is None else {**scores, "acc": float(grade.correct)}
 
 
 def _grader(spec: str | Mapping[str, Any]) -> RewardFn:

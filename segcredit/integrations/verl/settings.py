@@ -1,13 +1,14 @@
-"""The ``segment`` section of verl's configuration, and the method that it and verl's keys make.
+"""The ``segment`` section of verl's configuration, and the method it configures with verl's keys.
 
-γ, λ, clipping, averaging, the value clip, KL and entropy have keys in verl; they keep them. Only
-what verl has no word for stands under ``segment``.
+γ, λ, clipping, averaging, the value clip, KL and entropy keep their verl keys. The ``segment``
+section holds only settings that verl has no key for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from segcredit.algorithms import make_algorithm
@@ -16,95 +17,107 @@ from segcredit.algorithms.objective import Clipped, ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.ratio import GeometricMean
 from segcredit.columns import VALUE, resolve
-from segcredit.partition import Partition, TopEntropy, partition_of
-from segcredit.registry import nearest
+from segcredit.partition import Partition, Token, TopEntropy, partition_of
+from segcredit.registry import names_code, nearest
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
-"""Those of ours whose credit comes from a critic; verl has the group methods itself."""
+"""Built-in methods with a critic, which the plugin runs; verl has the group methods itself."""
 NO_VALUES = (
-    "on verl the critic is asked after responses are cut, so they cannot be cut by its values. "
-    "Take entropy, peaks or smooth"
+    "on verl the critic runs after responses are cut into segments, so they cannot be cut by its "
+    "values. Use entropy, peaks or smooth"
 )
 NO_CLIP = 1e6
-"""verl has no way to say "do not clip"; a bound as wide as this says it."""
+"""verl cannot turn clipping off; a bound this wide has no effect."""
+TESTED_FROM, TESTED_BEFORE = "0.9.1", "0.9.2"
+"""First verl release the plugin was tested with, and the first one it was not."""
+UNTESTED = "SEGCREDIT_VERL_UNTESTED"
+"""Environment variable; 1 lets the plugin load with any verl."""
+
+
+def refusal(version: str, allowed: bool = False) -> str | None:
+    """Explain why the plugin must not load with this verl version; None if it may."""
+    if allowed or Version(TESTED_FROM) <= Version(version) < Version(TESTED_BEFORE):
+        return None
+    return (
+        f"segcredit's plugin was tested with verl >={TESTED_FROM},<{TESTED_BEFORE}; this is verl "
+        f"{version}. Type: pip install 'verl=={TESTED_FROM}', or look for a newer segcredit. "
+        f"To try this version anyway, set {UNTESTED}=1 in the environment of every node."
+    )
 
 
 class SegmentSettings(BaseModel):
-    """What verl has no key for. Unknown keys are refused."""
+    """Settings of the ``segment`` section. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     algorithm: str = "sapo"
-    """sapo, sapo_authors, sapo_token_ratio, ppo or vc_ppo."""
+    """sapo, sapo_authors, sapo_token_ratio, ppo, vc_ppo, or one of your own with a critic as
+    /absolute/path/file.py:name."""
     partition: dict[str, Any] | None = None
-    """Where responses are cut: as in recipes, ``{name: entropy, fraction: 0.3}``; null: as the
-    method does."""
+    """Partition of the responses, as in recipes: ``{name: entropy, fraction: 0.3}``; null: the
+    method's own."""
     lam_critic: float | None = Field(None, ge=0, le=1)
     """λ of the value targets; null: the method's (vc_ppo 1, else ``algorithm.lam``)."""
     critic_pretraining_steps: int = Field(0, ge=0)
-    """First steps in which the critic alone learns, from full returns (VC-PPO)."""
+    """First steps in which only the critic is trained, on full returns (VC-PPO)."""
     recorded_responses: int = Field(16, ge=0)
-    """Of each recorded step: responses that ``trainer.rollout_data_dir`` gets with their tokens,
-    segments, values and credit."""
+    """Responses of each recorded step that are written to ``trainer.rollout_data_dir`` with their
+    tokens, segments, values and advantages."""
     recorded_every: int = Field(10, ge=1)
-    """Steps between two recorded ones; the first is one."""
+    """Steps between two recorded ones; the first step is recorded."""
 
     @field_validator("algorithm")
     @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in METHODS:
+    def _check_algorithm(cls, name: str) -> str:
+        if name not in METHODS and not names_code(name):
             raise ValueError(_unknown("algorithm", name, METHODS))
         return name
 
     @field_validator("partition", mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
+    def _check_partition(cls, given: Any) -> Any:
         """A name alone has its default settings; settings alone are those of ``entropy``."""
         if given is None:
             return None
         spec = {"name": given} if isinstance(given, str) else given
         spec = {"name": "entropy", **spec} if isinstance(spec, Mapping) else spec
         try:
-            cut = partition_of(spec)
+            partition = partition_of(spec)
         except ValueError as error:
             raise ValueError(f"segment.partition: {error}") from None
-        if VALUE in resolve(cut.needs):
+        if VALUE in resolve(partition.needs):
             raise ValueError(f"segment.partition: {NO_VALUES}")
         return spec
 
-    def cut(self) -> Partition | None:
-        """The partition as an object; None: the method's own."""
-        return None if self.partition is None else partition_of(self.partition)
-
 
 def _unknown(key: str, given: str, known: Any) -> str:
-    choice = ", ".join(known) or "nothing"
-    return f"segment.{key}: expected one of {choice}; got {given!r}.{nearest(given, known)}"
+    where = f"segment.{key}" if key else "segment"
+    return f"{where}: expected one of {', '.join(known)}; got {given!r}.{nearest(given, known)}"
 
 
-def parse(section: Any) -> SegmentSettings:
-    """The section as settings, or one message on all that is wrong with it."""
+def parse_settings(section: Any) -> SegmentSettings:
+    """Parse the section; raise ValueError with one message about all mistakes in it."""
     try:
         return SegmentSettings.model_validate(section or {})
     except ValidationError as error:
         raise ValueError(" ".join(_sentence(x) for x in error.errors())) from None
 
 
-def _sentence(found: Any) -> str:
-    where = ".".join(str(x) for x in found["loc"])
-    if found["type"] == "extra_forbidden":
-        return _unknown("", where, list(SegmentSettings.model_fields)).replace(
-            "segment.:", "segment:"
-        )
-    text = str(found["msg"]).removeprefix("Value error, ")
+def _sentence(mistake: Any) -> str:
+    where = ".".join(str(x) for x in mistake["loc"])
+    if mistake["type"] == "extra_forbidden":
+        return _unknown("", where, list(SegmentSettings.model_fields))
+    text = str(mistake["msg"]).removeprefix("Value error, ")
     return (
-        text if text.startswith("segment.") else f"segment.{where}: {text}; got {found['input']!r}."
+        text
+        if text.startswith("segment.")
+        else f"segment.{where}: {text}; got {mistake['input']!r}."
     )
 
 
 @dataclass(frozen=True)
 class VerlKeys:
-    """What the method takes from verl's own configuration, under verl's names."""
+    """Values that the method takes from verl's own configuration, under verl's names."""
 
     gamma: float
     lam: float
@@ -138,8 +151,8 @@ class VerlKeys:
         )
 
     @classmethod
-    def of(cls, config: Any) -> "VerlKeys":
-        """From verl's whole configuration."""
+    def from_config(cls, config: Any) -> "VerlKeys":
+        """Read them from verl's whole configuration."""
         actor, critic, algorithm = config.actor_rollout_ref.actor, config.critic, config.algorithm
         control = algorithm.kl_ctrl
         reward = (str(algorithm.kl_penalty), str(control.type), float(control.kl_coef))
@@ -165,23 +178,23 @@ class VerlKeys:
         )
 
 
-def asks_the_critic(made: PolicyGradient) -> bool:
-    """Whether responses are cut by the critic's values."""
-    return VALUE in resolve(made.credit.over.needs | made.ratio.over.needs)
+def cut_by_values(method: PolicyGradient) -> bool:
+    """Whether the method cuts responses by the critic's values."""
+    return VALUE in resolve(method.credit.over.needs | method.ratio.over.needs)
 
 
-def method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
-    """The method as it will run: ours, with verl's numbers in it.
+def make_method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
+    """Build the method as it will run: ours, with verl's numbers.
 
-    Averages are no part of it here: verl's denominators span workers, so the losses apply them.
+    Averages are not part of it here: verl's denominators span workers, so the losses apply them.
     """
-    made = stated(settings)
-    credit, critic = made.credit, made.critic
+    method = published_method(settings)
+    credit, critic = method.credit, method.critic
     assert isinstance(credit, GAE)
     assert critic is not None
     lam_critic = credit.lam_critic if settings.lam_critic is None else settings.lam_critic
     return replace(
-        made,
+        method,
         credit=replace(credit, gamma=keys.gamma, lam=keys.lam, lam_critic=lam_critic),
         surrogate=Clipped(
             keys.clip_ratio_low, keys.clip_ratio_high, dual=_or_none(keys.clip_ratio_c)
@@ -196,38 +209,52 @@ def _or_none(bound: float | None) -> float | None:
     return None if bound is None or bound >= NO_CLIP else bound
 
 
-def stated(settings: SegmentSettings) -> PolicyGradient:
-    """The method as its paper or code states it, over the chosen partition."""
-    made = make_algorithm(settings.algorithm)
-    assert isinstance(made, PolicyGradient)
-    assert isinstance(made.credit, GAE)
-    cut = settings.cut()
-    if cut is None:
-        return made
-    if settings.algorithm in ("ppo", "vc_ppo"):
-        raise ValueError(
-            f"segment.partition: {settings.algorithm} credits tokens; got {cut!r}. Remove "
-            f"segment.partition, or set +segment.algorithm=sapo."
-        )
-    ratio = made.ratio
-    if isinstance(ratio, GeometricMean):
-        ratio = replace(ratio, over=_cut_as(ratio.over, cut))
-    return replace(
-        made, credit=replace(made.credit, over=_cut_as(made.credit.over, cut)), ratio=ratio
+def has_segment_critic(method: object) -> bool:
+    """Whether the plugin can run the method: GAE with a critic and a clipped surrogate."""
+    return (
+        isinstance(method, PolicyGradient)
+        and isinstance(method.credit, GAE)
+        and type(method.surrogate) is Clipped
+        and method.critic is not None
     )
 
 
-def _cut_as(own: Partition, cut: Partition) -> Partition:
+def published_method(settings: SegmentSettings) -> PolicyGradient:
+    """Build the method with its own numbers, over the chosen partition."""
+    method = make_algorithm(settings.algorithm)
+    if not has_segment_critic(method):
+        raise ValueError(
+            f"segment.algorithm: expected a method with GAE, a critic and a clipped surrogate; got "
+            f"{settings.algorithm}. Start from segcredit.sapo(…), or use segcredit train."
+        )
+    assert isinstance(method, PolicyGradient)
+    assert isinstance(method.credit, GAE)
+    if settings.partition is None:
+        return method
+    partition = partition_of(settings.partition)
+    if isinstance(method.credit.over, Token):
+        raise ValueError(
+            f"segment.partition: {settings.algorithm} credits tokens; got {partition!r}. Remove "
+            f"segment.partition, or set +segment.algorithm=sapo."
+        )
+    ratio = method.ratio
+    if isinstance(ratio, GeometricMean):
+        ratio = replace(ratio, over=_with_rounding_of(ratio.over, partition))
+    credit = replace(method.credit, over=_with_rounding_of(method.credit.over, partition))
+    return replace(method, credit=credit, ratio=ratio)
+
+
+def _with_rounding_of(own: Partition, chosen: Partition) -> Partition:
     """Return the chosen partition, with the method's rounding of its fraction."""
-    if type(own) is TopEntropy and type(cut) is TopEntropy:
-        return replace(own, fraction=cut.fraction)
-    return cut
+    if type(own) is TopEntropy and type(chosen) is TopEntropy:
+        return replace(own, fraction=chosen.fraction)
+    return chosen
 
 
 def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
-    """Where verl's keys say something other than the method's own statement, one line each."""
-    made = stated(settings)
-    credit, surrogate, critic = made.credit, made.surrogate, made.critic
+    """List, one line each, the verl keys that differ from the method's published numbers."""
+    method = published_method(settings)
+    credit, surrogate, critic = method.credit, method.surrogate, method.critic
     assert isinstance(credit, GAE)
     assert isinstance(surrogate, Clipped)
     assert critic is not None
@@ -238,15 +265,15 @@ def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
     def clip(x: float | None) -> float | str:
         return _or_none(x) or "none"
 
-    kl = None if made.kl is None else ("kl", "fixed", made.kl.coef)
+    kl = None if method.kl is None else ("kl", "fixed", method.kl.coef)
     own_lam, lam = credit.lam_critic, settings.lam_critic
-    wanted: list[tuple[str, object, object]] = [
+    rows: list[tuple[str, object, object]] = [
         ("algorithm.gamma", keys.gamma, credit.gamma),
         ("algorithm.lam", keys.lam, credit.lam),
         ("actor_rollout_ref.actor.clip_ratio_low", keys.clip_ratio_low, surrogate.low),
         ("actor_rollout_ref.actor.clip_ratio_high", keys.clip_ratio_high, surrogate.high),
         ("actor_rollout_ref.actor.clip_ratio_c", clip(keys.clip_ratio_c), clip(surrogate.dual)),
-        ("actor_rollout_ref.actor.loss_agg_mode", keys.loss_agg_mode, average(made.reduce)),
+        ("actor_rollout_ref.actor.loss_agg_mode", keys.loss_agg_mode, average(method.reduce)),
         ("critic.cliprange_value", clip(keys.cliprange_value), clip(critic.clip)),
         ("critic.loss_agg_mode", keys.critic_loss_agg_mode, average(critic.reduce)),
         ("segment.lam_critic", own_lam if lam is None else lam, own_lam),
@@ -256,8 +283,8 @@ def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
         ("algorithm.rollout_correction.rollout_is", keys.rollout_is or "none", "none"),
     ]
     return [
-        f"{key}={given}, where {settings.algorithm} as it is stated has {own}"
-        for key, given, own in wanted
+        f"{key}={given}; {settings.algorithm} as published has {own}"
+        for key, given, own in rows
         if given != own
     ]
 
@@ -268,3 +295,58 @@ def _kl(penalty: tuple[object, ...] | None) -> str:
         return "none"
     estimate, *rest = penalty
     return " ".join(str(x) for x in ("k1" if estimate == "kl" else estimate, *rest))
+
+
+def check_config(config: Any, use_critic: bool) -> None:
+    """Raise ValueError on the first verl setting that segment credit does not support."""
+    for problem in _config_problems(config, use_critic):
+        raise ValueError(problem)
+
+
+def _config_problems(config: Any, use_critic: bool) -> Iterator[str]:
+    actor, critic, algorithm = config.actor_rollout_ref.actor, config.critic, config.algorithm
+    if not use_critic or str(algorithm.adv_estimator) != "gae":
+        yield (
+            f"segment credit needs a critic; got algorithm.adv_estimator="
+            f"{algorithm.adv_estimator} and critic.enable={critic.enable}. "
+            f"Set algorithm.adv_estimator=gae critic.enable=True."
+        )
+    correction = algorithm.get("rollout_correction") or {}
+    if correction.get("bypass_mode", False):
+        yield (
+            "segments are cut by the entropies of π_old, which bypass mode does not compute. "
+            "Set algorithm.rollout_correction.bypass_mode=False."
+        )
+    if correction.get("rollout_rs") is not None:
+        yield (
+            f"rejection sampling removes tokens after responses were cut into segments; got "
+            f"algorithm.rollout_correction.rollout_rs={correction.get('rollout_rs')}. "
+            f"Set algorithm.rollout_correction.rollout_rs=null; importance weights (rollout_is) "
+            f"may stay."
+        )
+    loss_mode = actor.policy_loss.get("loss_mode", "vanilla")
+    if loss_mode != "vanilla":
+        yield (
+            f"segment.algorithm chooses the policy loss; got "
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}. Leave it at vanilla."
+        )
+    if critic.model.get("use_fused_kernels", False):
+        yield (
+            "fused kernels compute log-probabilities, which a value model does not have. "
+            "Set critic.model.use_fused_kernels=False."
+        )
+    if critic.model.get("lora_rank", 0):
+        yield (
+            "with LoRA the value head would stay frozen at its initial 0. "
+            "Set critic.model.lora_rank=0."
+        )
+    distillation = config.get("distillation") or {}
+    if distillation.get("enabled", False):
+        yield "segment credit does not support distillation. Set distillation.enabled=False."
+    section = config.get("segment") or {}
+    if section.get("critic_pretraining_steps", 0) and config.trainer.critic_warmup:
+        yield (
+            f"two settings for steps without a policy update: trainer.critic_warmup="
+            f"{config.trainer.critic_warmup} and segment.critic_pretraining_steps="
+            f"{section['critic_pretraining_steps']}. Set trainer.critic_warmup=0."
+        )
