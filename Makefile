@@ -89,9 +89,8 @@ house: $(STAMP)  ## rooms, files, lines, imports, and what one training step vis
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/house.py
 
 figures: $(STAMP)  ## draw the pictures of the idea and of the results again
-	$(BIN)/python docs/make_idea.py
-	$(BIN)/python docs/make_overview.py
-	$(BIN)/python docs/make_chains.py
+	$(BIN)/python -m segcredit_lab.pages.idea
+	$(BIN)/python -m segcredit_lab.pages.overview
 
 clean:  ## remove the environments and caches
 	rm -rf $(VENV) $(VERL) .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,7 +24,8 @@ from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
 from segcredit.types import Rollouts
-from segcredit_lab.study import Options, Plan, Store, load_study
+from segcredit_lab.pages import results as results_pages
+from segcredit_lab.study import Options, Store, StudyPlan, load_study
 from segcredit_lab.study.definition import corrections, scale_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,13 +146,10 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_tables_of_results_are_those_of_their_studies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import make_results
-
+def test_tables_of_results_are_those_of_their_studies():
     text = (ROOT / "docs" / "results.md").read_text()
-    assert make_results.fill(text) == text, "run docs/make_results.py"
-    assert make_results.fill(text.replace("| SAPO |", "| nobody |")) == text
+    assert results_pages.fill(text) == text, "run python -m segcredit_lab.pages.results"
+    assert results_pages.fill(text.replace("| SAPO |", "| nobody |")) == text
 
 
 def pending(study_csv: Path) -> dict[str, list[str]]:
@@ -207,26 +205,22 @@ def test_rows_of_before_a_correction_are_marked_and_no_others(path: Path):
 
 
 def test_a_mark_goes_when_the_arm_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import make_results
-    import side_by_side
-
     place = tmp_path / "fig4"
     shutil.copytree(ROOT / "docs" / "results" / "fig4", place)
-    monkeypatch.setattr(side_by_side, "RESULTS", tmp_path)
-    rows = side_by_side.rows_of(place / "study.csv")
+    monkeypatch.setattr(results_pages, "RESULTS", tmp_path)
+    rows = results_pages.rows_of(place / "study.csv")
 
     def write(**included: str) -> str:
         with (place / "study.csv").open("w") as file:
             writer = csv.DictWriter(file, dict.fromkeys([*rows[0], "corrections"]))
             writer.writeheader()
             writer.writerows(row | {"corrections": included.get(row["arm"], "")} for row in rows)
-        make_results.mark_pages(place)
+        results_pages.mark_pages(place)
         return (place / "study.md").read_text()
 
     before = write()
     labels = {row["arm"]: row["label"] for row in rows}
-    arm = next(x for x in labels if labels[x] in side_by_side.pending("fig4"))
+    arm = next(x for x in labels if labels[x] in results_pages.pending("fig4"))
     assert f"| {labels[arm]} † |" in before
     every = " ".join(x.name for x in corrections())
     one = write(**{arm: every})
@@ -240,7 +234,7 @@ def test_marks_are_the_arms_that_would_run_otherwise_today(name: str, tmp_path: 
     """Runs are named after the digest of recipe and method: which of them are another one now?"""
     path = ROOT / "docs" / "results" / name / "study.csv"
     study = load_study(name)
-    plan = Plan(study, scale_of("mini"), Options(optional=True), Store(tmp_path))
+    plan = StudyPlan(study, scale_of("mini"), Options(optional=True), Store(tmp_path))
     changed = {}
     rows = csv.DictReader(path.with_name("runs.csv").read_text().splitlines())
     for row in {row["arm"]: row for row in rows}.values():  # one seed of each

@@ -33,7 +33,7 @@ from segcredit.partition import (
     top_entropy,
 )
 from segcredit.types import Algorithm, Batch, Loss, Outputs
-from segcredit_lab.analysis.lift import Pool, lift
+from segcredit_lab.analysis.lift import TokenPool, lift
 from segcredit_lab.analysis.ratio_bias import log_bound, log_gap
 from segcredit_lab.analysis.statistics import tail_starts
 
@@ -338,7 +338,7 @@ def analyses() -> dict[str, object]:
     mean = ratios.geometric_mean_ratio(x, zero, one)[0, 0].item()
     out: dict[str, object] = {"bias": [raw, mean, gap.item(), bound.item()]}
     entropy, jump = np.array(g.LIFT_ENTROPY), np.array(g.LIFT_JUMP)
-    pool = Pool(np.arange(len(entropy)), entropy, jump, len(entropy))
+    pool = TokenPool(np.arange(len(entropy)), entropy, jump, len(entropy))
     for q in (0.5, 0.7, 0.9):
         high, decisive = in_tail(entropy, q), in_tail(jump, g.LIFT_D)
         counts = [int(high.sum()), int(decisive.sum()), int((high & decisive).sum())]

@@ -19,7 +19,7 @@ from segcredit.evaluate.checkpoint import evaluate_checkpoint
 from segcredit.runlog import read_run, resume_command
 from segcredit.runlog.storage import seal
 from segcredit_lab.analysis.probe import load_policy
-from segcredit_lab.analysis.reading import CannotAnalyseError
+from segcredit_lab.analysis.reading import CannotAnalyzeError
 
 STAGES = [{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 1}]
 HOSTILE = """
@@ -233,7 +233,7 @@ def test_a_models_own_code_is_not_run(
         lambda: load_run_recipe(copy),
         lambda: load_policy(read_run(copy), checkpoint),
     ):
-        with pytest.raises((ValueError, CannotAnalyseError), match=r"trust_remote_code.*--trust"):
+        with pytest.raises((ValueError, CannotAnalyzeError), match=r"trust_remote_code.*--trust"):
             call()
     assert not ran.exists()
     with pytest.raises(ValueError, match="cannot be read"):

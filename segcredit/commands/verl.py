@@ -1,4 +1,4 @@
-"""``segcredit verl``: one of our recipes on verl's engine, on one machine or many."""
+"""``segcredit verl``: run a recipe on verl, on one machine or many."""
 
 import re
 import shlex
@@ -12,13 +12,13 @@ import typer
 from segcredit.commands.output import complain
 
 ERROR = re.compile(r"^(?:ValueError|RuntimeError|AssertionError): (\S.*)$")
-"""The last line of a traceback, on which the reason stands."""
+"""Last line of a traceback, with the reason."""
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit verl geo3k/qwen2.5-vl-3b-sapo --print  [dim]# the command, to read or to change[/dim]
+segcredit verl geo3k/qwen2.5-vl-3b-sapo --print  [dim]# print the verl command[/dim]
 
-segcredit verl my.yaml --gpus 8 --out runs/mine  [dim]# run it; again to resume it[/dim]
+segcredit verl my.yaml --gpus 8 --out runs/mine  [dim]# run; repeat to resume[/dim]
 
 segcredit verl my.yaml optimizer.lr=2e-6 --nodes 4 --verl trainer.save_freq=20
 
@@ -27,24 +27,29 @@ segcredit report runs/mine  [dim]# also while it runs[/dim]
 
 
 def verl(
-    recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a recipe that comes along.")
-    ],
+    recipe: Annotated[str, typer.Argument(help="YAML file, or name of a built-in recipe.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="The recipe's settings, as key.path=value.", metavar="[KEY=VALUE]…"),
+        typer.Argument(
+            help="Override settings of the recipe with key.path=value.", metavar="[KEY=VALUE]…"
+        ),
     ] = None,
     show: Annotated[
         bool, typer.Option("--print", help="Print the command instead of running it.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The run's folder; runs/NAME-verl if not given.")
+        Path | None, typer.Option("--out", help="Run directory; default: runs/NAME-verl.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Of the Ray cluster.")] = 1,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Of each node.")] = 8,
-    rollout: Annotated[str, typer.Option("--rollout", help="vllm, sglang or trtllm.")] = "vllm",
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the Ray cluster.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each node.")] = 8,
+    rollout: Annotated[
+        str, typer.Option("--rollout", help="verl's rollout engine: vllm, sglang or trtllm.")
+    ] = "vllm",
     tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", min=1, help="GPUs per copy while sampling.")
+        int,
+        typer.Option(
+            "--tensor-parallel", min=1, help="GPUs that share one copy of the model while sampling."
+        ),
     ] = 1,
     accept: Annotated[
         bool,
@@ -56,7 +61,7 @@ def verl(
     ] = False,
     own: Annotated[
         list[str] | None,
-        typer.Option("--verl", help="A setting of verl's own, last of all.", metavar="KEY=VALUE"),
+        typer.Option("--verl", help="Override a verl setting; applied last.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
     """Run a recipe on verl (Ray, FSDP, vLLM), or print the command that does."""
@@ -95,7 +100,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
 
     if find_spec("verl") is None:
         complain(
-            "verl is not installed here, and it wants an environment of its own. Type: "
+            "verl is not installed in this environment; it needs one of its own. Type: "
             "python -m venv .venv-verl && .venv-verl/bin/pip install 'segcredit[verl]'"
         )
         return 2
@@ -104,12 +109,12 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     write_json_atomically(folder / "environment.json", describe_environment(command))
     code, last = _echo(command)
     if code not in (0, 130) and last:
-        complain(last)  # once more, at the end: Ray and hydra print much around it
+        complain(last)  # repeat it at the end, since Ray and hydra print many lines after it
     return code
 
 
 def _echo(command: list[str]) -> tuple[int, str]:
-    """Run it and pass on what it says; its exit code, and the last error that it told."""
+    """Run the command and forward its output; return its exit code and last error message."""
     last = ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -122,6 +127,6 @@ def _echo(command: list[str]) -> tuple[int, str]:
                 if found := ERROR.search(line):
                     last = found[1].strip()
         except KeyboardInterrupt:
-            process.wait()  # it got the same signal
+            process.wait()  # it received the same signal
             return 130, last
     return process.returncode, last

@@ -1,18 +1,18 @@
-"""What a run's folder can tell after training: the paper's figures, with intervals and caveats."""
+"""Analyses of run folders after training: the paper's figures, with intervals and caveats."""
 
-from segcredit_lab.analysis.analyses import Analysed, analyse, analyses
+from segcredit_lab.analysis.analyses import AnalysisResults, analyses, analyze_runs
 from segcredit_lab.analysis.drawing import INK, png, svg, write
-from segcredit_lab.analysis.reading import Analysis, Settings, Skipped, Table
+from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, SkippedAnalysis, Table
 
 __all__ = [
     "INK",
-    "Analysed",
     "Analysis",
-    "Settings",
-    "Skipped",
+    "AnalysisResults",
+    "AnalysisSettings",
+    "SkippedAnalysis",
     "Table",
-    "analyse",
     "analyses",
+    "analyze_runs",
     "png",
     "svg",
     "write",

@@ -1,4 +1,4 @@
-"""Whether a number rises over training: smoothing, Spearman's ρ, and the slope of a line."""
+"""Compare one metric of several runs over training, averaged over seeds."""
 
 import json
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from segcredit.runlog.reader import step_in
 from segcredit_lab.analysis.drawing import draw_compared
 from segcredit_lab.analysis.reading import (
     Analysis,
-    CannotAnalyseError,
-    Settings,
+    AnalysisSettings,
+    CannotAnalyzeError,
     Table,
     interval_text,
     plain,
@@ -26,30 +26,30 @@ from segcredit_lab.analysis.statistics import smooth
 
 STAGE = "optimize"
 LARGEST = 1e150
-"""Larger numbers are drawn as a gap in the curve: their squares would be infinite."""
+"""Larger numbers are a gap in the curve, since their squares overflow."""
 ENDS = 0.1
-"""Of a curve, the first and last share that the table averages."""
+"""Share of steps at each end of a curve that the table averages."""
 FLUCTUATION = (
-    "First and last: means of that share of the steps. Fluctuation: deviation from the smooth "
-    "curve in the second half."
+    "First and last: means over that share of the steps. Fluctuation: RMS deviation from the "
+    "smoothed curve in the second half."
 )
 T_975 = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
     *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
 )
-"""Student's t: its 97.5 % quantile at 1, 2, …, 30 degrees of freedom."""
+"""97.5 % quantile of Student's t at 1, 2, …, 30 degrees of freedom."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of all runs."""
+    """One metric to compare."""
 
     name: str
     key: str
     title: str
     label: str
-    """Of the axis, with the unit."""
+    """Axis label with unit."""
     note: str
 
 
@@ -59,30 +59,29 @@ COMPARISONS = (
         "value_loss",
         "Value loss",
         "value loss (squared error of V)",
-        "Losses of different methods are not on one scale: targets, factors and clips differ, and "
-        "a smaller λ makes targets that are easier to hit. Which critic knows more, "
-        "explained_variance tells.",
+        "Losses of different methods are not comparable: targets, factors and clips differ, and a "
+        "smaller λ makes targets easier. Compare critics by explained_variance.",
     ),
     Comparison(
         "entropy",
         "entropy",
         "Entropy",
         "entropy (nats per token)",
-        "Mean H of π_old over the step's tokens. Near 0 there is nothing left to explore.",
+        "Mean H of π_old over the step's tokens. Near 0 the policy no longer explores.",
     ),
     Comparison(
         "length",
         "response_length",
         "Response length",
         "response length (tokens)",
-        "Mean over the step's responses, cut off at the run's limit.",
+        "Mean over the step's responses, which are truncated at the run's limit.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration, with different seeds."""
+    """Runs of one configuration with different seeds."""
 
     label: str
     runs: tuple[Run, ...]
@@ -90,19 +89,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Curve:
-    """One group's metric."""
+    """One metric of a group of runs."""
 
     label: str
     runs: tuple[str, ...]
-    """Where they lie."""
+    """Paths of the runs."""
     step: Float[np.ndarray, " S"]
-    """Counted from the first step of optimisation, since warm starts differ."""
+    """Steps from the start of optimization, since warm starts differ."""
     each: Float[np.ndarray, "R S"]
-    """As measured, one row per run."""
+    """Recorded values, one row per run."""
     mean: Float[np.ndarray, " S"]
-    """Over runs, each smoothed first."""
+    """Mean over the smoothed runs."""
     interval: Float[np.ndarray, "2 S"]
-    """Student's t over seeds; NaN for a single run."""
+    """95 % interval by Student's t over seeds; NaN for a single run."""
 
     @property
     def num_runs(self) -> int:
@@ -110,7 +109,7 @@ class Curve:
 
 
 def group_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Group]:
-    """Runs whose configs differ only in seed, name and segcredit's version; one run per seed."""
+    """Group runs whose configs differ only in seed, name and version; one run per seed."""
     found: dict[str, dict[str, tuple[Run, str]]] = {}
     for run, name in zip(runs, names, strict=True):
         rest = {key: x for key, x in run.config.items() if key not in ("seed", "name", "version")}
@@ -135,7 +134,7 @@ def _method(run: Run) -> str:
 
 
 def curve_of(group: Group, key: str, window: int) -> Curve | None:
-    """The runs that have the metric, up to where the shortest ends; None if none has."""
+    """Curve of the runs that have the metric, over the steps that all share; None if none has."""
     series = {str(run.path): x for run in group.runs if (x := _series(run, key))}
     shared = sorted(set.intersection(*({*x} for x in series.values()))) if series else []
     if not shared:
@@ -163,7 +162,7 @@ def _series(run: Run, key: str) -> dict[int, float] | None:
 def t_interval(
     x: Float[np.ndarray, "R S"],
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "2 S"]]:
-    """The mean over rows and its 95 % interval by Student's t; NaN for a single row."""
+    """Mean over rows and its 95 % interval by Student's t; NaN for a single row."""
     mean = x.mean(axis=0)
     if len(x) == 1:
         return mean, np.full((2, x.shape[1]), np.nan)
@@ -172,7 +171,7 @@ def t_interval(
 
 
 def t_quantile(freedom: int) -> float:
-    """97.5 % of Student's t; beyond 30 degrees of freedom by Cornish and Fisher's expansion."""
+    """97.5 % quantile of Student's t; above 30 degrees of freedom by Cornish–Fisher."""
     if freedom <= len(T_975):
         return T_975[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -180,23 +179,23 @@ def t_quantile(freedom: int) -> float:
 
 
 def fluctuation(curve: Curve, window: int) -> float:
-    """How unsteady a curve is in its second half: deviation from its smooth self, over runs."""
+    """RMS deviation from the smoothed curve in its second half, over runs."""
     off = np.stack([x - smooth(x, window) for x in curve.each])[:, curve.each.shape[1] // 2 :]
     return float(np.sqrt(np.nanmean(off**2))) if np.isfinite(off).any() else float("nan")
 
 
 def compare(
-    what: Comparison, runs: Sequence[Run], names: Sequence[str], settings: Settings
+    what: Comparison, runs: Sequence[Run], names: Sequence[str], settings: AnalysisSettings
 ) -> Analysis:
     """One metric of all the runs that have it."""
     made = [curve_of(group, what.key, settings.window) for group in group_runs(runs, names)]
     curves = [curve for curve in made if curve is not None]
     if not curves:
-        raise CannotAnalyseError(f"no run has measured {what.key} while it was optimised.")
+        raise CannotAnalyzeError(f"no run recorded {what.key} during optimization.")
     averaged = any(curve.num_runs > 1 for curve in curves)
     means = (
-        " Runs that differ in seed and name alone are averaged; the interval is Student's t over "
-        "seeds, 95 %."
+        " Runs that differ only in seed and name are averaged; the 95 % interval is Student's t "
+        "over seeds."
         if averaged
         else ""
     )
@@ -213,7 +212,7 @@ def compare(
     )
 
 
-def _numbers(what: Comparison, curves: list[Curve], settings: Settings) -> dict[str, Any]:
+def _numbers(what: Comparison, curves: list[Curve], settings: AnalysisSettings) -> dict[str, Any]:
     return {
         "metric": what.key,
         "window": settings.window,
@@ -257,7 +256,7 @@ def _table(curves: list[Curve], window: int) -> Table:
 
 
 def _means(x: np.ndarray) -> np.ndarray:
-    """Of each row, over what is finite."""
+    """Mean of each row over finite values."""
     known = np.isfinite(x)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (np.where(known, x, 0.0).sum(axis=1) / known.sum(axis=1))[:, None]

@@ -1,4 +1,4 @@
-"""Colours, lines and axes that all figures share."""
+"""Style of all figures, output as SVG and PNG, and drawing of each analysis."""
 
 import io
 import json
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 INK = "#333a45"
-"""All text, axes, grids and reference lines: to follow a page's text, replace it alone."""
-COLOURS = ("#3b6fd4", "#e07b39", "#2c9c79", "#a14fb5", "#b8902a", "#5aa7d6", "#c2486f")
-"""Blue, orange, teal, purple, ochre, sky, rose: told apart by the colour-blind as well."""
+"""Color of all text, axes, grids and reference lines; a page may replace it by its own."""
+COLORS = ("#3b6fd4", "#e07b39", "#2c9c79", "#a14fb5", "#b8902a", "#5aa7d6", "#c2486f")
+"""Blue, orange, teal, purple, ochre, sky, rose; safe for color-blind readers."""
 LINES = ("-", "--", "-.", ":")
-"""Once more around the colours, another stroke."""
+"""Line styles, one per cycle through the colors."""
 STYLE: dict[str, Any] = {
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -52,37 +52,37 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "legend.handlelength": 3.0,  # dashes can be told
+    "legend.handlelength": 3.0,  # long enough to show dashes
     "legend.labelcolor": INK,
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
     "text.color": INK,
-    "text.parse_math": False,  # a run's name may hold dollar signs
+    "text.parse_math": False,  # a run's name may contain dollar signs
     "xtick.color": INK,
     "xtick.labelsize": 8,
     "ytick.color": INK,
     "ytick.labelsize": 8,
 }
 REFERENCE: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 3)), "alpha": 0.7}
-"""A line to compare with."""
+"""Style of reference lines."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def line_of(number: int) -> dict[str, Any]:
-    """Colour and stroke of the n-th curve."""
+    """Color and line style of the n-th curve."""
     return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+        "color": COLORS[number % len(COLORS)],
+        "linestyle": LINES[number // len(COLORS) % len(LINES)],
     }
 
 
-def band(axis: Any, x: Any, ends: Any, colour: str) -> None:
-    """An interval around a curve."""
-    axis.fill_between(x, ends[0], ends[1], color=colour, alpha=0.16, linewidth=0)
+def band(axis: Any, x: Any, ends: Any, color: str) -> None:
+    """Draw an interval around a curve."""
+    axis.fill_between(x, ends[0], ends[1], color=color, alpha=0.16, linewidth=0)
 
 
 def powers_of_ten(axis: Any, *, x: bool = True, y: bool = True) -> None:
-    """Logarithmic axes, labelled without mathematical markup."""
+    """Make axes logarithmic, with labels without math markup."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     for wanted, side in ((x, "x"), (y, "y")):
@@ -102,7 +102,7 @@ def _power(x: float, _: object = None) -> str:
 
 
 def integer_steps(axis: Any) -> None:
-    """No half steps below the axis."""
+    """Use integer ticks on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(
@@ -114,17 +114,17 @@ _HEAD = re.compile(r"\A.*?(?=<svg\b)", re.DOTALL)
 _PARTS = re.compile(r"<metadata>.*?</metadata>\s*|<style\b.*?</style>\s*", re.DOTALL)
 _GROUP_IDS = re.compile(r'(<g) id="[^"]*"')
 _STROKES = '<svg style="stroke-linejoin: round; stroke-linecap: butt" '
-"""What matplotlib says in a style sheet, which inside a page would be the whole page's."""
+"""Line style that matplotlib puts into a style sheet, which would affect the whole page."""
 
 LETTER = 0.092
-"""Inches of a letter of the title: wrapping would read a name's dollar signs as mathematics."""
+"""Width in inches of a letter of the title; wrapping would parse dollar signs as math."""
 
 
 def svg(analysis: Analysis) -> str:
-    """The figure as one <svg> element, to stand in a page: transparent, text as text.
+    """Draw the figure as one transparent <svg> element for a page, with text as text.
 
-    The same numbers give the same bytes. Ids belong to this figure alone, and everything that is
-    not data has the colour ``INK``.
+    The same numbers give the same bytes. Ids are unique to this figure, and everything that is
+    not data has the color ``INK``.
     """
     salt = json.dumps([analysis.name, *analysis.runs])
     with _figure(analysis, title=False, salt=salt) as figure:
@@ -136,7 +136,7 @@ def svg(analysis: Analysis) -> str:
 
 
 def png(analysis: Analysis) -> bytes:
-    """The figure as a picture, with its title."""
+    """Draw the figure as PNG, with its title."""
     with _figure(analysis, title=True) as figure:
         file = io.BytesIO()
         figure.savefig(file, format="png", dpi=150)
@@ -144,7 +144,7 @@ def png(analysis: Analysis) -> bytes:
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
-    """NAME.png, NAME.svg and NAME.json."""
+    """Write NAME.png, NAME.svg and NAME.json."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "name": analysis.name,
@@ -167,14 +167,14 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
 
 @contextmanager
 def _figure(analysis: Analysis, title: bool, salt: str = "") -> Iterator["Figure"]:
-    """Drawn in our style, whatever style the caller or his matplotlibrc has set."""
+    """Draw in our style, regardless of the caller's matplotlib settings."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     parameters: Any = matplotlib.rcParams
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # a run's name may have letters that the font lacks; they are drawn as boxes
+        # letters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         matplotlib.rcdefaults()
         parameters.update({**STYLE, "svg.hashsalt": salt})
@@ -188,7 +188,7 @@ def _figure(analysis: Analysis, title: bool, salt: str = "") -> Iterator["Figure
 
 
 def draw_compared(curves: "list[Curve]", label: str, window: int, figure: Any) -> None:
-    """A smooth curve for each group of runs; what was measured shines through."""
+    """Draw a smoothed curve for each group of runs over the pale recorded values."""
     axis = figure.subplots()
     for number, curve in enumerate(curves):
         line = line_of(number)
@@ -199,18 +199,18 @@ def draw_compared(curves: "list[Curve]", label: str, window: int, figure: Any) -
             band(axis, curve.step, curve.interval, line["color"])
         marker = "." if len(curve.step) < 8 else None
         axis.plot(curve.step, curve.mean, label=curve.label, marker=marker, **line)
-    axis.set_xlabel("optimisation step")
+    axis.set_xlabel("optimization step")
     axis.set_ylabel(label)
     axis.margins(x=0.01)
-    axis.set_ylim(bottom=max(0.0, axis.get_ylim()[0]))  # none of them can be below
+    axis.set_ylim(bottom=max(0.0, axis.get_ylim()[0]))  # none of these metrics is negative
     integer_steps(axis)
-    # below the axis: names can be long, and curves run everywhere
+    # below the axis, since names can be long
     longest = max(len(curve.label) for curve in curves)
     figure.legend(loc="outside lower left", ncols=min(4, len(curves), max(1, 90 // longest)))
 
 
 def draw_lift(curves: "LiftCurves", figure: Any) -> None:
-    """Three panels; what the lines are stands below them, where no curve runs."""
+    """Draw three panels with the legend below."""
     over_responses, over_steps, trend = figure.subplots(1, 3, width_ratios=(1, 1, 1.05))
     over_steps.sharey(over_responses)
     _by_stage(over_responses, curves, "over_responses", "95 % interval over responses")
@@ -222,11 +222,11 @@ def draw_lift(curves: "LiftCurves", figure: Any) -> None:
 
 
 def _by_stage(axis: Any, curves: "LiftCurves", interval: str, title: str) -> None:
-    for colour, stage in zip(COLOURS, curves.stages, strict=False):
-        band(axis, curves.quantiles, getattr(stage, interval)[:, 0], colour)
+    for color, stage in zip(COLORS, curves.stages, strict=False):
+        band(axis, curves.quantiles, getattr(stage, interval)[:, 0], color)
         steps = f"{stage.num_steps} step" + ("s" if stage.num_steps > 1 else "")
         label = f"{stage.name} ({steps})"
-        axis.plot(curves.quantiles, stage.lift[0], color=colour, marker=".", label=label)
+        axis.plot(curves.quantiles, stage.lift[0], color=color, marker=".", label=label)
     axis.axhline(1.0, label="no association", **REFERENCE)
     if curves.cut is not None and curves.quantiles[0] <= curves.cut <= curves.quantiles[-1]:
         label = f"the method cuts the top {100 * (1 - curves.cut):.3g} %"
@@ -237,8 +237,8 @@ def _by_stage(axis: Any, curves: "LiftCurves", interval: str, title: str) -> Non
 
 def _over_time(axis: Any, curves: "LiftCurves") -> None:
     trend = curves.trend
-    axis.plot(trend.step, trend.lift, ".", color=COLOURS[3], markersize=4, alpha=0.5)
-    axis.plot(trend.step, trend.smoothed, color=COLOURS[3])
+    axis.plot(trend.step, trend.lift, ".", color=COLORS[3], markersize=4, alpha=0.5)
+    axis.plot(trend.step, trend.smoothed, color=COLORS[3])
     axis.axhline(1.0, **REFERENCE)
     axis.set_title(f"Mean over q, Spearman ρ = {number_text(trend.spearman, '+.2f')}")
     axis.set_xlabel(f"training step (line: {trend.window} recorded steps averaged)")
@@ -246,13 +246,13 @@ def _over_time(axis: Any, curves: "LiftCurves") -> None:
 
 
 SMALLEST, LARGEST = -12.0, 6.0
-"""Powers of ten that are drawn; what lies beyond stands at the edge."""
+"""Smallest and largest power of ten drawn; values beyond are drawn at the edge."""
 POINTS = 800
-"""Drawn of all units, evenly spread over the sizes of the gap."""
+"""Number of units drawn, evenly spaced by the size of the gap."""
 
 
 def draw_ratio_bias(bias: "RatioBias", by_length: list[dict[str, Any]], figure: Any) -> None:
-    """Two panels."""
+    """Draw gap against bound, and clipped shares by length."""
     left, right = figure.subplots(1, 2)
     _gap(left, bias, by_length)
     _clipped(right, by_length)
@@ -272,14 +272,14 @@ def _gap(axis: Any, bias: "RatioBias", by_length: list[dict[str, Any]]) -> None:
     axis.set_xlabel("bound  exp(L|μ|) (L − 1) |μ|")
     axis.set_ylabel("gap  |exp(Lμ) − exp(μ)|")
     if not len(gap):
-        axis.text(0.5, 0.5, "no unit moved", ha="center", transform=axis.transAxes)
+        axis.text(0.5, 0.5, "all ratios are 1", ha="center", transform=axis.transAxes)
         return
     longer = [x for x in by_length if x["to"] > 1]
-    for colour, bucket in zip(COLOURS, longer, strict=False):
+    for color, bucket in zip(COLORS, longer, strict=False):
         length = bias.length[order]
         here = (length >= bucket["from"]) & (length <= bucket["to"])
         label = f"L = {_span(bucket)}"
-        axis.plot(bound[here], gap[here], "o", color=colour, markersize=3, mew=0, label=label)
+        axis.plot(bound[here], gap[here], "o", color=color, markersize=3, mew=0, label=label)
     powers_of_ten(axis)
     ends = [min(gap.min(), bound.min()), max(gap.max(), bound.max())]
     axis.plot(ends, ends, label="gap = bound", zorder=3, **REFERENCE)
@@ -293,12 +293,12 @@ def _span(bucket: dict[str, Any]) -> str:
 
 def _clipped(axis: Any, by_length: list[dict[str, Any]]) -> None:
     at = np.arange(len(by_length))
-    for shift, key, label, colour in (
-        (-0.2, "mean_clipped", "mean ratio exp(μ)", COLOURS[0]),
-        (0.2, "product_clipped", "product exp(Lμ)", COLOURS[1]),
+    for shift, key, label, color in (
+        (-0.2, "mean_clipped", "mean ratio exp(μ)", COLORS[0]),
+        (0.2, "product_clipped", "product exp(Lμ)", COLORS[1]),
     ):
         share = [100 * x[key] for x in by_length]
-        axis.bar(at + shift, share, width=0.38, color=colour, label=label)
+        axis.bar(at + shift, share, width=0.38, color=color, label=label)
     axis.set_xticks(at, [_span(x) for x in by_length])
     axis.set_title("Outside the clip range")
     axis.set_xlabel("tokens in the segment, L")
@@ -313,9 +313,9 @@ def draw_shapes(
     counts: dict[str, Any],
     figure: Any,
 ) -> None:
-    """Three panels."""
+    """Draw lengths, end positions and counts of segments."""
     left, middle, right = figure.subplots(1, 3)
-    _bars(left, lengths, COLOURS[0])
+    _bars(left, lengths, COLORS[0])
     left.set(title="Segment length", xlabel="tokens", ylabel="share of segments (%)")
     _places(middle, places)
     middle.set(
@@ -324,7 +324,7 @@ def draw_shapes(
         ylabel="share of inner ends (%)",
         xlim=(0, 1),
     )
-    _bars(right, counts, COLOURS[2])
+    _bars(right, counts, COLORS[2])
     right.set(title="Segments per response", xlabel="segments", ylabel="share of responses (%)")
     for axis in (left, middle, right):
         axis.grid(False, axis="x")
@@ -338,21 +338,21 @@ def _places(axis: Any, places: np.ndarray) -> None:
         return
     middle = (np.arange(len(places)) + 0.5) / len(places)
     share = 100 * places / places.sum()
-    axis.bar(middle, share, width=0.9 / len(places), color=COLOURS[1])
+    axis.bar(middle, share, width=0.9 / len(places), color=COLORS[1])
 
 
-def _bars(axis: Any, bars: dict[str, Any], colour: str) -> None:
+def _bars(axis: Any, bars: dict[str, Any], color: str) -> None:
     start, width, count = bars["from"], bars["width"], bars["count"]
-    axis.bar(start + (width - 1) / 2, 100 * count / count.sum(), width=0.9 * width, color=colour)
+    axis.bar(start + (width - 1) / 2, 100 * count / count.sum(), width=0.9 * width, color=color)
     axis.set_xlim(start[0] - width, start[-1] + 2 * width - 1)
     integer_steps(axis)
 
 
 def draw_within(found: "WithinSegments", figure: Any) -> None:
-    """One panel."""
+    """Draw the share of variance within segments over training."""
     axis = figure.subplots()
-    axis.plot(found.step, 100 * found.share, ".", color=COLOURS[0], markersize=4, alpha=0.45)
-    axis.plot(found.step, 100 * found.smoothed, color=COLOURS[0], label="the run's segments")
+    axis.plot(found.step, 100 * found.share, ".", color=COLORS[0], markersize=4, alpha=0.45)
+    axis.plot(found.step, 100 * found.smoothed, color=COLORS[0], label="the run's segments")
     axis.plot(
         found.step,
         100 * found.equal_cut_smoothed,

@@ -1,4 +1,4 @@
-"""Quantiles of a sample in which every value may stand several times, or not at all."""
+"""Lift: how much likelier large jumps of V are at tokens of high entropy (paper, Figure 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from segcredit_lab.analysis.drawing import draw_lift
 from segcredit_lab.analysis.reading import (
     QUANTILES,
     Analysis,
-    CannotAnalyseError,
-    Settings,
+    AnalysisSettings,
+    CannotAnalyzeError,
     Step,
     Table,
     interval_text,
@@ -35,17 +35,17 @@ from segcredit_lab.analysis.statistics import (
 )
 
 STAGES = (("early", 0.3), ("middle", 0.6), ("late", 1.0))
-"""The first 30, the next 30 and the last 40 % of the recorded steps."""
+"""Stages of training: the first 30 %, the next 30 % and the last 40 % of the recorded steps."""
 ENTRIES = 2**21
-"""Of the arrays (draws × tokens) made at once."""
+"""Maximum size of the arrays (draws × tokens)."""
 
 
 @dataclass(frozen=True)
-class Pool:
-    """The tokens of one step that are compared, every response's last one left out."""
+class TokenPool:
+    """Tokens of one step, without the last token of every response."""
 
     owner: Int[np.ndarray, " N"]
-    """Which of the responses a token belongs to."""
+    """Index of each token's response."""
     entropy: Float[np.ndarray, " N"]
     jump: Float[np.ndarray, " N"]
     """ΔV_t = |V_t − V_{t+1}|."""
@@ -59,21 +59,23 @@ def make_pool(
     entropy: Float[np.ndarray, " N"],
     value: Float[np.ndarray, " N"],
     num_responses: int,
-) -> Pool:
-    """Tokens with a successor in their own response.
+) -> TokenPool:
+    """Collect tokens that have a successor in their response.
 
-    The last one has none: V past the end is 0, which would make every end a jump.
+    The last token has none: V after the end is 0, which would make every end a jump.
     """
     followed = np.flatnonzero(owner[:-1] == owner[1:])
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         jump = np.abs(value[followed] - value[followed + 1])
     entropy = entropy[followed]
     good = np.isfinite(jump) & np.isfinite(entropy)
-    return Pool(owner[followed][good], entropy[good], jump[good], num_responses, int((~good).sum()))
+    return TokenPool(
+        owner[followed][good], entropy[good], jump[good], num_responses, int((~good).sum())
+    )
 
 
 def lift(
-    pool: Pool, quantiles: Float[np.ndarray, " Q"], thresholds: Float[np.ndarray, " D"]
+    pool: TokenPool, quantiles: Float[np.ndarray, " Q"], thresholds: Float[np.ndarray, " D"]
 ) -> Float[np.ndarray, "D Q"]:
     """Lift(q) = P(D | A) / P(D), A = {H ≥ quantile_q(H)}, D = {ΔV ≥ quantile_d(ΔV)}.
 
@@ -84,14 +86,14 @@ def lift(
 
 
 def lift_of_draws(
-    pool: Pool,
+    pool: TokenPool,
     counts: Int[np.ndarray, "B R"],
     quantiles: Float[np.ndarray, " Q"],
     thresholds: Float[np.ndarray, " D"],
 ) -> Float[np.ndarray, "B D Q"]:
-    """Lift of many draws, each given by how often every response stands in it.
+    """Lift of many bootstrap draws, each given by the count of every response in it.
 
-    The tokens are sorted once; a draw's quantiles and counts are then read off sums over them.
+    Tokens are sorted once; a draw's quantiles and counts then follow from cumulative sums.
     """
     found = np.full((len(counts), len(thresholds), len(quantiles)), np.nan)
     if not len(pool.owner):
@@ -105,23 +107,23 @@ def lift_of_draws(
 
 
 @dataclass(frozen=True)
-class _Sorted:
-    """A pool in the order of H, and in the order of ΔV."""
+class _SortedPool:
+    """A pool sorted by H and by ΔV."""
 
     owner_by_entropy: np.ndarray
     owner_by_jump: np.ndarray
     entropy_tie: np.ndarray
     jump_tie: np.ndarray
     jump_rank: np.ndarray
-    """Of the tokens in the order of H, their places in the order of ΔV."""
+    """Rank by ΔV of the tokens sorted by H."""
 
 
-def _sort(pool: Pool) -> _Sorted:
+def _sort(pool: TokenPool) -> _SortedPool:
     by_entropy = np.argsort(pool.entropy, kind="stable")
     by_jump = np.argsort(pool.jump, kind="stable")
     rank = np.empty(len(by_jump), dtype=np.int64)
     rank[by_jump] = np.arange(len(by_jump))
-    return _Sorted(
+    return _SortedPool(
         owner_by_entropy=pool.owner[by_entropy],
         owner_by_jump=pool.owner[by_jump],
         entropy_tie=_first_equal(pool.entropy[by_entropy]),
@@ -131,18 +133,18 @@ def _sort(pool: Pool) -> _Sorted:
 
 
 def _first_equal(x: np.ndarray) -> np.ndarray:
-    """Where each of the sorted values first stands."""
+    """Index of the first equal value, for sorted values."""
     return np.searchsorted(x, x, side="left")
 
 
 def _lift(
-    tokens: _Sorted, counts: np.ndarray, quantiles: np.ndarray, thresholds: np.ndarray
+    tokens: _SortedPool, counts: np.ndarray, quantiles: np.ndarray, thresholds: np.ndarray
 ) -> np.ndarray:
     by_entropy = counts[:, tokens.owner_by_entropy].astype(np.int32)
     below = _sums(by_entropy)
     total = below[:, -1:]
     empty = total[:, 0] == 0
-    below[empty, -1] = 1  # any start will do: their Lift is NaN
+    below[empty, -1] = 1  # any start works, since their Lift is NaN
     starts = tail_starts(tokens.entropy_tie, below[:, 1:], quantiles)
     in_a = total - np.take_along_axis(below, starts, axis=1)
     below_jump = _sums(counts[:, tokens.owner_by_jump].astype(np.int32))
@@ -168,7 +170,7 @@ def _sums(x: np.ndarray) -> np.ndarray:
 
 
 def stage_slices(num: int) -> dict[str, slice]:
-    """Which of the recorded steps, in order, belong to which stage; fewer than three are one."""
+    """Slices of the recorded steps by stage; fewer than three steps are one stage."""
     if num < len(STAGES):
         return {"all": slice(0, num)}
     found, first = {}, 0
@@ -180,13 +182,13 @@ def stage_slices(num: int) -> dict[str, slice]:
 
 
 def lift_over_responses(
-    pools: Sequence[Pool],
+    pools: Sequence[TokenPool],
     quantiles: Float[np.ndarray, " Q"],
     thresholds: Float[np.ndarray, " D"],
     resamples: int,
     seed: int = 0,
 ) -> Float[np.ndarray, "S B D Q"]:
-    """Lift of every step with its responses drawn again; each draw has quantiles of its own."""
+    """Bootstrap the Lift of every step over responses; each draw has its own quantiles."""
     found = []
     for number, pool in enumerate(pools):
         generator = np.random.default_rng([seed, number])
@@ -198,7 +200,7 @@ def lift_over_responses(
 def mean_over_steps(
     x: Float[np.ndarray, "S *rest"], resamples: int, seed: int = 0
 ) -> Float[np.ndarray, "B *rest"]:
-    """Means of steps drawn again, each with what was measured at it."""
+    """Bootstrap the mean over steps."""
     counts = draws(np.random.default_rng(seed), len(x), resamples)
     known = np.isfinite(x)
     weight = np.tensordot(counts, known, axes=1)
@@ -210,13 +212,13 @@ def mean_over_steps(
 SHOWN = (0.7, 0.9, 0.95)
 """Quantiles that the table shows."""
 BOUNDARY_CRITIC = (
-    "This run's segments are longer than one token, and a critic that is trained at segment "
-    "boundaries alone is arbitrary between them: ΔV inside segments, and so this Lift, has no "
-    "meaning. Measure it with a value that is fitted at every token: --probe."
+    "This run's segments are longer than one token, and a critic that is trained only at segment "
+    "boundaries is arbitrary between them: ΔV inside segments, and so this Lift, has no "
+    "meaning. Use a value that is fitted at every token: --probe."
 )
 READING = (
-    "Above 1, large jumps of V are commoner among tokens of high entropy than among all tokens; "
-    "it is an association, and says nothing about causes."
+    "Above 1, large jumps of V are more frequent among tokens of high entropy than among all "
+    "tokens. This is an association, not a cause."
 )
 
 
@@ -229,29 +231,29 @@ class StageCurve:
     lift: Float[np.ndarray, "D Q"]
     over_responses: Float[np.ndarray, "2 D Q"]
     over_steps: Float[np.ndarray, "2 D Q"]
-    """NaN where the stage has one step only."""
+    """NaN if the stage has only one step."""
 
 
 @dataclass(frozen=True)
 class LiftTrend:
-    """The mean over q of each step's Lift, for the chosen threshold, against the step."""
+    """Mean over q of each step's Lift at the chosen threshold, over training."""
 
     step: Float[np.ndarray, " S"]
     lift: Float[np.ndarray, " S"]
     smoothed: Float[np.ndarray, " S"]
     window: int
     spearman: float
-    """Of the smoothed curve."""
+    """Spearman correlation of the smoothed curve with the step."""
     spearman_raw: float
     slope: float
-    """Of the curve as measured, per step."""
+    """Slope of the unsmoothed curve per step."""
     slope_over_responses: Float[np.ndarray, " 2"]
     slope_over_steps: Float[np.ndarray, " 2"]
 
 
 @dataclass(frozen=True)
 class LiftCurves:
-    """All that is reported of Lift."""
+    """All results on Lift."""
 
     quantiles: Float[np.ndarray, " Q"]
     thresholds: Float[np.ndarray, " D"]
@@ -263,9 +265,12 @@ class LiftCurves:
 
 
 def measure(
-    pools: Sequence[Pool], steps: Sequence[int], settings: Settings, cut: float | None = None
+    pools: Sequence[TokenPool],
+    steps: Sequence[int],
+    settings: AnalysisSettings,
+    cut: float | None = None,
 ) -> LiftCurves:
-    """Every curve and interval from the pools of the recorded steps, in order."""
+    """Compute all curves and intervals from the pools of the recorded steps."""
     quantiles, thresholds = np.array(QUANTILES), np.array(settings.thresholds)
     points = np.stack([lift(pool, quantiles, thresholds) for pool in pools])
     drawn = lift_over_responses(pools, quantiles, thresholds, settings.resamples, settings.seed)
@@ -291,7 +296,7 @@ def _trend(
     step: Float[np.ndarray, " S"],
     points: Float[np.ndarray, "S Q"],
     drawn: Float[np.ndarray, "S B Q"],
-    settings: Settings,
+    settings: AnalysisSettings,
 ) -> LiftTrend:
     mean, drawn_mean = points.mean(axis=1), drawn.mean(axis=2).T
     smoothed = smooth(mean, settings.window)
@@ -309,21 +314,23 @@ def _trend(
     )
 
 
-def pools_of(steps: Sequence[Step]) -> tuple[list[Pool], list[int]]:
-    """The pools of the steps that have one, and which they are."""
+def pools_of(steps: Sequence[Step]) -> tuple[list[TokenPool], list[int]]:
+    """Pools of the steps that have tokens, and the numbers of these steps."""
     made = [make_pool(x.owner, x.entropy, x.value, x.num_responses) for x in steps]
     kept = [(pool, x.step) for pool, x in zip(made, steps, strict=True) if len(pool.owner)]
     if not kept:
-        raise CannotAnalyseError(
-            "no recorded token has a finite entropy, and finite values before and after it."
+        raise CannotAnalyzeError(
+            "no recorded token has a finite entropy and finite values before and after it."
         )
     return [pool for pool, _ in kept], [step for _, step in kept]
 
 
-def lift_of_critic(run: Run, name: str, steps: Sequence[Step], settings: Settings) -> Analysis:
-    """Lift with the values that the run's critic gave."""
-    require_column(steps, "entropy", "the method did not ask for it.")
-    require_column(steps, "value", "the method has no critic. A probe has: --probe.")
+def lift_of_critic(
+    run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
+) -> Analysis:
+    """Lift with the values of the run's critic."""
+    require_column(steps, "entropy", "the method does not need it.")
+    require_column(steps, "value", "the method has no critic. Use a probe: --probe.")
     everywhere = learns_everywhere(run, steps)
     note = READING if everywhere else f"{BOUNDARY_CRITIC} {READING}"
     more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}
@@ -331,14 +338,14 @@ def lift_of_critic(run: Run, name: str, steps: Sequence[Step], settings: Setting
 
 
 def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
-    """Whether a critic was trained at every token: each is a unit, or the method says so."""
+    """Whether the critic was trained at every token, by one-token segments or by the method."""
     if not any(np.isfinite(x.value).any() for x in steps):
         return False
     if not any((unit_lengths(unit_of(x.owner, x.segment)) > 1).any() for x in steps):
         return True
     try:
         return bool(getattr(method_of(run).critic, "everywhere", False))
-    except CannotAnalyseError:
+    except CannotAnalyzeError:
         return False
 
 
@@ -357,11 +364,11 @@ def lift_analysis(
     run: Run,
     run_name: str,
     steps: Sequence[Step],
-    settings: Settings,
+    settings: AnalysisSettings,
     note: str,
     more: dict[str, Any] | None = None,
 ) -> Analysis:
-    """The analysis for whatever stands in the steps' values."""
+    """Analyze Lift for the values in these steps."""
     pools, numbers = pools_of(steps)
     curves = measure(pools, numbers, settings, cut_of(run))
     return Analysis(
@@ -377,15 +384,17 @@ def lift_analysis(
 
 
 def cut_of(run: Run) -> float | None:
-    """1 − k of a method that cuts after the share k of the tokens with the largest entropy."""
+    """1 − k of a method that cuts after the share k of tokens with the highest entropy."""
     try:
         fraction = getattr(method_of(run).credit.over, "fraction", None)
-    except CannotAnalyseError:
+    except CannotAnalyzeError:
         return None
     return 1.0 - fraction if isinstance(fraction, float) else None
 
 
-def _numbers(curves: LiftCurves, pools: Sequence[Pool], settings: Settings) -> dict[str, Any]:
+def _numbers(
+    curves: LiftCurves, pools: Sequence[TokenPool], settings: AnalysisSettings
+) -> dict[str, Any]:
     trend = curves.trend
     return {
         "quantiles": curves.quantiles,

@@ -1,4 +1,4 @@
-"""Last hidden states of a run's saved policy before every token of recorded responses."""
+"""Lift by a value probe: a ridge regression of the reward on the policy's hidden states."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from segcredit.runlog import Run
 from segcredit.runlog.untrusted import FLAG, require_trust
-from segcredit_lab.analysis.reading import CannotAnalyseError
+from segcredit_lab.analysis.reading import CannotAnalyzeError
 
 if TYPE_CHECKING:
     from segcredit.models import Policy
@@ -21,21 +21,18 @@ from itertools import combinations
 from jaxtyping import Bool
 
 from segcredit_lab.analysis.lift import READING, lift_analysis, stage_slices
-from segcredit_lab.analysis.reading import Analysis, Settings, Step, require_column
+from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, Step, require_column
 
 TOKENS_AT_ONCE = 16_384
 _PARTS = ("model", "data")
-OLDER = (
-    "its rollouts hold no messages: it was written by an older version, which did not keep what a "
-    "prompt is made of."
-)
+OLDER = "its rollouts have no messages: an older version wrote them, which did not store prompts."
 
 
 def last_whole_checkpoint(run: Run) -> Path:
-    """Whose policy the probe reads."""
+    """Last complete checkpoint, whose policy the probe reads."""
     path = run.last_whole_checkpoint()
     if path is None:
-        raise CannotAnalyseError("it has no whole checkpoint yet.")
+        raise CannotAnalyzeError("it has no complete checkpoint yet.")
     return path
 
 
@@ -52,7 +49,7 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
         try:
             require_trust({"model": settings}, run.path, command)
         except ValueError as error:
-            raise CannotAnalyseError(str(error)) from None
+            raise CannotAnalyzeError(str(error)) from None
     dtype = torch.bfloat16 if settings.get("dtype") == "bfloat16" else torch.float32
     try:
         trusted = settings.get("trust_remote_code") is True
@@ -61,7 +58,7 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
         policy = Policy.from_pretrained(checkpoint / "policy", dtype, trusted, template, family)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
-        raise CannotAnalyseError(
+        raise CannotAnalyzeError(
             f"its checkpoint {checkpoint.name} does not load: {first}"
         ) from None
     if torch.cuda.is_available():
@@ -70,15 +67,15 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
 
 
 def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
-    """The prompt of a recorded response, its pictures read from the run folder."""
+    """Prompt of a recorded response, with its images from the run folder."""
     from segcredit.types import Prompt
 
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise CannotAnalyseError(OLDER)
+        raise CannotAnalyzeError(OLDER)
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise CannotAnalyseError("a recorded message is no object with role and content.")
+            raise CannotAnalyzeError("a recorded message is not an object with role and content.")
     images = []
     listed = row.get("images")
     for name in listed if isinstance(listed, list) else ():
@@ -88,7 +85,7 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
         except (OSError, ValueError, RuntimeError):  # not a valid file name
             inside = False
         if not inside:
-            raise CannotAnalyseError(f"the picture {str(name)[:80]!r} is not in the run folder.")
+            raise CannotAnalyzeError(f"the image {str(name)[:80]!r} is not in the run folder.")
         images.append(path)
     made = tuple({"role": str(x.get("role", "user")), "content": x["content"]} for x in messages)
     return Prompt(str(row.get("prompt_id", "")), made, tuple(images))
@@ -99,7 +96,7 @@ def hidden_states(
     prompts: "Sequence[Encoded]",
     responses: Sequence[Int[np.ndarray, "_"]],
 ) -> Iterator[Float[np.ndarray, "_ F"]]:
-    """Of each response, what the trunk says before each of its tokens; a few at a time."""
+    """Yield the last hidden states before every token of each response, in batches."""
     import torch
 
     from segcredit.models.policy import response_outputs
@@ -113,14 +110,14 @@ def hidden_states(
         for row, ids in enumerate(responses[part]):
             tokens[row, : len(ids)] = torch.from_numpy(ids.clip(0, width - 1))
         mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        nothing = torch.zeros(len(lengths), device=policy.device)
+        zeros = torch.zeros(len(lengths), device=policy.device)
         rollouts = Rollouts(
             tokens=tokens.to(policy.device),
             mask=mask.to(policy.device),
             logp_old=torch.zeros(mask.shape, device=policy.device),
-            reward=nothing,
-            group=nothing.long(),
-            truncated=nothing.bool(),
+            reward=zeros,
+            group=zeros.long(),
+            truncated=zeros.bool(),
             prompts=prompts[part],
         )
         with torch.inference_mode():
@@ -130,7 +127,7 @@ def hidden_states(
 
 
 def _parts(prompts: Sequence[int], responses: Sequence[int]) -> Iterator[slice]:
-    """Neighbours that together, padded, are not too many tokens."""
+    """Split into batches of at most TOKENS_AT_ONCE padded tokens."""
     first, longest = 0, [0, 0]
     for number, lengths in enumerate(zip(prompts, responses, strict=True)):
         wider = [max(pair) for pair in zip(longest, lengths, strict=True)]
@@ -143,15 +140,15 @@ def _parts(prompts: Sequence[int], responses: Sequence[int]) -> Iterator[slice]:
 
 
 PENALTIES = tuple(10.0**n for n in range(-5, 2))
-"""Of standardised features, whose correlation matrix has ones on its diagonal."""
+"""Ridge penalties, for standardized features."""
 STRONG = 4
-"""The penalty where two folds leave no third to choose by."""
+"""Index of the penalty used with two folds, which leave no third to choose by."""
 FOLDS = 5
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What least squares needs to know of some rows."""
+    """Sums over rows that least squares needs."""
 
     count: float
     x: Float[np.ndarray, " F"]
@@ -162,7 +159,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Float[np.ndarray, "N F"], y: Float[np.ndarray, " N"]) -> "Moments":
-        """Σ over the rows."""
+        """Compute the sums over rows."""
         x = x.astype(np.float64)
         return cls(float(len(y)), x.sum(0), float(y.sum()), x.T @ x, x.T @ y, float(y @ y))
 
@@ -185,7 +182,7 @@ class Head:
     bias: float
 
     def squared_error(self, rows: Moments) -> float:
-        """Σ (y − V)² over the rows, from their sums."""
+        """Σ (y − V)² over rows, computed from their sums."""
         w, b = self.weight, self.bias
         return float(
             rows.yy
@@ -197,7 +194,7 @@ class Head:
 
 
 def fit(rows: Moments, penalties: tuple[float, ...] = PENALTIES) -> list[Head]:
-    """One head per penalty: features standardised, the intercept free."""
+    """Fit one head per penalty, with standardized features and a free intercept."""
     mean, y_mean = rows.x / rows.count, rows.y / rows.count
     covariance = rows.xx / rows.count - np.outer(mean, mean)
     spread = np.sqrt(np.maximum(np.diag(covariance), 0.0))
@@ -214,7 +211,7 @@ def fit(rows: Moments, penalties: tuple[float, ...] = PENALTIES) -> list[Head]:
 def folds_by_group(
     group: Int[np.ndarray, " N"], num: int = FOLDS, seed: int = 0
 ) -> Int[np.ndarray, " N"]:
-    """A fold for every row, so that all rows of a group share one."""
+    """Assign a fold to every row, the same for all rows of a group."""
     groups, which = np.unique(group, return_inverse=True)
     if len(groups) < 2:
         raise ValueError(f"cross-validation needs at least 2 prompts; got {len(groups)}.")
@@ -225,13 +222,13 @@ def folds_by_group(
 def out_of_fold(
     x: Float[np.ndarray, "N F"], y: Float[np.ndarray, " N"], fold: Int[np.ndarray, " N"]
 ) -> tuple[Float[np.ndarray, " N"], list[float]]:
-    """V of each row by a head that has not seen its fold, and the penalty of each fold's head.
+    """V of each row by a head fitted without its fold, and the penalty of each fold's head.
 
-    The penalty too is chosen without the fold: among the others, by leaving out one at a time.
+    The penalty is also chosen without the fold, by cross-validation over the other folds.
     """
     num = int(fold.max()) + 1
-    centre = x.mean(axis=0, dtype=np.float64)
-    x = x - centre.astype(x.dtype)  # sums of squares about zero lose digits
+    center = x.mean(axis=0, dtype=np.float64)
+    x = x - center.astype(x.dtype)  # sums of squares about zero lose digits
     parts = [Moments.of(x[fold == n], y[fold == n]) for n in range(num)]
     whole = Moments.of(x, y)
     errors = np.zeros((num, len(PENALTIES)))
@@ -249,24 +246,24 @@ def out_of_fold(
 
 
 def r_squared(y: Float[np.ndarray, " N"], value: Float[np.ndarray, " N"]) -> float:
-    """1 − Σ (y − V)² / Σ (y − ȳ)²; below 0 it is worse than the mean."""
+    """1 − Σ (y − V)² / Σ (y − ȳ)²; below 0 it is worse than predicting the mean."""
     off, spread = y - value, y - y.mean()
     return float(1.0 - (off @ off) / (spread @ spread)) if (spread @ spread) > 0 else float("nan")
 
 
 MOST_BYTES = 2**32
-"""Of hidden states kept at once; beyond that, fewer responses of every step are read."""
+"""Maximum bytes of hidden states; above that, fewer responses of every step are read."""
 NOTE = (
-    "V is a ridge regression of the outcome reward on the last hidden states of the policy of {}, "
-    "frozen, at every token; each response's V comes from a fit on other prompts. Out of fold it "
-    "explains {} of the reward's variance{}. The intervals take the probe as given."
+    "V is a ridge regression of the outcome reward on the last hidden states of the frozen policy "
+    "of {} at every token; each response's V comes from a fit on other prompts. Out of fold it "
+    "explains {} of the reward's variance{}. The intervals treat the probe as fixed."
 )
-KNOWS_NOTHING = ", which is nothing: this V, and so this Lift, has no meaning"
+NO_FIT = ", which is nothing: this V, and so this Lift, has no meaning"
 
 
 @dataclass(frozen=True)
-class Probed:
-    """The steps with the probe's V in place of the critic's."""
+class ProbeResult:
+    """Steps with the probe's V instead of the critic's, and the quality of the fit."""
 
     steps: list[Step]
     r_squared: float
@@ -276,14 +273,16 @@ class Probed:
     width: int
 
 
-def lift_of_probe(run: Run, name: str, steps: Sequence[Step], settings: Settings) -> Analysis:
-    """Lift of a run by the probe, for which its last checkpoint is loaded; holes are cut after."""
-    require_column(steps, "entropy", "the method did not ask for it.")
+def lift_of_probe(
+    run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
+) -> Analysis:
+    """Lift of a run by the probe, which loads the last checkpoint."""
+    require_column(steps, "entropy", "the method does not need it.")
     _check_rows(steps)
     checkpoint = last_whole_checkpoint(run)
     found = probe(run, steps, settings, load_policy(run, checkpoint, settings.trust_run))
-    nothing = not found.r_squared > 0
-    note = NOTE.format(checkpoint.name, f"{found.r_squared:.1%}", KNOWS_NOTHING if nothing else "")
+    no_fit = not found.r_squared > 0
+    note = NOTE.format(checkpoint.name, f"{found.r_squared:.1%}", NO_FIT if no_fit else "")
     more: dict[str, Any] = {
         "probe": {
             "checkpoint": checkpoint.name,
@@ -301,19 +300,19 @@ def lift_of_probe(run: Run, name: str, steps: Sequence[Step], settings: Settings
 
 
 def _check_rows(steps: Sequence[Step]) -> None:
-    """What can be known to be missing before a model is loaded."""
+    """Check the rollouts before a model is loaded."""
     if not any(row.get("messages") for step in steps for row in step.rows):
-        raise CannotAnalyseError(OLDER)
+        raise CannotAnalyzeError(OLDER)
     if not any((step.token >= 0).any() for step in steps):
-        raise CannotAnalyseError("its rollouts hold no token ids.")
+        raise CannotAnalyzeError("its rollouts have no token ids.")
     rewards = np.concatenate([step.reward for step in steps])
     rewards = rewards[np.isfinite(rewards)]
     if not len(rewards) or (rewards == rewards[0]).all():
-        raise CannotAnalyseError("all recorded rewards are equal, so there is nothing to predict.")
+        raise CannotAnalyzeError("all recorded rewards are equal, so there is nothing to predict.")
 
 
-def probe(run: Run, steps: Sequence[Step], settings: Settings, policy: Any) -> Probed:
-    """Fit and predict, over all recorded steps at once."""
+def probe(run: Run, steps: Sequence[Step], settings: AnalysisSettings, policy: Any) -> ProbeResult:
+    """Fit the probe and predict V over all recorded steps."""
     width = int(policy.model.config.get_text_config().hidden_size)
     chosen = [_chosen(step, share) for step, share in _shares(steps, width)]
     states, prompts, encoded = [], [], {}
@@ -328,10 +327,10 @@ def probe(run: Run, steps: Sequence[Step], settings: Settings, policy: Any) -> P
         states += list(hidden_states(policy, inputs, tokens))
         prompts += [prompt.id for prompt, ids in zip(asked, tokens, strict=True) for _ in ids]
     if len({*prompts}) < 2:
-        raise CannotAnalyseError("its usable responses answer fewer than 2 different prompts.")
+        raise CannotAnalyzeError("its usable responses belong to fewer than 2 different prompts.")
     x = np.concatenate(states)
     if not np.isfinite(x).all():
-        raise CannotAnalyseError("the policy's hidden states are not all finite.")
+        raise CannotAnalyzeError("the policy's hidden states are not all finite.")
     y = np.concatenate(
         [
             step.reward[step.owner][used[step.owner]]
@@ -342,17 +341,17 @@ def probe(run: Run, steps: Sequence[Step], settings: Settings, policy: Any) -> P
     value, penalties = out_of_fold(x, y, folds_by_group(group, seed=settings.seed))
     made, by_stage = _put_back(steps, chosen, value)
     responses = int(sum(used.sum() for used in chosen))
-    return Probed(made, r_squared(y, value), by_stage, penalties, responses, width)
+    return ProbeResult(made, r_squared(y, value), by_stage, penalties, responses, width)
 
 
 def _shares(steps: Sequence[Step], width: int) -> list[tuple[Step, float]]:
-    """How much of each step fits into memory, the same share of all."""
+    """Share of each step that fits into memory, the same for all steps."""
     size = sum(len(step.owner) for step in steps) * width * 4
     return [(step, min(1.0, MOST_BYTES / size)) for step in steps]
 
 
 def _chosen(step: Step, share: float) -> Bool[np.ndarray, " R"]:
-    """Responses with a reward and all their token ids; the first of them, if not all fit."""
+    """Select responses with a reward and all token ids; the first ones if not all fit."""
     whole = np.ones(step.num_responses, dtype=bool)
     whole[step.owner[step.token < 0]] = False
     good = whole & np.isfinite(step.reward)
@@ -365,7 +364,7 @@ def _put_back(
     chosen: Sequence[Bool[np.ndarray, " _"]],
     value: Float[np.ndarray, " N"],
 ) -> tuple[list[Step], dict[str, float]]:
-    """The steps with the probe's V, NaN for responses it did not read; and R² of each stage."""
+    """Put the probe's V into the steps, NaN for unread responses; R² of each stage."""
     made, first = [], 0
     for step, used in zip(steps, chosen, strict=True):
         here = used[step.owner]

@@ -1,4 +1,4 @@
-"""Over which tokens a method's ratio was formed: read off the segments, or cut again."""
+"""Geometric mean of the token ratios compared with their product, over recorded segments."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from segcredit.algorithms.ratio import RawRatio
-from segcredit_lab.analysis.reading import CannotAnalyseError, Step
+from segcredit_lab.analysis.reading import CannotAnalyzeError, Step
 from segcredit_lab.analysis.segments import pad, unit_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ from segcredit_lab.analysis.segments import unit_lengths
 
 
 def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
-    """Number the units from 0 on, −1 off all; a partition is a function, so it cuts as it did."""
+    """Number the units of the ratio from 0, −1 outside; read from segments or computed again."""
     over = method.ratio.over
     if over == method.credit.over and (step.segment >= 0).any():
         return unit_of(step.owner, step.segment)
@@ -46,22 +46,24 @@ def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
     try:
         segments = over(rollouts)
     except (ValueError, TypeError, AttributeError) as error:
-        raise CannotAnalyseError(f"the units of its ratio cannot be cut again: {error}") from None
+        raise CannotAnalyzeError(
+            f"the units of its ratio cannot be computed again: {error}"
+        ) from None
     return unit_of(step.owner, segments.index.numpy()[padded.mask[full]])
 
 
 BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 10**9))
-"""Segment lengths that are counted together."""
+"""Ranges of segment lengths."""
 ONE_NUMBER = 1e-5
-"""Log-ratios this close are one recorded number: rows hold six digits."""
+"""Log-ratios closer than this are the same recorded number (rows have six digits)."""
 LARGEST = 700.0
-"""e to this is the largest number that is written; float64 ends at e^709."""
+"""Exponent of the largest number that is written; float64 ends at e^709."""
 
 
 def log_gap(
     length: Int[np.ndarray, " M"], mean: Float[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """ln |e^{Lμ} − e^μ| = μ + ln |e^{(L−1)μ} − 1|: in logarithms, since e^{Lμ} overflows."""
+    """ln |e^{Lμ} − e^μ| = μ + ln |e^{(L−1)μ} − 1|, in logarithms since e^{Lμ} overflows."""
     exponent = (length - 1) * mean
     size = np.abs(exponent)
     with np.errstate(divide="ignore"):  # L = 1 or μ = 0: no gap
@@ -71,7 +73,7 @@ def log_gap(
 def log_bound(
     length: Int[np.ndarray, " M"], mean: Float[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """ln of e^{L|μ|} (L − 1) |μ|, which the gap cannot exceed."""
+    """ln of e^{L|μ|} (L − 1) |μ|, an upper bound of the gap."""
     with np.errstate(divide="ignore"):
         return length * np.abs(mean) + np.log((length - 1) * np.abs(mean))
 
@@ -84,11 +86,11 @@ def outside(log_ratio: Float[np.ndarray, " M"], low: float, high: float) -> Bool
 
 @dataclass(frozen=True)
 class RatioBias:
-    """Of every recorded unit of the ratio."""
+    """Length and mean log-ratio of every recorded unit of the ratio."""
 
     length: Int[np.ndarray, " M"]
     mean: Float[np.ndarray, " M"]
-    """μ, the mean log-ratio of its tokens."""
+    """μ, mean log-ratio of its tokens."""
     low: float
     high: float
 
@@ -104,7 +106,7 @@ class RatioBias:
 def units_of_step(
     unit: Int[np.ndarray, " N"], ratio: Float[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " M"], Float[np.ndarray, " M"]]:
-    """L and μ of each unit whose recorded ratio is positive, finite and one number."""
+    """L and μ of each unit whose recorded ratio is positive, finite and constant."""
     inside = unit >= 0
     length = unit_lengths(unit)
     low, high = np.full(len(length), np.inf), np.full(len(length), -np.inf)
@@ -117,21 +119,21 @@ def units_of_step(
 
 
 def ratio_bias(run: Run, name: str, steps: Sequence[Step]) -> Analysis:
-    """The analysis of a run's recorded ratios."""
+    """Analyze a run's recorded ratios."""
     require_column(steps, "ratio", "the method has none.")
     method = method_of(run)
     clip = method.surrogate
     low, high = getattr(clip, "low", None), getattr(clip, "high", None)
     if not isinstance(low, float) or not isinstance(high, float):
-        raise CannotAnalyseError("the method does not clip its ratio.")
+        raise CannotAnalyzeError("the method does not clip its ratio.")
     units = [ratio_units(method, step) for step in steps]
     pairs = [units_of_step(unit, x.ratio) for unit, x in zip(units, steps, strict=True)]
     length = np.concatenate([x for x, _ in pairs])
     if not len(length):
-        raise CannotAnalyseError("no recorded unit has one positive ratio.")
+        raise CannotAnalyzeError("no recorded unit has a constant positive ratio.")
     if (length == 1).all():
-        raise CannotAnalyseError(
-            "every unit of its ratio is one token, where mean and product are the same."
+        raise CannotAnalyzeError(
+            "every unit of its ratio is one token, for which mean and product are equal."
         )
     log_ratio = np.concatenate([x for _, x in pairs])
     # a run records the method's own ratio, which for RLOO is the product
@@ -146,9 +148,9 @@ def ratio_bias(run: Run, name: str, steps: Sequence[Step]) -> Analysis:
         numbers=plain({**numbers, "units_left_out": left_out}),
         table=_table(numbers),
         note=(
-            f"The mean moves less than the product, so it is clipped later; ε is "
-            f"{low:g} below and {high:g} above 1. Ratios are those after the step's last update, "
-            f"recorded with six digits."
+            f"The mean changes less than the product, so it is clipped later; ε is "
+            f"{low:g} below and {high:g} above 1. Ratios are recorded after the step's last "
+            f"update, with six digits."
         ),
         draw=partial(draw_ratio_bias, bias, numbers["by_length"]),
         size=(8.8, 3.6),

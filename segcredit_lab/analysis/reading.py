@@ -1,4 +1,4 @@
-"""What an analysis hands over: numbers, a sentence on what they mean, and how to draw them."""
+"""Read recorded rollouts for analyses; the result type of an analysis."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 DIGITS = 6
-"""Of written numbers: no more than the rollouts have."""
+"""Significant digits of written numbers, as many as the rollouts have."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The few numbers one looks at first."""
+    """A small table of the main numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -29,46 +29,46 @@ class Table:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis of one run, or of several side by side."""
+    """One analysis of one run, or a comparison of several runs."""
 
     name: str
-    """What its files are called."""
+    """Name of its files."""
     title: str
     runs: tuple[str, ...]
-    """The names of the runs it is about, to be shown as they are."""
+    """Names of the analyzed runs, as displayed."""
     numbers: Mapping[str, Any]
-    """Everything that is drawn, ready for JSON; what is not finite is None."""
+    """All numbers of the figure, ready for JSON; None if not finite."""
     table: Table
     note: str
-    """What the numbers can say, and what they cannot."""
+    """How to interpret the numbers, and their limits."""
     draw: Callable[[Any], None]
     """Draws on a matplotlib figure."""
     size: tuple[float, float] = (8.8, 3.2)
-    """Of the figure, inches."""
+    """Size of the figure in inches."""
     compares: bool = False
-    """Whether it is about all runs together."""
+    """Whether it compares all runs."""
 
     @property
     def heading(self) -> str:
-        """The title, and of which run; a comparison names its runs itself."""
+        """Title with the run's name; a comparison names its runs in the figure."""
         return self.title if self.compares else f"{self.title}: {', '.join(self.runs)}"
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """An analysis that could not be made, and why."""
+class SkippedAnalysis:
+    """An analysis that could not be made, with the reason."""
 
     name: str
     run: str
     reason: str
 
 
-class CannotAnalyseError(ValueError):
-    """One sentence on what a run lacks for an analysis."""
+class CannotAnalyzeError(ValueError):
+    """An analysis is impossible; the message says what the run lacks."""
 
 
 def plain(x: Any) -> Any:
-    """As JSON has it: lists, mappings, numbers of few digits, None for what is not finite."""
+    """Convert to JSON types: lists, mappings, rounded numbers, None if not finite."""
     if isinstance(x, Mapping):
         return {str(key): plain(value) for key, value in x.items()}
     if isinstance(x, np.ndarray | np.generic):
@@ -81,7 +81,7 @@ def plain(x: Any) -> Any:
 
 
 def interval_text(ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:
-    """Both ends, or a dash where there is no interval."""
+    """Format both ends of an interval; a dash if undefined."""
     if not np.isfinite(ends).all():
         return "–"
     return " … ".join(number_text(float(x), form) for x in ends)
@@ -90,27 +90,27 @@ def interval_text(ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:
 QUANTILES = tuple(n / 100 for n in range(50, 100, 5))
 """q = .50, .55, …, .95, the axis of the paper's Figure 3."""
 OTHER_THRESHOLDS = (0.8, 0.95)
-"""Reported beside the chosen one, since the paper does not say which jumps of V are large."""
+"""Reported in addition to the chosen one; the paper does not define a large jump of V."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Of all analyses at once."""
+class AnalysisSettings:
+    """Settings of all analyses."""
 
     threshold: float = 0.9
-    """d: a jump of V is large from this quantile on."""
+    """d: jumps of V above this quantile are large."""
     resamples: int = 1000
-    """B, draws of each bootstrap."""
+    """B, number of bootstrap resamples."""
     window: int = 5
-    """Recorded steps that are averaged into one point of a smooth curve."""
+    """Recorded steps in the moving average of a smooth curve."""
     seed: int = 0
-    """Of the bootstrap and the probe's folds."""
+    """Seed of the bootstrap and of the probe's folds."""
     steps: int | None = None
-    """Recorded steps that are read, evenly spread; None: all."""
+    """Number of recorded steps to read, evenly spaced; None: all."""
     responses: int | None = None
-    """Responses of each that are read, evenly spread; None: all."""
+    """Number of responses per step to read, evenly spaced; None: all."""
     probe: bool = False
-    """Whether to fit a value probe, for which the last checkpoint is loaded."""
+    """Whether to fit a value probe, which loads the last checkpoint."""
     trust_run: bool = False
     """Whether the probe may run code that the run's config.yaml requests (trust_remote_code)."""
 
@@ -127,7 +127,7 @@ class Settings:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """The chosen one first."""
+        """All thresholds, the chosen one first."""
         return self.threshold, *(d for d in OTHER_THRESHOLDS if d != self.threshold)
 
 
@@ -137,39 +137,39 @@ TEXTS = ("prompt_id", "messages", "images")
 
 @dataclass(frozen=True)
 class Step:
-    """The responses of one step; N tokens of R responses, one after the other.
+    """The R responses of one step, their N tokens concatenated.
 
-    A number that a row lacks, or in which something else than a number stands, is NaN.
+    Missing or invalid numbers are NaN.
     """
 
     step: int
     owner: Int[np.ndarray, " N"]
-    """Which response a token belongs to, ascending."""
+    """Index of each token's response, ascending."""
     token: Int[np.ndarray, " N"]
-    """Its id; −1 where the row has none."""
+    """Token id; −1 if the row has none."""
     segment: Int[np.ndarray, " N"]
-    """m(t); −1 for none."""
+    """m(t); −1 outside all segments."""
     entropy: Float[np.ndarray, " N"]
     value: Float[np.ndarray, " N"]
     ratio: Float[np.ndarray, " N"]
     logp_old: Float[np.ndarray, " N"]
     reward: Float[np.ndarray, " R"]
     rows: tuple[Mapping[str, Any], ...]
-    """What is not a number: prompt_id, messages, images."""
+    """Other fields: prompt_id, messages, images."""
 
     @property
     def num_responses(self) -> int:
         return len(self.reward)
 
     def keep(self, tokens: np.ndarray) -> "Step":
-        """Some tokens alone; the responses stay, perhaps empty."""
+        """Keep only these tokens; responses stay, possibly empty."""
         columns = ("owner", "token", "segment", *COLUMNS)
         return replace(self, **{name: getattr(self, name)[tokens] for name in columns})
 
     def without_holes(self) -> "Step":
-        """Tokens that belong to no segment cut out, as everywhere in this package.
+        """Remove tokens outside all segments.
 
-        A response without any segment has no record of them, and stays whole.
+        A response without any recorded segment is kept whole.
         """
         segmented = np.zeros(self.num_responses, dtype=bool)
         segmented[self.owner[self.segment >= 0]] = True
@@ -177,13 +177,13 @@ class Step:
 
 
 def run_name(run: Run) -> str:
-    """The folder's name, on one line and not too long."""
+    """Name of the run's folder, shortened and printable."""
     return printable(run.path.name, 60)
 
 
-def read_steps(run: Run, settings: Settings | None = None) -> list[Step]:
-    """Every recorded step, or as many as asked for; raises if there is none."""
-    settings = settings or Settings()
+def read_steps(run: Run, settings: AnalysisSettings | None = None) -> list[Step]:
+    """Read the recorded steps, or a selection of them; raise if there are none."""
+    settings = settings or AnalysisSettings()
     chosen = evenly(list(run.rollout_files), settings.steps)
     steps = [
         _step(step, sample_rollouts(run.rollout_files[step], settings.responses)[0])
@@ -191,17 +191,17 @@ def read_steps(run: Run, settings: Settings | None = None) -> list[Step]:
     ]
     steps = [step for step in steps if len(step.owner)]
     if not steps:
-        raise CannotAnalyseError(
-            "the run has recorded no responses yet (save.rollouts_every says how often it does), "
-            "or they were not copied with it."
+        raise CannotAnalyzeError(
+            "the run has no recorded responses: none were written yet (see save.rollouts_every), "
+            "or they were not copied with the run."
         )
     return steps
 
 
 def require_column(steps: Sequence[Step], name: str, why: str) -> None:
-    """Raise unless some token has a finite number there."""
+    """Raise unless some token has a finite number in this column."""
     if not any(np.isfinite(getattr(step, name)).any() for step in steps):
-        raise CannotAnalyseError(f"the rollouts hold no {name}: {why}")
+        raise CannotAnalyzeError(f"the rollouts have no {name}: {why}")
 
 
 def _step(step: int, rows: list[dict[str, Any]]) -> Step:
@@ -225,13 +225,13 @@ def _step(step: int, rows: list[dict[str, Any]]) -> Step:
 
 
 def _length(row: Mapping[str, Any]) -> int:
-    """Tokens of a response; 0 if the row has no list of them."""
+    """Number of tokens of a response; 0 if the row has no list of them."""
     lists = [row.get(name) for name in ("tokens", *COLUMNS)]
     return next((len(x) for x in lists if isinstance(x, list)), 0)
 
 
 def _numbers(x: Any, length: int) -> Float[np.ndarray, " T"]:
-    """A list of that many numbers, or as many NaN."""
+    """Convert a list of this many numbers; NaN for each if it is not one."""
     if isinstance(x, list) and len(x) == length:
         try:
             found = np.asarray(x, dtype=np.float64)
@@ -243,35 +243,35 @@ def _numbers(x: Any, length: int) -> Float[np.ndarray, " T"]:
 
 
 def _whole(x: np.ndarray) -> Int[np.ndarray, " N"]:
-    """Whole numbers from 0 on; −1 for everything else."""
+    """Convert to non-negative integers; −1 for everything else."""
     good = np.isfinite(x) & (x >= 0) & (x < 2**53)
     return np.where(good, x, -1).astype(np.int64)
 
 
 def method_of(run: Run) -> "PolicyGradient":
-    """The run's policy-gradient method, made again from its settings."""
+    """Rebuild the run's policy-gradient method from its settings."""
     from segcredit.algorithms import PolicyGradient
     from segcredit.config import GIVEN_IN_PYTHON
     from segcredit.config.recipe import algorithm_of
 
     given = run.config.get(GIVEN_IN_PYTHON)
     if isinstance(given, dict | list) and "algorithm" in given:
-        raise CannotAnalyseError(
-            "its method came from Python as an object, which config.yaml cannot hold."
+        raise CannotAnalyzeError(
+            "its method was passed as a Python object, which config.yaml cannot store."
         )
     spec = run.config.get("algorithm")
     if not isinstance(spec, str | dict) or (isinstance(spec, dict) and "name" not in spec):
-        raise CannotAnalyseError("its config.yaml names no algorithm.")
+        raise CannotAnalyzeError("its config.yaml names no algorithm.")
     try:
         run.require_trust("algorithm")
     except ValueError as error:
-        raise CannotAnalyseError(str(error)) from None
+        raise CannotAnalyzeError(str(error)) from None
     try:
         made = algorithm_of(spec)
     except (ValueError, TypeError) as error:
-        raise CannotAnalyseError(
+        raise CannotAnalyzeError(
             f"the algorithm of its config.yaml is not known: {error}"
         ) from None
     if not isinstance(made, PolicyGradient):
-        raise CannotAnalyseError(f"{type(made).__name__} has neither segments nor a ratio.")
+        raise CannotAnalyzeError(f"{type(made).__name__} has neither segments nor a ratio.")
     return made

@@ -1,4 +1,4 @@
-"""How long segments are, where in a response they end, and how many a response has."""
+"""Segment lengths, positions and counts, and the variance of advantages within segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from segcredit.runlog import Run
 from segcredit_lab.analysis.drawing import draw_shapes, draw_within
 from segcredit_lab.analysis.reading import (
     Analysis,
-    CannotAnalyseError,
-    Settings,
+    AnalysisSettings,
+    CannotAnalyzeError,
     Step,
     Table,
     method_of,
@@ -28,9 +28,9 @@ MOST_BARS = 32
 
 
 def unit_of(owner: Int[np.ndarray, " N"], segment: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """Number every (response, segment) of consecutive tokens from 0 on; −1 off segments.
+    """Number every (response, segment) from 0; −1 outside segments.
 
-    A segment goes on behind tokens that belong to none.
+    A segment continues after tokens that belong to no segment.
     """
     inside = np.flatnonzero(segment >= 0)
     found = np.full(len(owner), -1)
@@ -42,23 +42,23 @@ def unit_of(owner: Int[np.ndarray, " N"], segment: Int[np.ndarray, " N"]) -> Int
 
 
 def unit_lengths(unit: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
-    """Tokens of each."""
+    """Number of tokens of each unit."""
     return np.bincount(unit[unit >= 0])
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of all recorded responses."""
+    """Lengths, end positions and counts of the recorded segments."""
 
     length: Int[np.ndarray, " M"]
     """Tokens per segment."""
     position: Float[np.ndarray, " K"]
-    """(e_m + 1) / T: where segments end, but for the last, which ends at 1."""
+    """(e_m + 1) / T: end positions, without the last segment, which ends at 1."""
     per_response: Int[np.ndarray, " R"]
 
 
 def shapes_of(owner: Int[np.ndarray, " N"], segment: Int[np.ndarray, " N"]) -> Shapes:
-    """Of the responses of one step."""
+    """Compute the shapes of one step's segments."""
     inside = segment >= 0
     owner, unit = owner[inside], unit_of(owner[inside], segment[inside])
     responses, which, size = np.unique(owner, return_inverse=True, return_counts=True)
@@ -74,7 +74,7 @@ def shapes_of(owner: Int[np.ndarray, " N"], segment: Int[np.ndarray, " N"]) -> S
 
 
 def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
-    """The analysis of a run's recorded segments."""
+    """Analyze a run's recorded segments."""
     found = [shapes_of(x.owner, x.segment) for x in steps]
     shapes = Shapes(
         np.concatenate([x.length for x in found]),
@@ -82,7 +82,7 @@ def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
         np.concatenate([x.per_response for x in found]),
     )
     if not len(shapes.length):
-        raise CannotAnalyseError("the rollouts hold no segments: the method has none.")
+        raise CannotAnalyzeError("the rollouts have no segments: the method has none.")
     lengths, counts = bars(shapes.length), bars(shapes.per_response)
     places, edges = np.histogram(shapes.position, bins=POSITION_BINS, range=(0.0, 1.0))
     numbers = {
@@ -105,8 +105,8 @@ def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
             ),
         ),
         note=(
-            "Of all recorded responses. Every response's last segment ends at its end, which the "
-            "positions leave out."
+            "Computed over all recorded responses. Positions leave out every response's last "
+            "segment, which ends at its end."
         ),
         draw=partial(draw_shapes, lengths, places, counts),
         size=(10.4, 3.1),
@@ -114,7 +114,7 @@ def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
 
 
 def bars(x: Int[np.ndarray, " N"]) -> dict[str, Any]:
-    """A histogram of whole numbers: how many lie in from … from + width − 1."""
+    """Histogram of integers: counts in from … from + width − 1."""
     width = -(-(int(x.max()) - int(x.min()) + 1) // MOST_BARS)
     edges = np.arange(int(x.min()), int(x.max()) + width + 1, width)
     counts, _ = np.histogram(x, bins=edges)
@@ -133,22 +133,22 @@ def _row(label: str, x: Int[np.ndarray, " N"]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """Where the tokens of R responses stand in an (R, T) array, padded on the right."""
+class PaddedLayout:
+    """Mask of the tokens of R responses in a right-padded (R, T) array."""
 
     mask: Bool[np.ndarray, "R T"]
 
     def spread(self, x: Float[np.ndarray, " N"]) -> Float[np.ndarray, "R T"]:
-        """Flat numbers as rows; 0 in the padding."""
+        """Put flat numbers into rows; 0 in the padding."""
         found = np.zeros(self.mask.shape)
         found[self.mask] = x
         return found
 
 
-def pad(owner: Int[np.ndarray, " N"], num_responses: int) -> Padded:
-    """Of tokens in the order of their responses."""
+def pad(owner: Int[np.ndarray, " N"], num_responses: int) -> PaddedLayout:
+    """Layout of tokens sorted by response."""
     length = np.bincount(owner, minlength=num_responses)
-    return Padded(np.arange(max(1, length.max(initial=0))) < length[:, None])
+    return PaddedLayout(np.arange(max(1, length.max(initial=0))) < length[:, None])
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Decomposition:
 
     @property
     def share_within(self) -> float:
-        """NaN where nothing varies."""
+        """Share within segments; NaN if nothing varies."""
         return self.within / self.total if self.total > 0 else float("nan")
 
 
@@ -179,7 +179,7 @@ def decompose(x: Float[np.ndarray, " N"], unit: Int[np.ndarray, " N"]) -> Decomp
 
 
 def equal_cut(owner: Int[np.ndarray, " N"], unit: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """As many segments in each response, all of (almost) one length: something to compare with."""
+    """Baseline: the same number of segments per response, all of (almost) equal length."""
     inside = np.flatnonzero(unit >= 0)
     _, which, size = np.unique(owner[inside], return_inverse=True, return_counts=True)
     first = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int64)
@@ -198,9 +198,9 @@ def token_advantages(
     gamma: float,
     lam: "float | Float[np.ndarray, ' R']",
 ) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """GAE with one unit per token, the reward at the end; and which tokens have it.
+    """GAE per token with the reward at the end, and a mask of the tokens that have it.
 
-    Left out are responses in which V or the reward is not finite.
+    Responses in which V or the reward is not finite are left out.
     """
     import torch
 
@@ -222,23 +222,25 @@ def token_advantages(
 
 @dataclass(frozen=True)
 class WithinSegments:
-    """The share of the variance that lies within segments, at every recorded step."""
+    """Share of the variance within segments at every recorded step."""
 
     step: Float[np.ndarray, " S"]
     share: Float[np.ndarray, " S"]
     smoothed: Float[np.ndarray, " S"]
     equal_cut: Float[np.ndarray, " S"]
-    """The same with segments of equal length."""
+    """Share with segments of equal length."""
     equal_cut_smoothed: Float[np.ndarray, " S"]
 
 
-def within_segments(run: Run, name: str, steps: Sequence[Step], settings: Settings) -> Analysis:
-    """The analysis of a run's recorded values and segments."""
+def within_segments(
+    run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
+) -> Analysis:
+    """Analyze the variance of advantages within a run's segments."""
     require_column(steps, "value", "the method has no critic.")
     method = method_of(run)
     gamma = getattr(method.credit, "gamma", None)
     if not isinstance(gamma, float):
-        raise CannotAnalyseError("the method's credit is no generalised advantage estimation.")
+        raise CannotAnalyzeError("the method's credit is not generalized advantage estimation.")
     share, other, kept, left_out = [], [], [], 0
     longest = 0
     for step in steps:
@@ -253,9 +255,9 @@ def within_segments(run: Run, name: str, steps: Sequence[Step], settings: Settin
         other.append(decompose(advantage, equal_cut(step.owner, unit)).share_within)
         kept.append(float(step.step))
     if not kept:
-        raise CannotAnalyseError("no recorded response has segments, finite values and a reward.")
+        raise CannotAnalyzeError("no recorded response has segments, finite values and a reward.")
     if longest == 1:
-        raise CannotAnalyseError("every segment is one token, so nothing lies within.")
+        raise CannotAnalyzeError("every segment is one token, so there is no variance within.")
     shares, others = np.array(share), np.array(other)
     found = WithinSegments(
         np.array(kept),
@@ -268,11 +270,11 @@ def within_segments(run: Run, name: str, steps: Sequence[Step], settings: Settin
 
 
 def _lam(credit: object, step: Step) -> "float | Float[np.ndarray, ' R']":
-    """One λ, or VAPO's for each response's length."""
+    """The method's λ, or VAPO's λ for each response's length."""
     if isinstance(lam := getattr(credit, "lam", None), float):
         return lam
     if not isinstance(alpha := getattr(credit, "alpha", None), float):
-        raise CannotAnalyseError("the method's credit has no λ.")
+        raise CannotAnalyzeError("the method's credit has no λ.")
     import torch
 
     from segcredit.core.advantages import length_adaptive_lambda
@@ -287,7 +289,7 @@ def _analysis(
     gamma: float,
     credit: object,
     left_out: int,
-    settings: Settings,
+    settings: AnalysisSettings,
 ) -> Analysis:
     lam = getattr(credit, "lam", None)
     numbers = {
@@ -317,9 +319,9 @@ def _analysis(
         table=Table(("share within segments", "mean", "first step", "last step"), rows),
         note=(
             f"Token-level GAE (γ = {gamma:g}, {shown}) from the recorded V and rewards, without "
-            "a KL penalty, which is not recorded. What lies within segments is what one advantage "
-            "per segment leaves out. With a critic trained at boundaries alone, V in between is "
-            "arbitrary, and that part of the variance with it."
+            "a KL penalty, which is not recorded. One advantage per segment leaves out the "
+            "variance within segments. With a critic trained only at boundaries, V in between is "
+            "arbitrary, and so is that part of the variance."
         ),
         draw=partial(draw_within, found),
         size=(6.4, 3.4),

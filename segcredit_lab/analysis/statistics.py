@@ -1,11 +1,11 @@
-"""Quantiles, bootstrap intervals, smoothing and trends of recorded numbers."""
+"""Quantiles, bootstrap intervals, smoothing and trends."""
 
 import numpy as np
 from jaxtyping import Float, Int
 
 
 def smooth(x: Float[np.ndarray, " N"], window: int) -> Float[np.ndarray, " N"]:
-    """Centred moving average; at the ends over what is there, and over finite numbers only."""
+    """Centered moving average over finite numbers; the window is cut off at the ends."""
     known = np.isfinite(x)
     total = np.concatenate([[0.0], np.cumsum(np.where(known, x, 0.0))])
     count = np.concatenate([[0], np.cumsum(known)])
@@ -17,13 +17,13 @@ def smooth(x: Float[np.ndarray, " N"], window: int) -> Float[np.ndarray, " N"]:
 
 
 def ranks(x: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """1 for the smallest; equal values share the mean of their ranks."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, which, count = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[which]
 
 
 def spearman(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
-    """Correlation of the ranks, over pairs that are finite; NaN where one of them is constant."""
+    """Spearman correlation over finite pairs; NaN if one variable is constant."""
     good = np.isfinite(x) & np.isfinite(y)
     a, b = ranks(x[good]), ranks(y[good])
     if len(a) < 2:
@@ -36,7 +36,7 @@ def spearman(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
 def slope(
     x: Float[np.ndarray, " N"], y: Float[np.ndarray, "*B N"], weight: Float[np.ndarray, "*B N"]
 ) -> Float[np.ndarray, "*B"]:
-    """Least squares: how much y changes per x; pairs without a finite y do not count."""
+    """Weighted least-squares slope of y over x; pairs without a finite y are ignored."""
     known = np.isfinite(y)
     weight = np.where(known, weight, 0.0)
     y = np.where(known, y, 0.0)
@@ -52,22 +52,22 @@ def slope(
 def slope_over_steps(
     x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"], resamples: int, seed: int = 0
 ) -> Float[np.ndarray, " B"]:
-    """The slope with the steps drawn again."""
+    """Bootstrap the slope over steps."""
     counts = draws(np.random.default_rng(seed), len(x), resamples).astype(np.float64)
     return slope(x, np.broadcast_to(y, counts.shape), counts)
 
 
 def place(total: Int[np.ndarray, "*B"], q: Float[np.ndarray, " Q"]) -> Float[np.ndarray, "*B Q"]:
-    """(n − 1) q: where numpy's linear quantile lies among n sorted values, counted from 0."""
+    """(n − 1) q: position of numpy's linear quantile among n sorted values, from 0."""
     return np.round((total[..., None] - 1) * q, DIGITS)
 
 
 def positions(
     cumulative: Int[np.ndarray, "B N"], rank: Int[np.ndarray, "B Q"]
 ) -> Int[np.ndarray, "B Q"]:
-    """Which of the N sorted values stands at each rank, given how often each stands, summed up.
+    """Index of the sorted value at each rank, given the cumulative counts of the values.
 
-    One search serves all draws: shifted apart, their sums are one sorted array.
+    Shifting the rows apart makes their sums one sorted array, so one search serves all draws.
     """
     num, width = cumulative.shape
     apart = int(cumulative[:, -1].max(initial=0)) + 1
@@ -79,7 +79,7 @@ def positions(
 def weighted_quantile(
     x: Float[np.ndarray, " N"], counts: Int[np.ndarray, " N"], q: Float[np.ndarray, " Q"]
 ) -> Float[np.ndarray, " Q"]:
-    """numpy's linear quantile of x repeated by the counts, without repeating it."""
+    """numpy's linear quantile of x repeated by counts, computed without repeating it."""
     order = np.argsort(x, kind="stable")
     cumulative = np.cumsum(counts[order])[None]
     at = place(cumulative[:, -1], q)
@@ -92,10 +92,10 @@ def weighted_quantile(
 def tail_starts(
     tie: Int[np.ndarray, " N"], cumulative: Int[np.ndarray, "B N"], q: Float[np.ndarray, " Q"]
 ) -> Int[np.ndarray, "B Q"]:
-    """Of N sorted values, the place from which on they are ≥ the q-quantile of each draw.
+    """Index from which N sorted values are ≥ the q-quantile of each draw.
 
-    The quantile lies above its lower neighbour unless it is that neighbour, so the tail begins at
-    rank ⌈(n − 1) q⌉, or at the first of its equals: ``tie`` names that place for every value.
+    The quantile lies above its lower neighbor unless it equals it, so the tail starts at rank
+    ⌈(n − 1) q⌉, or at the first equal value, whose index ``tie`` gives for every value.
     """
     rank = np.ceil(place(cumulative[:, -1], q)).astype(np.int64)
     return tie[positions(cumulative, rank)]
@@ -104,12 +104,12 @@ def tail_starts(
 def draws(
     generator: np.random.Generator, num: int, resamples: int
 ) -> Int[np.ndarray, "resamples num"]:
-    """How often each of ``num`` units stands in each draw of ``num`` with replacement."""
+    """Number of times each of ``num`` units is drawn in each resample with replacement."""
     return generator.multinomial(num, np.full(num, 1.0 / num), size=resamples)
 
 
 def percentile_interval(x: Float[np.ndarray, "B *rest"]) -> Float[np.ndarray, "2 *rest"]:
-    """Both ends of the middle 95 % of the draws; NaN where no draw is finite."""
+    """Ends of the central 95 % of the draws; NaN if no draw is finite."""
     found = np.full((2, *x.shape[1:]), np.nan)
     if len(x):
         some = np.isfinite(x).any(axis=0)
@@ -119,7 +119,7 @@ def percentile_interval(x: Float[np.ndarray, "B *rest"]) -> Float[np.ndarray, "2
 
 
 DIGITS = 9
-"""(n − 1)q is rounded to these: in floating point 100 · .55 is 55.00000000000001, not 55."""
+"""Decimals to which (n − 1)q is rounded: in floating point 100 · .55 is 55.00000000000001."""
 
 
 SHARE = 0.95

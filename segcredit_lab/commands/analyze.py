@@ -1,4 +1,4 @@
-"""``segcredit analyze``: what runs have recorded, as figures and numbers."""
+"""``segcredit analyze``: figures and numbers from recorded runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from segcredit.runlog import Run
-    from segcredit_lab.analysis import Analysed, Analysis
+    from segcredit_lab.analysis import Analysis, AnalysisResults
 
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit analyze runs/demo-20261115-101500  [dim]# into its folder analysis/[/dim]
+segcredit analyze runs/demo-20261115-101500  [dim]# writes RUN/analysis/[/dim]
 
 segcredit analyze runs/sapo-* runs/ppo-* -o compared  [dim]# seeds of one recipe are averaged[/dim]
 
@@ -27,50 +27,48 @@ segcredit analyze runs/demo-20261115-101500 --only lift --only lift_probe --prob
 
 
 def analyze(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, as segcredit train writes them.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of segcredit train.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for the figures; RUN/analysis if not given."),
+        typer.Option("--output", "-o", help="Folder for the figures; default: RUN/analysis."),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             "--only",
             help="lift, lift_probe, ratio_bias, segments, within, value_loss, entropy or length. "
-            "Repeat it for several.",
+            "Repeat for several.",
             metavar="NAME",
         ),
     ] = None,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Lift by a value probe on the last checkpoint as well."),
+        typer.Option("--probe", help="Also compute Lift by a value probe on the last checkpoint."),
     ] = False,
     trust_run: TrustRun = False,
     threshold: Annotated[
-        float, typer.Option("--threshold", "-d", help="Quantile from which ΔV is large.")
+        float, typer.Option("--threshold", "-d", help="Quantile above which ΔV counts as large.")
     ] = 0.9,
     resamples: Annotated[
-        int, typer.Option("--resamples", "-B", help="Draws of each bootstrap.", min=1)
+        int, typer.Option("--resamples", "-B", help="Bootstrap resamples.", min=1)
     ] = 1000,
     window: Annotated[
-        int, typer.Option("--window", help="Steps averaged into a smooth curve.", min=1)
+        int, typer.Option("--window", help="Steps in the moving average of curves.", min=1)
     ] = 5,
-    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the bootstrap.", min=0)] = 0,
 ) -> None:
-    """Lift, ratio bias, segments, variance within them; value loss, entropy and length of runs."""
+    """Analyze runs: Lift, ratio bias, segments, value loss, entropy and response length."""
     from rich.console import Console
     from rich.text import Text
 
     from segcredit.runlog import read_run
-    from segcredit_lab.analysis import Settings, analyse
+    from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 
     console = Console()
     try:
         found_runs = [read_run(path, trust_run) for path in runs]
         names = only or []
-        settings = Settings(
+        settings = AnalysisSettings(
             threshold=threshold,
             resamples=resamples,
             window=window,
@@ -84,11 +82,11 @@ def analyze(
             quiet_libraries()
         with console.status("reading…") as status:
 
-            def watch(what: str) -> None:
-                status.update(Text(f"{what}…"))  # names are no markup
+            def progress(what: str) -> None:
+                status.update(Text(f"{what}…"))  # names are not markup
 
-            found = analyse(found_runs, settings, names, watch)
-            folders = _write(found, found_runs, output, watch)
+            found = analyze_runs(found_runs, settings, names, progress)
+            folders = _write(found, found_runs, output, progress)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
@@ -96,14 +94,17 @@ def analyze(
         raise typer.Exit(130) from None
     _show(console, found, folders)
     if not found.done:
-        complain("nothing could be analysed.")
+        complain("no analysis could be made.")
         raise typer.Exit(2)
 
 
 def _write(
-    found: "Analysed", runs: "list[Run]", output: Path | None, watch: Callable[[str], None]
+    found: "AnalysisResults",
+    runs: "list[Run]",
+    output: Path | None,
+    progress: Callable[[str], None],
 ) -> list[Path]:
-    """Files of every analysis; into which folders."""
+    """Write the files of every analysis; return the folders."""
     from segcredit_lab.analysis import write
     from segcredit_lab.analysis.analyses import run_names
 
@@ -111,7 +112,7 @@ def _write(
     together = runs[0].path / "analysis" if output is None else output
     folders = []
     for analysis in found.done:
-        watch(f"drawing {analysis.title}")
+        progress(f"drawing {analysis.title}")
         folder = together if analysis.compares else own[analysis.runs[0]]
         write(analysis, folder)
         folders.append(folder)
@@ -119,7 +120,7 @@ def _write(
 
 
 def _folders(runs: "list[Run]", output: Path | None) -> list[Path]:
-    """Each run's own: in the run, or in the output, there by name if runs are several."""
+    """Folder of each run: in the run, or in the output, by name if there are several runs."""
     if output is None:
         return [run.path / "analysis" for run in runs]
     if len(runs) == 1:
@@ -134,12 +135,12 @@ def _folders(runs: "list[Run]", output: Path | None) -> list[Path]:
     return folders
 
 
-def _show(console: "Console", found: "Analysed", folders: list[Path]) -> None:
+def _show(console: "Console", found: "AnalysisResults", folders: list[Path]) -> None:
     for analysis in found.done:
         _show_one(console, analysis)
     for skipped in found.skipped:
         console.print(
-            f"no {skipped.name} of {skipped.run}: {skipped.reason}",
+            f"no {skipped.name} for {skipped.run}: {skipped.reason}",
             style="yellow",
             markup=False,
             highlight=False,
@@ -153,7 +154,7 @@ def _show_one(console: "Console", analysis: "Analysis") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(analysis.heading), title_justify="left")  # names are no markup
+    table = Table(title=Text(analysis.heading), title_justify="left")  # names are not markup
     for number, name in enumerate(analysis.table.columns):
         table.add_column(Text(name), justify="right" if number else "left")
     for row in analysis.table.rows:

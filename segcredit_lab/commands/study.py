@@ -1,4 +1,4 @@
-"""``segcredit study``: a table or figure of the paper, or one of ours, by one command."""
+"""``segcredit study``: reproduce a table or figure with one command."""
 
 import shlex
 from pathlib import Path
@@ -11,19 +11,19 @@ from segcredit.commands.output import complain
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from segcredit_lab.study import Plan, Store
-    from segcredit_lab.study.execute import States
+    from segcredit_lab.study import Store, StudyPlan
+    from segcredit_lab.study.execute import RunStates
 
 EPILOG = """\
 [bold]Examples[/bold]
 
-segcredit study --list  [dim]# studies, their arms, and what is done[/dim]
+segcredit study --list  [dim]# studies, arms and progress[/dim]
 
-segcredit study table1 --scale smoke  [dim]# does it work? Seconds, and it says nothing[/dim]
+segcredit study table1 --scale smoke  [dim]# a test of the pipeline, in seconds[/dim]
 
 segcredit study table1 table2 --scale mini --jobs 4  [dim]# four runs at a time[/dim]
 
-segcredit study table1 --scale mini --no-run  [dim]# tables so far, while it runs elsewhere[/dim]
+segcredit study table1 --scale mini --no-run  [dim]# tables of the finished runs[/dim]
 
 segcredit study mine.yaml --scale mini --only ppo --set optimizer.lr=1e-4
 """
@@ -33,63 +33,74 @@ ALL = "all"
 def study(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Studies by name, all, or YAML files.", metavar="[NAME]…"),
+        typer.Argument(help="Names of studies, all, or YAML files.", metavar="[NAME]…"),
     ] = None,
     scale: Annotated[str, typer.Option("--scale", help="smoke, mini or paper.")] = "smoke",
     folder: Annotated[
-        Path, typer.Option("--folder", "-o", help="For runs and results of all studies.")
+        Path, typer.Option("--folder", "-o", help="Folder for runs and results of all studies.")
     ] = Path("studies"),
     jobs: Annotated[
         int,
         typer.Option("--jobs", "-j", help="Parallel runs, spread over the visible GPUs.", min=1),
     ] = 1,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="0,1,2 instead of the study's own.")
+        str | None, typer.Option("--seeds", help="Seeds, as 0,1,2; default: the study's.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="This arm, and the reference. Repeat it.", metavar="ARM"),
+        typer.Option(
+            "--only", help="Run this arm and the reference. Repeat for several.", metavar="ARM"
+        ),
     ] = None,
     optional: Annotated[
-        bool, typer.Option("--all", help="Optional arms, too (--list shows which those are).")
+        bool, typer.Option("--all", help="Include optional arms (see --list).")
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of every run. Repeat it.", metavar="KEY=VALUE"),
+        typer.Option(
+            "--set",
+            help="Override a setting of every run. Repeat for several.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="Tune learning rates, or take the recipes'.")
+        bool, typer.Option("--tune/--no-tune", help="Tune learning rates, or use the recipes'.")
     ] = True,
-    listed: Annotated[bool, typer.Option("--list", help="Show what there is and stop.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List studies, arms and progress.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run and stop.")
+        bool, typer.Option("--dry-run", help="Print the recipes of all runs without running them.")
     ] = False,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Or train nothing: tables of what is there.")
+        bool,
+        typer.Option(
+            "--run/--no-run", help="Run missing runs, or only write tables of finished ones."
+        ),
     ] = True,
 ) -> None:
-    """Run what is missing of a study, then write its tables and figures."""
+    """Run the missing runs of a study, then write its tables and figures."""
     from rich.console import Console
 
-    from segcredit_lab.study import Options, Plan, Store, load_study, shipped_studies
+    from segcredit_lab.study import Options, Store, StudyPlan, load_study, shipped_studies
     from segcredit_lab.study.definition import scale_of
     from segcredit_lab.study.execute import recorded
 
     if not names and not listed:
-        raise typer.BadParameter("which study? Try: segcredit study --list")
+        raise typer.BadParameter("name a study. To list them: segcredit study --list")
     console = Console()
     try:
         chosen = [*shipped_studies()] if not names or names == [ALL] else names
         chosen_arms = tuple(only or ())
         if chosen_arms and optional:
-            raise ValueError("--only chooses arms and --all takes every one: give one of the two.")
+            raise ValueError("--only and --all exclude each other: give one of the two.")
         options = Options(_seeds(seeds), chosen_arms, tuple(settings or ()), tune, optional)
         store = Store(folder / "runs")
         found = scale_of(scale)
         if listed:
             _list(console, chosen, scale, options, store)
             return
-        plans = [Plan(load_study(name), found, options, store) for name in chosen]
+        plans = [StudyPlan(load_study(name), found, options, store) for name in chosen]
         if dry_run:
             _dry_run(console, plans, store)
             return
@@ -111,28 +122,28 @@ def _seeds(text: str | None) -> tuple[int, ...]:
     except ValueError:
         found = (-1,)
     if any(seed < 0 for seed in found) or len({*found}) < len(found):
-        raise ValueError(f"--seeds takes different whole numbers, as in 0,1,2; got {text!r}.")
+        raise ValueError(f"--seeds: expected different whole numbers, as 0,1,2; got {text!r}.")
     return found
 
 
 def _execute(
-    console: "Console", plans: "list[Plan]", store: "Store", folder: Path, jobs: int
-) -> "States":
-    from segcredit_lab.study.execute import execute, watcher
+    console: "Console", plans: "list[StudyPlan]", store: "Store", folder: Path, jobs: int
+) -> "RunStates":
+    from segcredit_lab.study.execute import execute, make_display
 
-    with watcher(console) as watch:
-        return execute(plans, store, jobs, folder / "logs", watch)
+    with make_display(console) as display:
+        return execute(plans, store, jobs, folder / "logs", display)
 
 
-def _write(console: "Console", plans: "list[Plan]", states: "States", folder: Path) -> None:
+def _write(console: "Console", plans: "list[StudyPlan]", states: "RunStates", folder: Path) -> None:
     from segcredit.commands.output import quiet_libraries
-    from segcredit_lab.study.summary import summarise
+    from segcredit_lab.study.summary import summarize
     from segcredit_lab.study.tables import write_study
 
-    quiet_libraries()  # a probe loads a model
+    quiet_libraries()  # a value probe loads a model
     for plan in plans:
         place = folder / f"{plan.study.name}-{plan.scale.name}"
-        summary = summarise(plan, states.failed)
+        summary = summarize(plan, states.failed)
         with console.status(f"{plan.study.name}: tables and figures…"):
             lacking = write_study(summary, place)
         _show(console, plan, summary)
@@ -141,8 +152,8 @@ def _write(console: "Console", plans: "list[Plan]", states: "States", folder: Pa
         console.print(f"written  {place}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(console: "Console", plan: "Plan", summary: object) -> None:
-    """The table of results, without what only a wider page has room for."""
+def _show(console: "Console", plan: "StudyPlan", summary: object) -> None:
+    """Print the main columns of the results table."""
     from rich.table import Table
     from rich.text import Text
 
@@ -162,17 +173,17 @@ def _show(console: "Console", plan: "Plan", summary: object) -> None:
     console.print(table)
 
 
-def _end(console: "Console", states: "States") -> None:
-    from segcredit_lab.study.execute import said_of
+def _end(console: "Console", states: "RunStates") -> None:
+    from segcredit_lab.study.execute import status_text
 
     failed: dict[str, list[str]] = {}
     for state in states.runs.values():
         if state.status == "failed":
-            failed.setdefault(said_of(state), []).append(state.planned.name)
-    for said, names in failed.items():
-        complain(f"{', '.join(names)}: {said}")
+            failed.setdefault(status_text(state), []).append(state.run.name)
+    for reason, names in failed.items():
+        complain(f"{', '.join(names)}: {reason}")
     if states.stopping:
-        console.print("Stopped; the same command goes on.")
+        console.print("Stopped. Run the same command again to continue.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
@@ -181,11 +192,11 @@ def _end(console: "Console", states: "States") -> None:
 def _list(
     console: "Console", names: list[str], scale: str, options: object, store: "Store"
 ) -> None:
-    """Studies, their arms, and how much of them is done."""
+    """List studies, their arms and how many runs are done."""
     from rich.table import Table
     from rich.text import Text
 
-    from segcredit_lab.study import Options, Plan, load_study
+    from segcredit_lab.study import Options, StudyPlan, load_study
     from segcredit_lab.study.definition import scale_of
 
     assert isinstance(options, Options)
@@ -204,29 +215,31 @@ def _list(
             f"{arm} (optional)" if study.arms[arm].optional else arm for arm in study.arms
         )
         try:
-            plan = Plan(study, scale_of(scale), options, store)
-            runs = {run.digest: store.finished(run) for run in plan.planned(guess=True)}
+            plan = StudyPlan(study, scale_of(scale), options, store)
+            runs = {run.digest: store.finished(run) for run in plan.runs(guess=True)}
             wanted |= runs
             counts = (str(len(runs)), str(sum(runs.values())))
         except ValueError as error:
             arms, counts = f"{arms}\n{error}", ("–", "–")
         table.add_row(Text(study.name), Text(f"{study.title}\n{arms}"), *counts, end_section=True)
     if len(names) > 1:
-        table.caption = f"{len(wanted)} runs in all, {sum(wanted.values())} done; shared ones once"
+        table.caption = (
+            f"{len(wanted)} runs in total, {sum(wanted.values())} done; shared runs count once"
+        )
         table.caption_justify = "left"
     console.print(table)
 
 
-def _dry_run(console: "Console", plans: "list[Plan]", store: "Store") -> None:
-    """The recipe of every run that is known, as changes of nothing, and how to run it by hand."""
+def _dry_run(console: "Console", plans: "list[StudyPlan]", store: "Store") -> None:
+    """Print the complete recipe of every known run, and the command that trains it."""
     import yaml
 
-    said = set()
+    printed = set()
     for plan in plans:
-        for run in plan.planned():
-            if run.digest in said:
+        for run in plan.runs():
+            if run.digest in printed:
                 continue
-            said.add(run.digest)
+            printed.add(run.digest)
             folder = store.folder(run)
             done = "done" if store.finished(run) else "to run"
             lines = [

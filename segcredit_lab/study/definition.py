@@ -1,7 +1,6 @@
-"""What a study is: arms over a base recipe, whom they are compared with, and what is drawn."""
+"""Definition of a study: arms over a base recipe, a reference arm, and figures."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from segcredit.config import RecipeError, read_settings
 from segcredit.config.recipe import Number, Settings, Whole
 from segcredit.printable import shown
+from segcredit.registry import nearest
 
 Figure = Literal[
     "curves",
@@ -28,36 +28,37 @@ Figure = Literal[
 
 
 class Arm(Settings):
-    """One row of the table: what it changes of the base recipe."""
+    """One arm of a study: a row of its table, as changes of the base recipe."""
 
     label: str = ""
-    """As tables and figures show it; the arm's name if there is none."""
+    """Label in tables and figures; default: the arm's name."""
     algorithm: str | dict[str, Any] | None = None
-    """As in a recipe. kl, clip and gamma of the base's method hold here too, unless set."""
+    """Method, as in a recipe; ``file.py:name`` works. Inherits kl, clip and gamma of the base's
+    method unless set."""
     samples: Whole | None = Field(None, ge=1)
-    """Responses per prompt; of so many fewer prompts, so that the rollouts stay as many."""
+    """Responses per prompt; the number of prompts is reduced to keep the number of rollouts."""
     same_prompts: bool = False
-    """With samples: as many prompts as the base has, and so many times its rollouts."""
+    """With samples: keep the base's number of prompts, so that rollouts are multiplied."""
     share: Number = Field(1.0, gt=0, le=1)
-    """Of the base's prompts, for a method that draws more than one response from each."""
+    """Share of the base's prompts, for a method that samples continuations too."""
     cold: bool = False
-    """Without the base's pretraining of the critic."""
+    """Omit the base's critic pretraining."""
     recipe: dict[str, Any] = Field(default_factory=dict)
-    """Any other settings, as in a recipe."""
+    """Other settings, as in a recipe."""
     paper: str | None = None
-    """The recipe that stands for all this at the scale paper."""
+    """Recipe that replaces the arm at scale paper."""
     at: Number | None = None
-    """Where the arm stands on the axis of a sweep."""
+    """Position of the arm on the axis of a sweep."""
     optional: bool = False
-    """Runs only if it is asked for, by name or with --all."""
+    """Run only if selected with --only or --all."""
 
 
-class Published(Settings):
-    """What the paper reports, in per cent."""
+class PublishedNumbers(Settings):
+    """Numbers that the paper reports, in percent."""
 
     source: str
     columns: dict[str, dict[str, Number]]
-    """Of each column, the arms' numbers."""
+    """Column → arm → number."""
 
 
 class Correction(Settings):
@@ -65,66 +66,67 @@ class Correction(Settings):
 
     name: str
     what: str
-    """What is different now."""
+    """Description of the change."""
     since: str
-    """Commit that made the correction."""
+    """Commit of the correction."""
     arms: dict[str, list[str]]
     """Arms that the correction changes, by study."""
 
 
 class Study(Settings):
-    """A table or figure, as the runs that it takes."""
+    """A table or figure, defined by the runs it needs."""
 
     name: str
     title: str
     asks: str
-    """The question, in a sentence."""
+    """The question, in one sentence."""
     base: str
-    """vision or text: the scale's recipe for it; or a recipe of its own, by name or by file as seen
-    from the study's, for every scale."""
+    """vision or text: the scale's recipe; or for every scale a recipe by name, or by a file path
+    relative to the study's file."""
     paper_base: str | None = None
-    """The recipe that arms change at the scale paper."""
+    """Base recipe at scale paper."""
     reference: str
-    """The arm that the others are compared with, seed by seed."""
+    """Arm that the others are compared with, paired by seed."""
     arms: dict[str, Arm] = Field(min_length=1)
     recipe: dict[str, Any] = Field(default_factory=dict)
     """Settings of all arms, as in a recipe."""
     tune: Literal["each", "reference", "none"] = "reference"
-    """Whose learning rate is tuned: every arm's; the reference's, which all then take; nobody's."""
+    """Tune the learning rate of each arm, of the reference (then used by all arms), or of none."""
     seeds: dict[str, list[Whole]] = Field(default_factory=dict)
-    """By scale, where they are not the scale's own."""
+    """Seeds by scale; default: the scale's seeds."""
     figures: tuple[Figure, ...] = ("curves", "differences")
     axis: str = ""
-    """Of a sweep: what its axis shows."""
-    published: Published | None = None
+    """Axis label of a sweep."""
+    published: PublishedNumbers | None = None
     note: str = ""
-    """What a reader of the table must know."""
+    """Note printed below the table."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Study":
         known = ", ".join(self.arms)
         if self.reference not in self.arms:
-            raise ValueError(f"reference is one of the arms {known}; got {self.reference!r}")
+            raise ValueError(f"reference must be one of the arms {known}; got {self.reference!r}")
         if self.arms[self.reference].optional:
             raise ValueError(f"the reference cannot be optional; got {self.reference!r}")
         for column, numbers in (self.published.columns if self.published else {}).items():
             for name in numbers:
                 if name not in self.arms:
-                    raise ValueError(f"published.columns.{column}: no arm {name!r} in {known}")
+                    raise ValueError(
+                        f"published.columns.{column}: unknown arm {name!r}; the arms are {known}"
+                    )
         if "sweep" in self.figures and not any(arm.at is not None for arm in self.arms.values()):
-            raise ValueError("a sweep is drawn against the arms' at; got none")
+            raise ValueError("figure sweep needs `at` in at least one arm; got none")
         return self
 
     def label(self, arm: str) -> str:
-        """What tables and figures call the arm."""
+        """Label of an arm in tables and figures."""
         return self.arms[arm].label or arm
 
     def choose(self, only: list[str], optional: bool = False) -> list[str]:
-        """The arms that run: all but optional ones, or those too; or the reference and ``only``."""
+        """Select arms: all, with or without optional ones; or the reference and ``only``."""
         for name in only:
             if name not in self.arms:
-                near = get_close_matches(name, self.arms, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = nearest(name, self.arms)
                 raise RecipeError(
                     f"{self.name} has no arm {name!r}; it has {', '.join(self.arms)}.{hint}"
                 )
@@ -136,7 +138,7 @@ class Study(Settings):
 
 
 def shipped_studies() -> dict[str, Path]:
-    """The studies that come with the package, by name: the paper's first."""
+    """Paths of the built-in studies by name, those of the paper first."""
     folder = Path(str(files("segcredit_lab"))) / "study" / "studies"
     found = {path.stem: path for path in folder.glob("*.yaml")}
     order = [x for kind in ("table", "fig", "") for x in sorted(found) if x.startswith(kind)]
@@ -156,14 +158,13 @@ def corrections_of(study: str, arm: str) -> tuple[Correction, ...]:
 
 
 def load_study(name: str) -> Study:
-    """A study by its name, or from a YAML file of one's own."""
+    """Load a built-in study by name, or one from a YAML file."""
     shipped = shipped_studies()
     path = shipped.get(name, Path(name))
     if name not in shipped and not (path.suffix in (".yaml", ".yml") and path.is_file()):
-        near = get_close_matches(name, shipped, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = nearest(name, shipped)
         raise RecipeError(
-            f"no study {shown(name)}: neither a YAML file nor one of {', '.join(shipped)}.{hint}"
+            f"no study {shown(name)}: expected a YAML file or one of {', '.join(shipped)}.{hint}"
         )
     found = {"name": path.stem, **read_settings(path)}
     beside = path.parent / str(found.get("base"))
@@ -173,20 +174,19 @@ def load_study(name: str) -> Study:
 
 
 def parse_study(found: dict[str, Any], source: str = "study") -> Study:
-    """A study from plain data; every mistake in one message."""
+    """Parse a study from plain data; raise one message with all mistakes."""
     try:
         return Study.model_validate(found)
     except ValidationError as error:
         lines = [f"  {_explain(problem)}" for problem in error.errors()]
-        raise RecipeError("\n".join([f"{source}: the study does not add up", *lines])) from None
+        raise RecipeError("\n".join([f"{source}: the study is not valid", *lines])) from None
 
 
 def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "study"
     if problem["type"] == "extra_forbidden":
         known = sorted(Arm.model_fields if "arms" in problem["loc"] else Study.model_fields)
-        near = get_close_matches(str(problem["loc"][-1]), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+        hint = nearest(str(problem["loc"][-1]), known) or f" The keys are: {', '.join(known)}."
         return f"{where}: unknown key.{hint}"
     return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
 
@@ -196,18 +196,18 @@ _SMOKE = Path(str(files("segcredit_lab"))) / "study" / "smoke"
 
 @dataclass(frozen=True)
 class Scale:
-    """What a study's arms change, and how often each runs."""
+    """Base recipes, seeds and tuning of a study's runs."""
 
     name: str
     bases: dict[str, str]
-    """The recipes of vision, text, and of text in which the response decides."""
+    """Base recipes: vision, text, and text whose answer depends on choices in the response."""
     seeds: tuple[int, ...]
     rates: tuple[float, ...] = ()
-    """Learning rates that are tried, as multiples of the recipe's; none: no tuning."""
+    """Learning rates to try, as multiples of the recipe's; empty: no tuning."""
     tuning_seeds: tuple[int, ...] = ()
-    """Others than the study's: what was tuned on is not measured on."""
+    """Seeds for tuning; they differ from the seeds that are measured."""
     tuning_share: float = 0.5
-    """Of the steps of optimisation, for a run that tunes."""
+    """Share of the optimization steps in a tuning run."""
 
 
 SCALES = {
@@ -234,8 +234,11 @@ SCALES = {
             },
             seeds=(0, 1, 2),
             rates=(0.5, 1.0, 2.0),
-            tuning_seeds=(1000, 1001),  # one is too few; two were, with rates three times apart
-            tuning_share=1.0,  # rates that are best in half the steps may collapse in the rest
+            tuning_seeds=(
+                1000,
+                1001,
+            ),  # one seed is too noisy; so were two with rates a factor of 3 apart
+            tuning_share=1.0,  # a rate that is best after half the steps may collapse later
         ),
         Scale(
             "paper",
@@ -251,9 +254,8 @@ SCALES = {
 
 
 def scale_of(name: str) -> Scale:
-    """The scale of that name."""
+    """Look up a scale by name."""
     if name not in SCALES:
-        near = get_close_matches(name, SCALES, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = nearest(name, SCALES)
         raise RecipeError(f"the scales are {', '.join(SCALES)}; got {name!r}.{hint}")
     return SCALES[name]

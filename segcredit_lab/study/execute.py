@@ -1,4 +1,4 @@
-"""Bring every run of some studies to its end: what is missing runs, what was begun goes on."""
+"""Execute the runs of some studies: start missing runs, resume unfinished ones, show progress."""
 
 import signal
 import time
@@ -15,95 +15,97 @@ from rich.table import Table
 from rich.text import Text
 
 from segcredit.printable import printable
-from segcredit_lab.study.plan import Plan
-from segcredit_lab.study.store import Planned, Store
-from segcredit_lab.study.workers import Order, Pool
+from segcredit_lab.study.plan import StudyPlan
+from segcredit_lab.study.store import Store, StudyRun
+from segcredit_lab.study.workers import Order, WorkerPool
 
 Status = Literal["waiting", "running", "elsewhere", "done", "failed", "stopped"]
 START_FAILED = "its start failed: "
 MOMENT = 0.25
-"""Seconds between two looks at the clock, for who draws."""
+"""Seconds between two updates of the display."""
 
 
 @dataclass
 class RunState:
-    """How far a run is."""
+    """Progress of a run."""
 
-    planned: Planned
+    run: StudyRun
     status: Status = "waiting"
     step: int = 0
     total: int = 0
     accuracy: float | None = None
     """Held-out accuracy; None: no evaluation yet, or the reward does not report correctness."""
     reward: float | None = None
-    """Held-out, at its last evaluation."""
+    """Held-out reward at the last evaluation."""
     message: str = ""
     """Why it failed."""
     already: bool = False
-    """Whether it was done before we began."""
+    """Whether it was finished before this command started."""
 
 
 @runtime_checkable
-class Watch(Protocol):
-    """Who shows it."""
+class Display(Protocol):
+    """Shows the progress of runs."""
 
-    def changed(self, states: "States", state: RunState, event: str) -> None:
-        """Something happened to a run."""
+    def changed(self, states: "RunStates", state: RunState, event: str) -> None:
+        """Called after an event of a run."""
         ...
 
-    def tick(self, states: "States") -> None:
-        """A moment has passed."""
+    def tick(self, states: "RunStates") -> None:
+        """Called periodically."""
         ...
 
 
 @dataclass
-class States:
-    """All runs by digest, and whether someone asked to stop."""
+class RunStates:
+    """All runs by digest, and whether the user asked to stop."""
 
     runs: dict[str, RunState] = field(default_factory=dict)
     early: set[str] = field(default_factory=set)
-    """Beginnings that runs will need which are not known yet."""
+    """Starts needed by runs that are not known yet."""
     stopping: bool = False
 
     @property
     def failed(self) -> dict[str, str]:
-        """Digest → why."""
+        """Digests of failed runs and reasons."""
         return {key: x.message for key, x in self.runs.items() if x.status == "failed"}
 
     def count(self, *statuses: Status) -> int:
-        """How many runs are in such a state."""
+        """Count the runs with one of these statuses."""
         return sum(x.status in statuses for x in self.runs.values())
 
 
-def execute(plans: Sequence[Plan], store: Store, jobs: int, logs: Path, watch: Watch) -> States:
-    """Until nothing is left that can run. Ctrl-C lets running steps finish, and saves them."""
-    states, pool = States(), Pool(jobs, logs)
-    _take_in(states, plans, store)
-    told = False
+def execute(
+    plans: Sequence[StudyPlan], store: Store, jobs: int, logs: Path, display: Display
+) -> RunStates:
+    """Run everything that can run. Ctrl-C lets current steps finish and saves checkpoints."""
+    states, pool = RunStates(), WorkerPool(jobs, logs)
+    _add_known_runs(states, plans, store)
+    stopped = False
     with _interrupts(states):
         try:
             while True:
                 if not states.stopping:
-                    _begin(states, pool, store, watch)
-                elif not told:
-                    told = True
+                    _begin(states, pool, store, display)
+                elif not stopped:
+                    stopped = True
                     pool.stop()
                 if pool.free == pool.jobs:
                     return states
-                _hear(states, pool, plans, store, watch)
+                _handle_events(states, pool, plans, store, display)
         finally:
             pool.close()
 
 
-def recorded(plans: Sequence[Plan], store: Store) -> States:
-    """How far everything is, without running anything."""
-    states = States()
-    while True:  # a rate whose run failed may leave another, and runs with it
-        _take_in(states, plans, store)
+def recorded(plans: Sequence[StudyPlan], store: Store) -> RunStates:
+    """Read the status of all runs without running anything."""
+    states = RunStates()
+    while True:  # after a failed rate another one is chosen, which adds runs
+        _add_known_runs(states, plans, store)
         failed = [
             (state, why)
             for state in states.runs.values()
-            if state.status == "waiting" and (why := store.failure(state.planned)) is not None
+            if state.status == "waiting" and (why := store.failure(state.run)) is not None
         ]
         if not failed:
             return states
@@ -112,8 +114,8 @@ def recorded(plans: Sequence[Plan], store: Store) -> States:
 
 
 @contextmanager
-def _interrupts(states: States) -> Iterator[None]:
-    """The first Ctrl-C is noted, the second ends everything; only a main thread can."""
+def _interrupts(states: RunStates) -> Iterator[None]:
+    """Stop after the current steps at the first Ctrl-C, at once at the second."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if states.stopping:
@@ -133,60 +135,58 @@ def _interrupts(states: States) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _take_in(states: States, plans: Sequence[Plan], store: Store) -> None:
-    """Runs that have become known: all at first; later those whose learning rate was found.
+def _add_known_runs(states: RunStates, plans: Sequence[StudyPlan], store: Store) -> None:
+    """Add runs that became known, such as those whose learning rate has been tuned.
 
-    What an earlier study needs comes before what a later one does, whenever it became known.
+    Runs of an earlier study come before those of a later one, whenever they became known.
     """
     failed = states.failed
     states.early = {start.digest for plan in plans for start in plan.early(failed)}
     found: dict[str, RunState] = {}
     for plan in plans:
-        for planned in [*plan.planned(failed), *plan.early(failed)]:
-            if planned.digest not in found:
-                found[planned.digest] = states.runs.get(planned.digest) or _state(planned, store)
+        for run in [*plan.runs(failed), *plan.early(failed)]:
+            if run.digest not in found:
+                found[run.digest] = states.runs.get(run.digest) or _state(run, store)
     states.runs = found | {key: x for key, x in states.runs.items() if key not in found}
 
 
-def _state(planned: Planned, store: Store) -> RunState:
-    done = store.finished(planned)
-    return RunState(planned, "done" if done else "waiting", total=planned.steps, already=done)
+def _state(run: StudyRun, store: Store) -> RunState:
+    done = store.finished(run)
+    return RunState(run, "done" if done else "waiting", total=run.steps, already=done)
 
 
-def _begin(states: States, pool: Pool, store: Store, watch: Watch) -> None:
-    """As many runs as there is room for, of those whose start is there."""
+def _begin(states: RunStates, pool: WorkerPool, store: Store, display: Display) -> None:
+    """Start as many runs as the pool has free processes for, if their start is finished."""
     wanted = _wanted_starts(states, store)
     for state in [*states.runs.values()]:
-        planned = state.planned
-        idle = planned.kind == "warm" and planned.digest not in wanted
+        run = state.run
+        idle = run.kind == "warm" and run.digest not in wanted
         if state.status != "waiting" or idle or not pool.free:
             continue
-        before = None if planned.start is None else states.runs[planned.start.digest]
+        before = None if run.start is None else states.runs[run.start.digest]
         if before is not None and before.status == "failed":
             reason = before.message.removeprefix(START_FAILED)
             state.status, state.message = "failed", START_FAILED + reason
-            watch.changed(states, state, "failed")
+            display.changed(states, state, "failed")
         elif before is None or before.status == "done":
             order = Order(
-                planned.digest,
-                store.recipe(planned).as_dict(),
-                store.folder(planned),
-                planned.keeps,
+                run.digest,
+                store.recipe(run).as_dict(),
+                store.folder(run),
+                run.keeps,
             )
             state.status = "running"
-            store.forget_failure(planned)
-            watch.changed(states, state, "begun")
+            store.forget_failure(run)
+            display.changed(states, state, "begun")
             pool.begin(order)
 
 
-def _wanted_starts(states: States, store: Store) -> set[str]:
-    """Beginnings that a run still waits for; one whose models are gone is run again."""
+def _wanted_starts(states: RunStates, store: Store) -> set[str]:
+    """Digests of the starts that runs wait for; a start whose models were deleted runs again."""
     runs = states.runs
     wanted: set[str] = set()
-    asking = [
-        x.planned for x in runs.values() if x.status == "waiting" and x.planned.kind != "warm"
-    ]
-    asking += [runs[digest].planned for digest in states.early if runs[digest].status == "waiting"]
+    asking = [x.run for x in runs.values() if x.status == "waiting" and x.run.kind != "warm"]
+    asking += [runs[digest].run for digest in states.early if runs[digest].status == "waiting"]
     while asking:
         start = asking.pop().start
         if start is None or start.digest in wanted:
@@ -201,7 +201,9 @@ def _wanted_starts(states: States, store: Store) -> set[str]:
     return wanted | states.early
 
 
-def _hear(states: States, pool: Pool, plans: Sequence[Plan], store: Store, watch: Watch) -> None:
+def _handle_events(
+    states: RunStates, pool: WorkerPool, plans: Sequence[StudyPlan], store: Store, display: Display
+) -> None:
     for order, event in pool.events(MOMENT):
         state, what = states.runs[order.name], event["event"]
         if what == "step":
@@ -217,27 +219,27 @@ def _hear(states: States, pool: Pool, plans: Sequence[Plan], store: Store, watch
             state.status = "stopped" if stopped else "failed"
             state.message = event["message"]
             if not stopped:
-                store.note_failure(state.planned, state.message)
-        watch.changed(states, state, what)
+                store.note_failure(state.run, state.message)
+        display.changed(states, state, what)
         if state.status in ("done", "failed"):
-            _take_in(states, plans, store)
-    watch.tick(states)
+            _add_known_runs(states, plans, store)
+    display.tick(states)
 
 
 REDRAW = 0.5
-"""Seconds between two pictures of the table."""
+"""Seconds between two redraws of the table."""
 MOST = 24
-"""Rows of the table: running ones, then failed ones, then those that wait."""
-COLOURS = {"running": "cyan", "elsewhere": "yellow", "done": "green", "failed": "red"}
+"""Maximum number of rows: running, then failed, then waiting runs."""
+COLORS = {"running": "cyan", "elsewhere": "yellow", "done": "green", "failed": "red"}
 
 
-class Lines:
-    """One line for each run that begins or ends."""
+class LineDisplay:
+    """Prints one line for each run that starts or ends."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "LineDisplay":
         return self
 
     def __exit__(
@@ -247,27 +249,27 @@ class Lines:
         trace: TracebackType | None,
     ) -> None: ...
 
-    def changed(self, states: States, state: RunState, event: str) -> None:
-        """Tell of beginnings and ends."""
+    def changed(self, states: RunStates, state: RunState, event: str) -> None:
+        """Print a line when a run starts or ends."""
         if event not in ("begun", "elsewhere", "done", "failed", "gone", "stopped"):
             return
         ended = states.count("done", "failed")
-        said = f"[{ended}/{len(states.runs)}] {state.planned.name}: {said_of(state)}"
-        self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        line = f"[{ended}/{len(states.runs)}] {state.run.name}: {status_text(state)}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def tick(self, states: States) -> None:
-        """Nothing to say."""
+    def tick(self, states: RunStates) -> None:
+        """Do nothing."""
 
 
-class LiveTable(Lines):
-    """A table that is drawn again and again; failures stay above it."""
+class TableDisplay(LineDisplay):
+    """Redraws a table in place; failures are printed above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._drawn = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> "LiveTable":
+    def __enter__(self) -> "TableDisplay":
         self._live.start()
         return self
 
@@ -279,38 +281,38 @@ class LiveTable(Lines):
     ) -> None:
         self._live.stop()
 
-    def changed(self, states: States, state: RunState, event: str) -> None:
-        """Say what failed at once; the rest is in the table."""
+    def changed(self, states: RunStates, state: RunState, event: str) -> None:
+        """Print failures at once; the table shows the rest."""
         if state.status == "failed":
-            text = Text(f"{state.planned.name}: {said_of(state)}", style="red")
+            text = Text(f"{state.run.name}: {status_text(state)}", style="red")
             self._live.console.print(text, soft_wrap=True)
         self.tick(states)
 
-    def tick(self, states: States) -> None:
-        """Draw, if it is time."""
+    def tick(self, states: RunStates) -> None:
+        """Redraw the table if it is time."""
         if time.monotonic() - self._drawn > REDRAW:
             self._drawn = time.monotonic()
             self._live.update(table_of(states), refresh=True)
 
 
-def table_of(states: States) -> RenderableType:
-    """The runs that someone waits for, and how many there are of each kind."""
+def table_of(states: RunStates) -> RenderableType:
+    """Table of unfinished runs with a count of each status."""
     kinds = ("running", "elsewhere", "failed", "waiting", "stopped", "done")
     counts = {kind: sum(x.status == kind for x in states.runs.values()) for kind in kinds}
     caption = ", ".join(f"{num} {kind}" for kind, num in counts.items() if num)
     if states.stopping:
-        caption += "; finishing these steps, then saving (Ctrl-C again: at once)"
+        caption += "; finishing the current steps, then saving (Ctrl-C again: stop at once)"
     table = Table(caption=caption, caption_justify="left")
     for name in ("run", "seed", "", "step", "held out"):
         table.add_column(name, justify="right" if name in ("seed", "step", "held out") else "left")
     rows = sorted(states.runs.values(), key=lambda x: kinds.index(x.status))
     for state in rows[:MOST]:
-        planned = state.planned
-        what = planned.arm if planned.kind == "run" else f"{planned.kind} {planned.arm}"
+        run = state.run
+        what = run.arm if run.kind == "run" else f"{run.kind} {run.arm}"
         table.add_row(
             Text(what),
-            str(planned.seed),
-            Text(state.status, style=COLOURS.get(state.status, "")),
+            str(run.seed),
+            Text(state.status, style=COLORS.get(state.status, "")),
             f"{state.step}/{state.total}" if state.step or state.status == "running" else "",
             _held_out(state),
         )
@@ -324,12 +326,12 @@ def _held_out(state: RunState) -> str:
     return "" if state.reward is None else f"reward {state.reward:.3f}"
 
 
-def said_of(state: RunState) -> str:
-    """In a few words."""
+def status_text(state: RunState) -> str:
+    """Describe a run's status in a few words."""
     if state.status == "failed":
         return f"failed: {printable(' '.join(state.message.split()), 600)}"
     if state.status == "elsewhere":
-        return "another process is writing it; waiting for that"
+        return "another process is running it; waiting for it to finish"
     found = _held_out(state)
     accuracy = f", held-out {found}" if found else ""
     if state.status == "running":
@@ -337,6 +339,6 @@ def said_of(state: RunState) -> str:
     return f"{state.status}, step {state.step}/{state.total}{accuracy}"
 
 
-def watcher(console: Console) -> Lines:
-    """What fits the terminal, or the lack of one."""
-    return LiveTable(console) if console.is_terminal else Lines(console)
+def make_display(console: Console) -> LineDisplay:
+    """Table on a terminal, lines elsewhere."""
+    return TableDisplay(console) if console.is_terminal else LineDisplay(console)

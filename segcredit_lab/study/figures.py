@@ -1,4 +1,4 @@
-"""How a study's own figures look, in the style of the analyses."""
+"""Figures of a study, in the style of the analyses."""
 
 import json
 from collections.abc import Callable
@@ -11,12 +11,12 @@ import numpy as np
 
 from segcredit.printable import number_text
 from segcredit.runlog import read_run
-from segcredit_lab.analysis import Analysis, Settings, write
+from segcredit_lab.analysis import Analysis, AnalysisSettings, write
 from segcredit_lab.analysis.compare import COMPARISONS, Curve, Group, curve_of, t_interval
-from segcredit_lab.analysis.drawing import COLOURS, INK, REFERENCE, band, draw_compared, line_of
+from segcredit_lab.analysis.drawing import COLORS, INK, REFERENCE, band, draw_compared, line_of
 from segcredit_lab.analysis.lift import SHOWN
 from segcredit_lab.analysis.reading import (
-    CannotAnalyseError,
+    CannotAnalyzeError,
     Table,
     interval_text,
     plain,
@@ -24,13 +24,13 @@ from segcredit_lab.analysis.reading import (
 from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
 
 MANY = 5
-"""Curves beyond which single runs and bands would hide the means."""
+"""Maximum number of curves for which single runs and bands are drawn."""
 Lifts = dict[str, dict[str, tuple[np.ndarray, np.ndarray, int]]]
-"""Arm → stage of training → Lift(q), its interval over seeds, how many they are."""
+"""Arm → stage of training → Lift(q), its interval over seeds, number of seeds."""
 
 
 def draw_curves(curves: list[Curve], label: str, window: int, figure: Any) -> None:
-    """Means; bands and single runs where there are few; what is below 0 is shown."""
+    """Draw means, with bands and single runs if there are few curves."""
     shown = curves if len(curves) <= MANY else [_mean_alone(curve) for curve in curves]
     draw_compared(shown, label, window, figure)
     lowest = min(float(np.nanmin([*x.each.ravel(), *x.mean, 0.0])) for x in shown)
@@ -45,28 +45,28 @@ def _mean_alone(curve: Curve) -> Curve:
 def draw_differences(
     rows: list[tuple[str, Estimate, Estimate]], reference: str, measure: str, figure: Any
 ) -> None:
-    """A forest plot: a point and its interval per arm, left of 0 where the reference is better."""
+    """Forest plot: a point and its interval per arm, left of 0 if the reference is better."""
     axis = figure.subplots()
     for place, (_, area, final) in enumerate(rows):
-        for shift, found, colour, marker in (
-            (-0.14, area, COLOURS[0], "o"),
-            (0.14, final, COLOURS[1], "D"),
+        for shift, found, color, marker in (
+            (-0.14, area, COLORS[0], "o"),
+            (0.14, final, COLORS[1], "D"),
         ):
             at = place + shift
-            axis.plot([found.low, found.high], [at, at], color=colour, linewidth=1.6)
-            axis.plot(found.mean, at, marker, color=colour, markersize=5)
+            axis.plot([found.low, found.high], [at, at], color=color, linewidth=1.6)
+            axis.plot(found.mean, at, marker, color=color, markersize=5)
     axis.axvline(0.0, **REFERENCE)
     axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(False, axis="y")
-    # two lines: a reference may have a long name
+    # two lines, since a reference may have a long name
     unit = "points of" if measure == "accuracy" else "100 ×"
     axis.set_xlabel(f"{unit} held-out {measure} above\n{reference}, 95 % interval over seeds")
-    for colour, marker, label in (
-        (COLOURS[0], "o", "mean over the curve"),
-        (COLOURS[1], "D", "final"),
+    for color, marker, label in (
+        (COLORS[0], "o", "mean over the curve"),
+        (COLORS[1], "D", "final"),
     ):
-        axis.plot([], [], marker, color=colour, linestyle="-", label=label)
+        axis.plot([], [], marker, color=color, linestyle="-", label=label)
     figure.legend(loc="outside lower left", ncols=2)
 
 
@@ -79,15 +79,15 @@ def draw_sweep(
     measure: str,
     figure: Any,
 ) -> None:
-    """Both measures with their bands; the paper's numbers, of another task, as a thin line."""
+    """Both measures with bands; the paper's numbers, from another task, as a thin line."""
     axis = figure.subplots()
-    for colour, marker, name, found in (
-        (COLOURS[0], "o", "mean over the curve", area),
-        (COLOURS[1], "D", "final", final),
+    for color, marker, name, found in (
+        (COLORS[0], "o", "mean over the curve", area),
+        (COLORS[1], "D", "final", final),
     ):
         ends = np.array([[e.low for e in found], [e.high for e in found]])
-        band(axis, x, ends, colour)
-        axis.plot(x, [e.mean for e in found], color=colour, marker=marker, ms=4, label=name)
+        band(axis, x, ends, color)
+        axis.plot(x, [e.mean for e in found], color=color, marker=marker, ms=4, label=name)
     for name, numbers in paper.items():
         thin = {"color": INK, "linewidth": 1.0, "linestyle": ":", "marker": ".", "alpha": 0.7}
         axis.plot(x, numbers, label=f"paper: {name} (another task)", **thin)
@@ -101,7 +101,7 @@ def draw_lift_over_seeds(
     over: Lifts,
     figure: Any,
 ) -> None:
-    """One panel per arm, one line per stage of training, bands over seeds."""
+    """Draw one panel per arm with one line per stage of training and bands over seeds."""
     panels = figure.subplots(1, len(over), sharey=True, squeeze=False)[0]
     for axis, (label, stages) in zip(panels, over.items(), strict=True):
         for number, (stage, (mean, ends, _)) in enumerate(stages.items()):
@@ -124,15 +124,15 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "Explained variance of the critic",
         "1 − Var(r − V) / Var(r)",
     ),
-    "clip_fraction": ("clip_fraction", "Clipped", "share of tokens that the clip stops"),
+    "clip_fraction": ("clip_fraction", "Clipped", "share of clipped tokens"),
 }
 SIZE = (6.4, 3.9)
 WINDOW = 5
-"""Steps that are averaged into a smooth curve."""
+"""Number of steps in the moving average."""
 
 
-def figures(summary: Summary, watch: Callable[[str], None]) -> tuple[list[Analysis], list[str]]:
-    """Those that the study asks for and its runs allow; and why not, for the others."""
+def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Analysis], list[str]]:
+    """Make the figures of a study; return them, and why others cannot be made."""
     made, lacking = [], []
     makers: dict[str, Callable[[Summary], Analysis]] = {
         "curves": learning_curves,
@@ -142,16 +142,16 @@ def figures(summary: Summary, watch: Callable[[str], None]) -> tuple[list[Analys
         **{name: partial(metric, name) for name in METRICS},
     }
     for name in summary.study.figures:
-        watch(name)
+        progress(name)
         try:
             made.append(makers[name](summary))
-        except CannotAnalyseError as error:
+        except CannotAnalyzeError as error:
             lacking.append(f"no figure {name}: {error}")
     return made, lacking
 
 
 def learning_curves(summary: Summary) -> Analysis:
-    """Held-out accuracy against the step, with bands over seeds."""
+    """Held-out accuracy over steps, with bands over seeds."""
     curves = [_accuracy(arm) for arm in _done(summary)]
     return _figure(
         "curves",
@@ -164,10 +164,10 @@ def learning_curves(summary: Summary) -> Analysis:
 
 
 def differences(summary: Summary) -> Analysis:
-    """Every arm's difference to the reference, of both measures."""
+    """Difference of every arm to the reference, for both measures."""
     others = [arm for arm in _done(summary) if arm.name != summary.study.reference]
     if not others or not summary.reference.runs:
-        raise CannotAnalyseError("there are no two arms with finished runs to compare.")
+        raise CannotAnalyzeError("fewer than two arms have finished runs.")
     rows: list[tuple[str, Estimate, Estimate]] = [
         (
             arm.label,
@@ -187,10 +187,10 @@ def differences(summary: Summary) -> Analysis:
 
 
 def sweep(summary: Summary) -> Analysis:
-    """Both measures against where the arms stand on the axis, and the paper's numbers."""
+    """Both measures over the arms' positions on the axis, and the paper's numbers."""
     arms = [arm for arm in _done(summary) if summary.study.arms[arm.name].at is not None]
     if not arms:
-        raise CannotAnalyseError("no arm of the sweep has a finished run.")
+        raise CannotAnalyzeError("no arm of the sweep has a finished run.")
     at = {arm.name: float(summary.study.arms[arm.name].at or 0.0) for arm in arms}
     arms.sort(key=lambda arm: at[arm.name])
     x = [at[arm.name] for arm in arms]
@@ -212,7 +212,7 @@ def sweep(summary: Summary) -> Analysis:
 
 
 def metric(name: str, summary: Summary) -> Analysis:
-    """One of the runs' metrics against the step."""
+    """One metric of the runs over steps."""
     key, title, label = METRICS[name]
     found = []
     for arm in _done(summary):
@@ -220,7 +220,7 @@ def metric(name: str, summary: Summary) -> Analysis:
         found.append(curve_of(group, key, WINDOW))
     curves = [curve for curve in found if curve is not None]
     if not curves:
-        raise CannotAnalyseError(f"no run has recorded {key}.")
+        raise CannotAnalyzeError(f"no run recorded {key}.")
     return _figure(
         name,
         f"{summary.study.title}: {title.lower()}" if title not in summary.study.title else title,
@@ -239,13 +239,13 @@ def lift(summary: Summary) -> Analysis:
         for folder in arm.folders.values():
             try:
                 measured = _lift_of(folder)
-            except CannotAnalyseError as error:
+            except CannotAnalyzeError as error:
                 reasons.append(f"{folder.name}: {str(error).rstrip('.')}")
             else:
                 found.setdefault(arm.label, []).append(measured)
     if not found:
-        raise CannotAnalyseError("; ".join(reasons[:3]) or "no run is finished.")
-    threshold = f"{Settings().threshold:g}"
+        raise CannotAnalyzeError("; ".join(reasons[:3]) or "no run is finished.")
+    threshold = f"{AnalysisSettings().threshold:g}"
     quantiles = np.array(next(iter(found.values()))[0]["quantiles"])
     over: Lifts = {}
     for label, runs in found.items():
@@ -284,9 +284,9 @@ def lift(summary: Summary) -> Analysis:
 def _lift_table(
     quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[float]], by: dict[str, str]
 ) -> Table:
-    """Lift at the quantiles one asks for first, whose V it is, and how well that predicts rewards.
+    """Lift at the main quantiles, the source of V, and how well V predicts rewards.
 
-    A critic's R² is of the responses as they were drawn, a probe's of prompts it was not fitted on.
+    A critic's R² is computed on the sampled responses, a probe's on held-out prompts.
     """
     places = [int(np.argmin(np.abs(quantiles - q))) for q in SHOWN]
     rows = []
@@ -302,11 +302,11 @@ def _lift_table(
 
 
 def _lift_of(folder: Path) -> dict[str, Any]:
-    """One run's Lift, and how much of the rewards' variance its V explains; measured once.
+    """Lift of one run and the share of reward variance that V explains; computed once, then read.
 
-    V is the critic's where that learns at every token, else a probe's.
+    V is the critic's if it is trained at every token, else a probe's.
     """
-    place, settings = folder / "analysis", Settings(probe=True)
+    place, settings = folder / "analysis", AnalysisSettings(probe=True)
     for name, part in (("lift", "critic"), ("lift_probe", "probe")):
         kept = place / f"{name}.json"
         if kept.is_file():
@@ -329,7 +329,7 @@ def _lift_of(folder: Path) -> dict[str, Any]:
 def _done(summary: Summary) -> list[ArmSummary]:
     done = list(summary.done)
     if not done:
-        raise CannotAnalyseError("no run is finished.")
+        raise CannotAnalyzeError("no run is finished.")
     return done
 
 

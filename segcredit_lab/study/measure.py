@@ -1,4 +1,4 @@
-"""Measurements of one run: its held-out accuracy curve, and its cost."""
+"""Measurements of one run: its held-out accuracy curve and its cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,41 +14,41 @@ from segcredit.runlog.reader import as_number, step_in
 from segcredit_lab.study.store import is_finished
 
 LAST = 5
-"""Batches at the end of the critic's pretraining that say how good it has become."""
+"""Last batches of critic pretraining over which its explained variance is averaged."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One run in numbers. Shares lie in [0, 1]; what was not recorded is NaN."""
+class Measurement:
+    """Measurements of one run. Shares are in [0, 1]; missing values are NaN."""
 
     steps: tuple[int, ...]
-    """Of the evaluations, counted from the first, which is before any optimisation."""
+    """Steps of the evaluations, counted from the first, which precedes optimization."""
     accuracy: tuple[float, ...]
     """Held-out accuracy or mean reward, as ``measure`` says."""
     area: float
     """Mean held-out accuracy (or reward) over the curve."""
     final: float
-    """At its end."""
+    """Last value of the curve."""
     tokens: float
-    """Sampled in optimisation, continuations included."""
+    """Tokens sampled during optimization, including continuations."""
     pretraining_tokens: float
-    """Sampled to pretrain the critic."""
+    """Tokens sampled to pretrain the critic."""
     seconds: float
-    """Of optimisation, without evaluations."""
+    """Time of optimization, without evaluations."""
     clip_fraction: float
-    """Mean over the steps of optimisation, as are the following."""
+    """Mean over the optimization steps, as the following fields."""
     explained_variance: float
     segment_length: float
     entropy: float
     response_length: float
     explained_before: float
-    """The critic's explained variance in the last batches of its pretraining."""
+    """Explained variance of the critic in the last batches of its pretraining."""
     measure: str = "accuracy"
     """Either "accuracy", or "reward" if the run's reward does not report correctness."""
 
 
 def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
-    """Normalised area under a curve by trapezoids: its mean over the steps, 1 if always right."""
+    """Normalized area under a curve by the trapezoidal rule: its mean over the steps."""
     if len(values) == 0:
         return float("nan")
     width = steps[-1] - steps[0]
@@ -58,8 +58,8 @@ def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
     return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum() / width)
 
 
-def measure(run: Run) -> Measured:
-    """Everything the tables and curves show of a finished run."""
+def measure(run: Run) -> Measurement:
+    """Compute all measurements of a finished run."""
     evaluated = [row for row in run.metrics if row.get("stage") == "evaluation"]
     known = any(ACCURACY in row for row in evaluated)
     key = ACCURACY if known else REWARD
@@ -75,32 +75,32 @@ def measure(run: Run) -> Measured:
     first = curve[0][0]
     steps, accuracy = [step - first for step, _ in curve], [x for _, x in curve]
     trained = [row for row in run.metrics if row.get("stage") not in ("evaluation", "warm_start")]
-    optimised = [row for row in trained if row.get("stage") != "pretrain_critic"]
+    optimized = [row for row in trained if row.get("stage") != "pretrain_critic"]
     before = [row for row in trained if row.get("stage") == "pretrain_critic"]
-    return Measured(
+    return Measurement(
         steps=tuple(steps),
         accuracy=tuple(accuracy),
         area=area_under(steps, accuracy),
         final=accuracy[-1],
-        tokens=_tokens(optimised, run.config),
+        tokens=_tokens(optimized, run.config),
         pretraining_tokens=_pretraining_tokens(before, run.config),
-        seconds=sum(x for row in optimised for key, x in row.items() if key.startswith("time/")),
-        clip_fraction=_mean(optimised, "clip_fraction"),
-        explained_variance=_mean(optimised, "explained_variance"),
-        segment_length=_mean(optimised, "segment_length"),
-        entropy=_mean(optimised, "entropy"),
-        response_length=_mean(optimised, "response_length"),
+        seconds=sum(x for row in optimized for key, x in row.items() if key.startswith("time/")),
+        clip_fraction=_mean(optimized, "clip_fraction"),
+        explained_variance=_mean(optimized, "explained_variance"),
+        segment_length=_mean(optimized, "segment_length"),
+        entropy=_mean(optimized, "entropy"),
+        response_length=_mean(optimized, "response_length"),
         explained_before=_mean(before[-LAST:], "explained_variance"),
         measure="accuracy" if known else "reward",
     )
 
 
 @lru_cache(maxsize=4096)
-def read_measured(folder: Path, critic: Path | None = None) -> Measured:
-    """The same of a finished run's folder, which does not change any more.
+def read_measurement(folder: Path, critic: Path | None = None) -> Measurement:
+    """Measurements of a finished run's folder, cached because it no longer changes.
 
-    ``critic`` is the run in which its critic was pretrained, if that was another one; what it took
-    is NaN where that run's record is not there.
+    ``critic`` is the separate run that pretrained the critic, if any; its cost is NaN if that run
+    is not finished.
     """
     found = measure(read_run(folder))
     if critic is None:
@@ -117,7 +117,7 @@ def read_measured(folder: Path, critic: Path | None = None) -> Measured:
 
 
 def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
-    """Of some steps: of their responses, and of continuations from the middle of them."""
+    """Tokens sampled in some steps: responses and continuations."""
     rollout = config.get("rollout") or {}
     drawn = rollout.get("prompts", 0) * rollout.get("samples", 0)
     length = sum(float(row.get("response_length", 0.0)) for row in rows)
@@ -125,7 +125,7 @@ def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
 
 
 def _pretraining_tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
-    """The same of a critic's pretraining, whose stages may ask a number of prompts of their own."""
+    """Tokens sampled for critic pretraining, whose stages may have their own number of prompts."""
     rollout = config.get("rollout") or {}
     usual = rollout.get("prompts", 0)
     stages = [x for x in config.get("stages") or () if x.get("kind") == "pretrain_critic"]

@@ -1,4 +1,4 @@
-"""From an arm to the recipe of one run, and the beginnings that many runs share."""
+"""Recipes of a study's runs, and of the starts that many runs share."""
 
 import copy
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from segcredit.runlog.folder import CRITIC, POLICY
 from segcredit_lab.study.definition import Arm, Scale, Study
 
 EQUAL = ("kl", "clip", "gamma")
-"""Settings of the base's method that hold for every arm whose method knows them."""
+"""Settings of the base's method that every arm inherits if its method has them."""
 PAPER = "paper"
 
 
 def arm_recipe(study: Study, name: str, scale: Scale, overrides: Sequence[str] = ()) -> Recipe:
-    """The whole recipe of an arm, its warm start included, with the recipe's seed and rate."""
+    """Complete recipe of an arm, including its warm start, with the recipe's seed and rate."""
     arm = study.arms[name]
     source = f"study {study.name}, arm {name}"
     found = copy.deepcopy(_settings(study, arm, scale))
@@ -47,7 +47,7 @@ def _settings(study: Study, arm: Arm, scale: Scale) -> dict[str, Any]:
         base = study.paper_base
     found = merge_settings(recipe_settings(base), study.recipe)
     if arm.algorithm is not None:
-        method = on_equal_terms(found.get("algorithm"), arm.algorithm)
+        method = with_shared_settings(found.get("algorithm"), arm.algorithm)
         found = merge_settings(found, {"algorithm": method})
     if arm.samples is not None or arm.share < 1:
         least = int((found.get("update") or {}).get("minibatches", 4))
@@ -56,8 +56,8 @@ def _settings(study: Study, arm: Arm, scale: Scale) -> dict[str, Any]:
     return merge_settings(found, arm.recipe)
 
 
-def on_equal_terms(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
-    """The arm's method with the base's kl, clip and gamma, as far as it knows them."""
+def with_shared_settings(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
+    """Add the base's kl, clip and gamma to an arm's method, as far as it has them."""
     made = {"name": method} if isinstance(method, str) else dict(method)
     try:
         known = signature(ALGORITHMS[str(made.get("name"))]).parameters
@@ -69,13 +69,13 @@ def on_equal_terms(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
-    """Responses per prompt, and of how many prompts: ``least`` responses a step at least."""
+    """Responses per prompt and number of prompts; at least ``least`` responses per step."""
     prompts, samples = int(base.get("prompts", 128)), int(base.get("samples", 1))
     drawn = samples if arm.samples is None else arm.samples
     rows = prompts * samples
     if not arm.same_prompts and rows % drawn:
         raise RecipeError(
-            f"{rows} rollouts a step cannot be divided among {drawn} responses per prompt: "
+            f"{rows} rollouts per step cannot be divided into {drawn} responses per prompt: "
             f"set rollout.prompts to a multiple of {drawn}."
         )
     asked = prompts if arm.same_prompts else rows // drawn
@@ -83,19 +83,19 @@ def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
 
 
 def _stages(found: dict[str, Any], arm: Arm) -> Any:
-    """Without the critic's pretraining, if the method has none or the arm wants it cold."""
+    """Remove critic pretraining if the method has no critic or the arm is cold."""
     stages = found.get("stages")
     try:
         has_critic = VALUE in resolve(algorithm_of(found.get("algorithm") or "sapo").needs)
     except (ValueError, TypeError, KeyError):
-        return stages  # the recipe's own message says what is wrong
+        return stages  # parse_recipe reports what is wrong
     if not isinstance(stages, list) or (has_critic and not arm.cold):
         return stages
     return [x for x in stages if not (isinstance(x, dict) and x.get("kind") == "pretrain_critic")]
 
 
 def seeded(recipe: Recipe, seed: int, rate: float | None = None) -> Recipe:
-    """The same with a seed, and with a learning rate of the policy's."""
+    """Set a recipe's seed, and the policy's learning rate."""
     changes: dict[str, Any] = {"seed": seed}
     if rate is not None:
         changes["optimizer"] = recipe.optimizer.model_copy(update={"lr": rate})
@@ -103,7 +103,7 @@ def seeded(recipe: Recipe, seed: int, rate: float | None = None) -> Recipe:
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
-    """The same with a share of the steps of optimisation, to tune by."""
+    """Shorten a recipe to a share of its optimization steps, for tuning."""
     stages = [
         stage.model_copy(update={"steps": max(1, round(share * stage.steps))})
         if isinstance(stage, Optimize)
@@ -114,21 +114,21 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
 
 
 def warm_start_of(recipe: Recipe) -> Recipe | None:
-    """The recipe's imitation as a run of its own; None if it begins otherwise.
+    """Recipe of the warm start as a separate run; None if the recipe has none.
 
-    Of the other settings it keeps those that imitation and the evaluation after it read, so that
-    all arms of a seed, whatever their method, have the same warm start.
+    It keeps only the settings that the warm start and its evaluation read, so that all arms of a
+    seed share one warm start, whatever their method.
     """
     stages = _imitation(recipe)
     return _beginning(recipe, "warm", stages) if stages else None
 
 
 def pretraining_of(recipe: Recipe) -> Recipe | None:
-    """The warm start and the critic's pretraining behind it; None if the recipe has not both.
+    """Recipe of warm start and critic pretraining; None unless the recipe has both.
 
-    The critic learns the return at every token, so that it is the same for all arms of a seed,
-    wherever they cut and whatever they do with it. What cannot be shared is the arm's own: an
-    adapter, or values that are discounted by the arm's units (γ < 1).
+    The critic is trained on the return at every token, so all arms of a seed share it, whatever
+    their partition. It cannot be shared with an adapter, or if values are discounted by the arm's
+    units (γ < 1).
     """
     stages, pretraining = _imitation(recipe), _pretraining(recipe)
     gamma = getattr(getattr(recipe.make_algorithm(), "credit", None), "gamma", 1.0)
@@ -144,7 +144,7 @@ def _beginning(
     stages: Sequence[WarmStart | PretrainCritic],
     method: dict[str, Any] | None = None,
 ) -> Recipe:
-    """A run of these stages alone, with the settings they read; ``method`` if it has a critic."""
+    """Recipe with only these stages and the settings they read; ``method`` if it has a critic."""
     drawing = ["max_tokens", "temperature", "rows", "engine", "graphs", "vllm"]
     stepping = ["kind", "beta1", "eps", "weight_decay", "max_grad_norm"]
     updating = ["tokens_per_micro"]
@@ -156,7 +156,7 @@ def _beginning(
             stepping += ["critic_lr"]
     whole, default = recipe.as_dict(), Recipe.model_fields
     whole["model"]["critic"] = None
-    _as_the_critics_own(whole, [x for x in stages if isinstance(x, PretrainCritic)])
+    _use_stage_settings(whole, [x for x in stages if isinstance(x, PretrainCritic)])
     found = {
         **{key: whole[key] for key in ("seed", "threads", "model", "data", "reward", "memory")},
         "name": name,
@@ -171,8 +171,8 @@ def _beginning(
     return parse_recipe(found, f"{name} of {recipe.name}")
 
 
-def _as_the_critics_own(whole: dict[str, Any], stages: Sequence[PretrainCritic]) -> None:
-    """Settings that every stage has of its own do not depend on the arm's, and fit them."""
+def _use_stage_settings(whole: dict[str, Any], stages: Sequence[PretrainCritic]) -> None:
+    """Use the stages' own settings, which do not depend on the arm, if every stage has them."""
     prompts = [stage.prompts for stage in stages if stage.prompts is not None]
     if stages and len(prompts) == len(stages):
         whole["rollout"]["prompts"] = min(prompts)
@@ -182,7 +182,7 @@ def _as_the_critics_own(whole: dict[str, Any], stages: Sequence[PretrainCritic])
 
 
 def after(recipe: Recipe, start: Recipe, place: str) -> Recipe:
-    """The rest of the recipe, from the models that ``start`` left in the checkpoint ``place``."""
+    """Recipe of the remaining stages, starting from the models in checkpoint ``place``."""
     folder = Path(place)
     model = {"path": str(folder / POLICY), "tiny": None}
     if pretrains(start):
@@ -195,7 +195,7 @@ def after(recipe: Recipe, start: Recipe, place: str) -> Recipe:
 
 
 def _imitation(recipe: Recipe) -> list[WarmStart]:
-    """The stages before the first that is no warm start."""
+    """The leading warm-start stages."""
     found: list[WarmStart] = []
     for stage in recipe.stages:
         if not isinstance(stage, WarmStart):
@@ -205,7 +205,7 @@ def _imitation(recipe: Recipe) -> list[WarmStart]:
 
 
 def _pretraining(recipe: Recipe) -> list[PretrainCritic]:
-    """The stages behind those, until the first that does not train the critic alone."""
+    """The critic pretraining stages directly after the warm start."""
     found: list[PretrainCritic] = []
     for stage in recipe.stages[len(_imitation(recipe)) :]:
         if not isinstance(stage, PretrainCritic):
@@ -215,5 +215,5 @@ def _pretraining(recipe: Recipe) -> list[PretrainCritic]:
 
 
 def pretrains(recipe: Recipe) -> bool:
-    """Whether its critic is trained before the policy is."""
+    """Whether a recipe pretrains its critic."""
     return any(isinstance(stage, PretrainCritic) for stage in recipe.stages)

@@ -1,4 +1,4 @@
-"""Where runs lie, by what they are: the same recipe is found again, a changed one is another."""
+"""Folder of runs, addressed by a digest of the recipe: the same recipe finds its run again."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from segcredit_lab.study.recipes import (
 )
 
 FINISHED = "finished.json"
-"""In a run's folder: it went through all its stages, and what nobody needs any more is deleted."""
+"""File in a run folder: all stages are done, and unneeded checkpoints are deleted."""
 LETTERS = 10
-"""Of a digest, in a folder's name."""
+"""Characters of the digest in a folder's name."""
 
 ADDED_FIELDS: dict[tuple[str, str], object] = {("model", "family"): None}
 """Recipe fields that were added after the first studies, with their defaults. A digest leaves them
@@ -32,15 +32,15 @@ Kind = Literal["warm", "tune", "run"]
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run that a study needs, done or not."""
+class StudyRun:
+    """A run that a study needs, finished or not."""
 
     arm: str
     kind: Kind
     whole: Recipe
-    """With the stages of its start, if that is a run of its own."""
-    start: "Planned | None" = None
-    """The run whose last models it begins from: a warm start, or that with a pretrained critic."""
+    """Recipe including the stages of its start, if that is a separate run."""
+    start: "StudyRun | None" = None
+    """Run whose final models it starts from: a warm start, with or without a pretrained critic."""
 
     @property
     def seed(self) -> int:
@@ -48,9 +48,9 @@ class Planned:
 
     @cached_property
     def digest(self) -> str:
-        """Of the complete recipe and of its start's; a run's name and place do not matter.
+        """Digest of the complete recipe and of its start, without the run's name and folder.
 
-        The method counts as it was made, so that a setting may be left out or set to its default.
+        It contains the method's repr, so a setting may be left out or set to its default.
         """
         recipe = self.recipe("start")
         said = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
@@ -64,90 +64,90 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the run folder."""
         what = self.arm if self.kind == "run" else f"{self.kind}-{self.arm}"
         return f"{what}-s{self.seed}-{self.digest}"
 
     @property
-    def starts(self) -> "list[Planned]":
-        """Everything that must be there before, first things first."""
+    def starts(self) -> "list[StudyRun]":
+        """All runs that must finish before this one, in order."""
         return [] if self.start is None else [*self.start.starts, self.start]
 
     @property
     def steps(self) -> int:
-        """Of its own."""
+        """Steps of this run, without its start."""
         return self.recipe("start").total_steps
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """Which parts of its last checkpoint are needed once it is done."""
+        """Parts of the last checkpoint to keep when the run is finished."""
         if self.kind == "tune":
             return ()
         return (POLICY, CRITIC) if self.kind == "warm" and pretrains(self.whole) else (POLICY,)
 
     def recipe(self, start: str) -> Recipe:
-        """What is run, from the models in the checkpoint ``start`` if it begins from any."""
+        """Recipe to train, starting from the checkpoint ``start`` if the run has a start."""
         return self.whole if self.start is None else after(self.whole, self.start.whole, start)
 
 
 class Store:
-    """A folder of runs."""
+    """Folder with the runs of all studies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
 
-    def folder(self, planned: Planned) -> Path:
-        """Of a run, under whatever arm's name it was begun."""
-        return folder_of(self.path / planned.name)
+    def folder(self, run: StudyRun) -> Path:
+        """Folder of a run; another arm with the same digest may have named it."""
+        return existing_folder(self.path / run.name)
 
-    def finished(self, planned: Planned) -> bool:
-        """Whether it is done, and cleared up."""
-        return is_finished(self.folder(planned))
+    def finished(self, run: StudyRun) -> bool:
+        """Whether a run is finished and cleaned up."""
+        return is_finished(self.folder(run))
 
-    def reopen(self, planned: Planned) -> None:
-        """Have a run done again whose model is not there any more."""
-        folder = RunFolder(self.folder(planned))
+    def reopen(self, run: StudyRun) -> None:
+        """Mark a run as unfinished because its model was deleted."""
+        folder = RunFolder(self.folder(run))
         if folder.config.is_file():
             mark_unsaved(folder.checkpoints)
         (folder.path / FINISHED).unlink(missing_ok=True)  # another study may have finished it
 
-    def note_failure(self, planned: Planned, message: str) -> None:
-        """Remember why a run did not come to its end, for tables that are written later."""
-        place = self._failure(planned)
+    def note_failure(self, run: StudyRun, message: str) -> None:
+        """Record why a run failed, for tables that are written later."""
+        place = self._failure(run)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomically(place, {"message": message})
 
-    def forget_failure(self, planned: Planned) -> None:
-        """It is tried again."""
-        self._failure(planned).unlink(missing_ok=True)
+    def forget_failure(self, run: StudyRun) -> None:
+        """Delete the record of a failure when the run is tried again."""
+        self._failure(run).unlink(missing_ok=True)
 
-    def failure(self, planned: Planned) -> str | None:
-        """Why it failed when it was last tried; None if it did not."""
+    def failure(self, run: StudyRun) -> str | None:
+        """Why the last attempt failed; None if it did not."""
         try:
-            return str(json.loads(self._failure(planned).read_bytes())["message"])
+            return str(json.loads(self._failure(run).read_bytes())["message"])
         except FileNotFoundError:
             return None
 
-    def _failure(self, planned: Planned) -> Path:
-        """Beside the runs: one may fail before it has a folder."""
-        return self.path / ".failed" / f"{planned.digest}.json"
+    def _failure(self, run: StudyRun) -> Path:
+        """Failure record, outside the run folder because a run may fail before it has one."""
+        return self.path / ".failed" / f"{run.digest}.json"
 
-    def recipe(self, planned: Planned) -> Recipe:
-        """Ready to run, its start found in this store."""
-        start = planned.start
-        return planned.recipe("" if start is None else str(self.last(start)))
+    def recipe(self, run: StudyRun) -> Recipe:
+        """Recipe to train, with the path of its start in this store."""
+        start = run.start
+        return run.recipe("" if start is None else str(self.last(start)))
 
-    def last(self, planned: Planned) -> Path:
-        """A finished run's last checkpoint."""
-        return RunFolder(self.folder(planned)).checkpoints / step_name(planned.steps)
+    def last(self, run: StudyRun) -> Path:
+        """Last checkpoint of a finished run."""
+        return RunFolder(self.folder(run)).checkpoints / step_name(run.steps)
 
-    def has_models(self, planned: Planned) -> bool:
-        """Whether what others begin from is there."""
-        return all((self.last(planned) / name).is_dir() for name in planned.keeps)
+    def has_models(self, run: StudyRun) -> bool:
+        """Whether the models that other runs start from still exist."""
+        return all((self.last(run) / name).is_dir() for name in run.keeps)
 
 
-def folder_of(own: Path) -> Path:
-    """The folder of that name, or else of another arm's with the same digest, if there is one."""
+def existing_folder(own: Path) -> Path:
+    """Return this folder, or an existing one of another arm with the same digest."""
     if own.is_dir():
         return own
     digest = own.name.rpartition("-")[2]
@@ -155,9 +155,9 @@ def folder_of(own: Path) -> Path:
 
 
 def claim(own: Path) -> Lock:
-    """Be the only process that works on a run; raises LockedError while another one does.
+    """Lock a run for this process; raise LockedError if another process holds it.
 
-    The trainer's own lock ends with training, and then there is still something to clear up.
+    The trainer's own lock is released after training, before checkpoints are cleaned up.
     """
     place = own.parent / ".locks"
     place.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def claim(own: Path) -> Lock:
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:
-    """What finished.json says; None while the run is not through."""
+    """Content of finished.json; None while the run is not finished."""
     try:
         found = json.loads((folder / FINISHED).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -174,16 +174,16 @@ def record_of(folder: Path) -> dict[str, Any] | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run is through and cleared up."""
+    """Whether a run is finished and cleaned up."""
     record = record_of(folder)
     return record is not None and record.get("cleared") is True
 
 
 def finish(folder: Path, keep: Collection[str]) -> None:
-    """Note that a run is through, and delete all of its checkpoints but these parts of the last.
+    """Mark a run as finished and delete all checkpoints except these parts of the last one.
 
-    Optimizers and reference are most of a run's size. Killed in between, it is called
-    again and goes on.
+    Optimizers and reference model are most of a run's size. If the process is killed in between,
+    the next call completes the cleanup.
     """
     if record_of(folder) is None:
         write_json_atomically(folder / FINISHED, {"cleared": False})

@@ -1,4 +1,4 @@
-"""What a study reads off a run: its held-out curve, and what it cost."""
+"""Summary of a study: measurements of each arm over seeds, compared with the reference."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,18 +9,18 @@ import numpy as np
 
 from segcredit_lab.analysis.compare import t_interval
 from segcredit_lab.study.definition import Study
-from segcredit_lab.study.measure import Measured, read_measured
-from segcredit_lab.study.plan import Plan, Tuned
+from segcredit_lab.study.measure import Measurement, read_measurement
+from segcredit_lab.study.plan import LearningRate, StudyPlan
 from segcredit_lab.study.recipes import pretrains
-from segcredit_lab.study.store import Planned
+from segcredit_lab.study.store import StudyRun
 
 EQUAL = 0.05
-"""Budgets count as equal within this share."""
+"""Relative difference up to which budgets count as equal."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval by Student's t; NaN where there is none."""
+    """Mean over seeds with its 95 % confidence interval (Student's t); NaN if undefined."""
 
     mean: float
     low: float
@@ -29,7 +29,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of some seeds; what is not finite is left out."""
+    """Estimate the mean over seeds; values that are not finite are left out."""
     known = [x for x in values if math.isfinite(x)]
     if not known:
         return Estimate(math.nan, math.nan, math.nan, 0)
@@ -38,29 +38,29 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Estimate:
-    """The difference to the reference, over the seeds that both have."""
+    """Paired difference to the reference, over the seeds that both have."""
     return estimate([values[seed] - reference[seed] for seed in values if seed in reference])
 
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm: its finished runs by seed."""
+    """One arm and its finished runs by seed."""
 
     name: str
     label: str
-    tuned: Tuned | None
-    """None: its learning rate is not known (yet)."""
-    runs: dict[int, Measured]
+    tuned: LearningRate | None
+    """None: the learning rate is not known yet."""
+    runs: dict[int, Measurement]
     folders: dict[int, Path]
     missing: tuple[int, ...]
-    """Seeds whose run is not done."""
+    """Seeds whose run is not finished."""
 
-    def of(self, read: Callable[[Measured], float]) -> Estimate:
-        """A number of the runs, over seeds."""
+    def of(self, read: Callable[[Measurement], float]) -> Estimate:
+        """Estimate one measurement over seeds."""
         return estimate([read(run) for run in self.runs.values()])
 
-    def against(self, other: "ArmSummary", read: Callable[[Measured], float]) -> Estimate:
-        """The same against another arm, seed by seed."""
+    def against(self, other: "ArmSummary", read: Callable[[Measurement], float]) -> Estimate:
+        """Paired difference of one measurement to another arm."""
         return paired(
             {seed: read(run) for seed, run in self.runs.items()},
             {seed: read(run) for seed, run in other.runs.items()},
@@ -69,7 +69,7 @@ class ArmSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything that is written about a study."""
+    """All results of a study."""
 
     study: Study
     scale: str
@@ -78,7 +78,7 @@ class Summary:
     measure_tuned: bool
     arms: tuple[ArmSummary, ...]
     failed: dict[str, str]
-    """Name of the run → why."""
+    """Name of a failed run → reason."""
 
     @property
     def reference(self) -> ArmSummary:
@@ -107,41 +107,44 @@ class Summary:
         return tuple(arm for arm in self.arms if arm.runs)
 
     def budget(self, arm: ArmSummary) -> float:
-        """Sampled tokens, as a multiple of the reference's."""
+        """Sampled tokens as a multiple of the reference's."""
         own, its = (x.of(lambda run: run.tokens).mean for x in (arm, self.reference))
         return own / its if its else math.nan
 
     def unequal(self) -> list[ArmSummary]:
-        """Arms that sampled more or less than the reference."""
+        """Arms whose budget differs from the reference's."""
         return [arm for arm in self.done if not abs(self.budget(arm) - 1) <= EQUAL]
 
 
-def _critic(plan: Plan, run: Planned) -> Path | None:
-    """The run in which its critic was pretrained, if that is another one."""
+def _critic(plan: StudyPlan, run: StudyRun) -> Path | None:
+    """Folder of the separate run that pretrained the critic, if any."""
     start = run.start
     return None if start is None or not pretrains(start.whole) else plan.store.folder(start)
 
 
-def summarise(plan: Plan, failed: Mapping[str, str] | None = None) -> Summary:
-    """What the store holds of a study; ``failed``: digests of runs, and why."""
+def summarize(plan: StudyPlan, failed: Mapping[str, str] | None = None) -> Summary:
+    """Summarize the finished runs of a study; ``failed`` maps digests to reasons."""
     failed = failed or {}
     arms, names = [], {}
-    for run in plan.planned(failed):
+    for run in plan.runs(failed):
         if run.digest in failed:
             names[run.name] = failed[run.digest]
     for arm in plan.arms:
         tuned = plan.rate(arm, failed)
-        found: dict[int, Planned] = {}
+        found: dict[int, StudyRun] = {}
         if tuned is not None:
-            planned = {seed: plan.run(arm, seed, tuned.rate) for seed in plan.seeds}
-            found = {seed: run for seed, run in planned.items() if plan.store.finished(run)}
+            runs = {seed: plan.run(arm, seed, tuned.rate) for seed in plan.seeds}
+            found = {seed: run for seed, run in runs.items() if plan.store.finished(run)}
         folders = {seed: plan.store.folder(run) for seed, run in found.items()}
         arms.append(
             ArmSummary(
                 arm,
                 plan.study.label(arm),
                 tuned,
-                {seed: read_measured(x, _critic(plan, found[seed])) for seed, x in folders.items()},
+                {
+                    seed: read_measurement(x, _critic(plan, found[seed]))
+                    for seed, x in folders.items()
+                },
                 folders,
                 tuple(seed for seed in plan.seeds if seed not in found),
             )

@@ -1,4 +1,4 @@
-"""A study's numbers as Markdown, LaTeX and CSV."""
+"""Tables of a study in Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -18,11 +18,11 @@ from segcredit_lab.study.figures import figures
 from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
 
 DIGITS = 10
-"""Of numbers in CSV."""
+"""Significant digits in CSV."""
 
 
 def results_table(summary: Summary) -> Table:
-    """What was measured, in per cent, with the paper's numbers beside it."""
+    """Results in percent, next to the paper's numbers."""
     published = summary.study.published
     paper = published.columns if published else {}
     reference = summary.reference
@@ -48,7 +48,7 @@ def results_table(summary: Summary) -> Table:
 
 
 def cost_table(summary: Summary) -> Table:
-    """What it took, and how the runs behaved."""
+    """Cost and behavior of the runs."""
     rows = []
     for arm in summary.arms:
         rows.append(
@@ -80,7 +80,7 @@ def cost_table(summary: Summary) -> Table:
 
 
 def tuning_table(summary: Summary) -> Table:
-    """Every rate that was tried, and the measure there, in per cent."""
+    """Every learning rate tried and its result, in percent."""
     rows = []
     for arm in summary.arms if summary.study.tune == "each" else (summary.reference,):
         for rate in sorted({*arm.tuned.tried, *arm.tuned.failed}) if arm.tuned else ():
@@ -93,7 +93,7 @@ def tuning_table(summary: Summary) -> Table:
 
 
 def markdown(table: Table) -> str:
-    """A table of Markdown."""
+    """Format a table as Markdown."""
 
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -116,7 +116,7 @@ _LATEX = {
 
 
 def latex(table: Table) -> str:
-    """A tabular in the manner of booktabs."""
+    """Format a table as LaTeX tabular with booktabs."""
 
     def line(cells: Sequence[str]) -> str:
         return " & ".join("".join(_LATEX.get(x, x) for x in cell) for cell in cells) + r" \\"
@@ -136,7 +136,7 @@ def latex(table: Table) -> str:
 
 
 def arms_csv(summary: Summary) -> str:
-    """One line per arm; no times, so that the same runs give the same bytes."""
+    """One line per arm, without times, so that the same runs give the same bytes."""
     rows = []
     for arm in summary.arms:
         row: dict[str, Any] = {
@@ -207,7 +207,7 @@ def curves_csv(summary: Summary) -> str:
 
 
 def times_csv(summary: Summary) -> str:
-    """Seconds of optimisation, which no two machines share."""
+    """Seconds of optimization, which depend on the machine."""
     return _csv(
         [
             {"arm": arm.name, "seed": seed, "seconds": run.seconds}
@@ -238,7 +238,7 @@ def _columns(name: str, found: Estimate) -> dict[str, float]:
 
 
 def percent_text(found: Estimate, sign: str = "", interval: bool = True) -> str:
-    """12.3 (10.1 … 14.5), of shares; a dash where there is nothing."""
+    """Format a share as percent with its interval, 12.3 (10.1 … 14.5); a dash if undefined."""
     form = f"{sign}.1f"
     mean = number_text(100 * found.mean, form)
     if not interval or not math.isfinite(found.low):
@@ -258,10 +258,10 @@ def _published(x: float | None) -> str:
 
 
 MEASURE = (
-    "Measured is held-out accuracy of sampled responses: its mean over the curve (the area under "
-    "it by trapezoids, divided by the steps), and its last value. Numbers are per cent; in "
-    "brackets the 95 % interval by Student's t over seeds. Differences are paired by seed: every "
-    "arm begins from the same warm start of its seed."
+    "The measure is held-out accuracy of sampled responses: its mean over the curve (the area "
+    "under it by trapezoids, divided by the steps), and its last value. Numbers are percent, with "
+    "the 95 % interval by Student's t over seeds in parentheses. Differences are paired by seed: "
+    "all arms of a seed start from the same warm start."
 )
 
 
@@ -272,15 +272,15 @@ def _measure_text(summary: Summary) -> str:
         "held-out accuracy of sampled responses",
         f"held-out {summary.measure} of sampled responses (the reward does not report "
         f"correctness, so there is no accuracy)",
-    ).replace("Numbers are per cent", "Numbers are multiplied by 100")
+    ).replace("Numbers are percent", "Numbers are multiplied by 100")
 
 
 def write_study(
-    summary: Summary, folder: Path, watch: Callable[[str], None] = lambda what: None
+    summary: Summary, folder: Path, progress: Callable[[str], None] = lambda what: None
 ) -> list[str]:
-    """All tables, curves and figures; returned is what could not be drawn, and why."""
+    """Write all tables, curves and figures; return why some could not be drawn."""
     folder.mkdir(parents=True, exist_ok=True)
-    made, lacking = figures(summary, watch)
+    made, lacking = figures(summary, progress)
     for figure in made:
         write_figure(figure, folder)
     texts = {
@@ -308,7 +308,7 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
         " ".join([_measure_text(summary), *_tuning_text(summary)]),
         *([study.note] if study.note else []),
         *([f"The paper's numbers: {study.published.source}."] if study.published else []),
-        "## Cost and behaviour",
+        "## Cost and behavior",
         markdown(cost_table(summary)),
         _budget(summary),
     ]
@@ -326,12 +326,12 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
 
 
 def _incomplete(summary: Summary) -> list[str]:
-    """What a reader must know before the numbers."""
+    """Missing and failed runs."""
     parts = []
     missing = sum(len(arm.missing) for arm in summary.arms)
     if missing:
         total = len(summary.arms) * len(summary.seeds)
-        parts.append(f"**Incomplete: {missing} of {total} runs are not there.**")
+        parts.append(f"**Incomplete: {missing} of {total} runs are missing.**")
     if summary.failed:
         lines = [f"- {name}: {' '.join(why.split())}" for name, why in summary.failed.items()]
         parts.append("\n".join(["Failed:", "", *lines]))
@@ -340,28 +340,32 @@ def _incomplete(summary: Summary) -> list[str]:
 
 def _tuning_text(summary: Summary) -> list[str]:
     if not summary.measure_tuned:
-        return ["Learning rates are the recipes'."]
+        return ["Learning rates are those of the recipes."]
     whose = (
         "Each arm's learning rate was tuned with the same budget, on other seeds"
         if summary.study.tune == "each"
-        else f"All arms have the learning rate that was tuned for "
+        else f"All arms use the learning rate that was tuned for "
         f"{summary.study.label(summary.study.reference)}, on other seeds"
     )
     edge = any(arm.tuned is not None and arm.tuned.at_edge for arm in summary.arms)
-    return [f"{whose}.", *(["(edge): the best rate was the last that was tried."] if edge else [])]
+    return [
+        f"{whose}.",
+        *(["(edge): the best rate was the smallest or largest one tried."] if edge else []),
+    ]
 
 
 def _budget(summary: Summary) -> str:
     unequal = summary.unequal()
     text = (
-        "Sampled tokens are those of optimisation, continuations included; what was drawn to "
-        "pretrain the critic, once per seed for all arms that begin from it, stands beside them. "
-        "Minutes are of optimisation, as long as the machine took with whatever else ran on it."
+        "Sampled tokens are those of optimization, including continuations. Tokens sampled to "
+        "pretrain the critic, once per seed for all arms that start from it, are listed next to "
+        "them. Minutes are the wall-clock time of optimization; other work may have run on the "
+        "machine."
     )
     if not unequal:
-        return f"{text} Budgets of optimisation are equal within 5 %."
+        return f"{text} Budgets of optimization are equal within 5 %."
     names = ", ".join(f"{arm.label} ({summary.budget(arm):.2f} ×)" for arm in unequal)
-    return f"{text} **Budgets of optimisation are not equal** within 5 %: {names}."
+    return f"{text} **Budgets of optimization are not equal** within 5 %: {names}."
 
 
 def _tex(summary: Summary) -> str:

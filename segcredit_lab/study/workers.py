@@ -1,4 +1,4 @@
-"""Start training processes, each on its GPU."""
+"""Training processes of a study: a pool of workers, each on its GPU."""
 
 import gc
 import json
@@ -64,40 +64,40 @@ def start_worker(log: Path, threads: int, device: str | None = None) -> "subproc
                 **({} if device is None else {VISIBLE: device}),
                 "TOKENIZERS_PARALLELISM": "false",
             },
-            start_new_session=True,  # Ctrl-C comes through us
+            start_new_session=True,  # this process forwards Ctrl-C
         )
 
 
 def _same_package() -> dict[str, str]:
-    """This package, also where another one is installed."""
+    """Make workers import this copy of the package even if another one is installed."""
     own = str(Path(str(files("segcredit"))).parent)
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": own if before is None else os.pathsep.join([own, before])}
 
 
 FRESH_AFTER = 900.0
-"""Seconds of training after which a process is replaced: short runs share its start, long ones
-leave nothing behind for the next."""
+"""Seconds of training after which a process is replaced: short runs share one process start, and
+long runs leave no memory behind for the next."""
 PATIENCE = 60.0
-"""Seconds for a process to finish its step when it is asked to stop."""
+"""Seconds that a process has to finish its step when it is asked to stop."""
 TAIL = 2000
-"""Characters of a dead process's log that are searched for its last words."""
+"""Characters at the end of a dead process's log that are searched for an error."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One run, for a process to bring to its end."""
+    """One run for a worker to train to its end."""
 
     name: str
     recipe: dict[str, Any]
     folder: Path
     keep: tuple[str, ...]
-    """Parts of its last checkpoint."""
+    """Parts of the last checkpoint to keep."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """One process."""
+    """One training process."""
 
     process: "subprocess.Popen[str]"
     log: Path
@@ -109,20 +109,20 @@ class Worker:
     """Seconds of training so far."""
 
     def give(self, order: Order, threads: int) -> None:
-        """Have it train."""
+        """Send a run to the process."""
         assert self.process.stdin is not None
         self.order, self.busy_since = order, time.monotonic()
-        told = {
+        message = {
             "recipe": order.recipe,
             "folder": str(order.folder),
             "keep": order.keep,
             "threads": threads,
         }
-        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.write(json.dumps(message) + "\n")
         self.process.stdin.flush()
 
-    def last_words(self) -> str:
-        """The end of its log, for one that died without a message."""
+    def last_line(self) -> str:
+        """Last line of its log, for a process that died without a message."""
         try:
             text = self.log.read_text(errors="replace")[-TAIL:]
         except OSError:
@@ -132,7 +132,7 @@ class Worker:
 
 
 @dataclass
-class Pool:
+class WorkerPool:
     """At most ``jobs`` processes at a time, each with its share of the cores and one GPU."""
 
     jobs: int
@@ -145,12 +145,12 @@ class Pool:
 
     @property
     def threads(self) -> int:
-        """Of each process, where the recipe does not say."""
+        """Threads of each process, unless the recipe sets them."""
         return max(1, (os.cpu_count() or 1) // self.jobs)
 
     @property
     def free(self) -> int:
-        """How many more runs can begin."""
+        """Number of runs that can start now."""
         return self.jobs - sum(worker.order is not None for worker in self.workers)
 
     def begin(self, order: Order) -> None:
@@ -158,7 +158,7 @@ class Pool:
         worker = self._worker(order)
         try:
             worker.give(order, self.threads)
-        except OSError:  # it died while it was idle
+        except OSError:  # the process died while idle
             worker.order = None
             self._retire(worker)
             self._start(worker.device).give(order, self.threads)
@@ -185,7 +185,7 @@ class Pool:
         return sum(x.order is not None and x.device == device for x in self.workers)
 
     def events(self, wait: float) -> Iterator[tuple[Order, dict[str, Any]]]:
-        """What has happened since, waiting a moment for the first."""
+        """Yield new events; wait up to ``wait`` seconds for the first."""
         timeout: float | None = wait
         while True:
             try:
@@ -203,13 +203,13 @@ class Pool:
                 yield order, event
 
     def stop(self) -> None:
-        """Let every process finish its step and save."""
+        """Ask every process to finish its step and save a checkpoint."""
         for worker in self.workers:
             if worker.order is not None:
                 worker.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End all processes; what they were doing is resumed another time."""
+        """End all processes; unfinished runs are resumed later."""
         for worker in [*self.workers]:
             self._retire(worker)
 
@@ -227,12 +227,12 @@ class Pool:
         for line in worker.process.stdout:
             self._events.put((worker, json.loads(line)))
         code = worker.process.wait()
-        said = worker.last_words()
-        message = f"its process ended with code {code}{': ' if said else ''}{said}"
+        last = worker.last_line()
+        message = f"its process ended with code {code}{': ' if last else ''}{last}"
         self._events.put((worker, {"event": "gone", "message": message}))
 
     def _retire(self, worker: Worker) -> None:
-        """Its stdin ends, and so does it; only one that died by itself leaves its log."""
+        """Close stdin to end the process; keep the log only if it died by itself."""
         if worker in self.workers:
             self.workers.remove(worker)
         died = worker.process.poll() not in (None, 0)
@@ -253,24 +253,24 @@ def _names_its_gpu(recipe: dict[str, Any]) -> bool:
 
 
 WAIT = 0.5
-"""Seconds between two looks at a run that another process is writing."""
+"""Seconds between two attempts to lock a run that another process holds."""
 
 
 class Channel:
-    """Events to whoever listens."""
+    """Writes events as JSON lines to the original stdout."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)  # whatever else is printed goes to the log
+        os.dup2(2, 1)  # all other output goes to the log
 
-    def tell(self, event: str, **facts: Any) -> None:
-        """One line."""
+    def send(self, event: str, **facts: Any) -> None:
+        """Write one event."""
         self._file.write(json.dumps({"event": event, **facts}) + "\n")
         self._file.flush()
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Train runs from stdin until it ends."""
     channel = Channel()
     orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -278,20 +278,20 @@ def main() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    channel.tell("ready")
+    channel.send("ready")
     while True:
         order = orders.get()
         try:
-            obey(order, channel)
+            run_order(order, channel)
         except Exception as error:
             traceback.print_exc()
-            channel.tell("failed", message=_message(error))
+            channel.send("failed", message=_message(error))
         gc.collect()
         _free_memory()
 
 
-def obey(order: dict[str, Any], channel: Channel) -> None:
-    """Bring one run to its end, from wherever it stands; one that another process has is his."""
+def run_order(order: dict[str, Any], channel: Channel) -> None:
+    """Train one run to its end, resuming it if needed; wait while another process has it."""
     import torch
 
     from segcredit.runlog.files import LockedError
@@ -303,33 +303,33 @@ def obey(order: dict[str, Any], channel: Channel) -> None:
         try:
             lock = claim(own)
             break
-        except LockedError:  # it will be finished there, or left to us
-            channel.tell("elsewhere")
+        except LockedError:  # the other process finishes it or leaves it
+            channel.send("elsewhere")
             time.sleep(WAIT)
     try:
-        _bring_to_its_end(order, channel)
+        _train_and_finish(order, channel)
     finally:
         lock.release()
 
 
-def _bring_to_its_end(order: dict[str, Any], channel: Channel) -> None:
+def _train_and_finish(order: dict[str, Any], channel: Channel) -> None:
     from segcredit.config import parse_recipe
     from segcredit.train.loop import Stopped
     from segcredit.train.trainer import Trainer
-    from segcredit_lab.study.store import finish, folder_of, is_finished, record_of
+    from segcredit_lab.study.store import existing_folder, finish, is_finished, record_of
 
-    folder = folder_of(Path(order["folder"]))
+    folder = existing_folder(Path(order["folder"]))
     if record_of(folder) is None:
         trainer = Trainer.from_recipe(parse_recipe(order["recipe"], folder.name))
         resume = (folder / "config.yaml").is_file()
         try:
-            trainer.train(folder, resume=resume, watch=Telling(channel.tell))
+            trainer.train(folder, resume=resume, watch=ProgressReporter(channel.send))
         except Stopped:
-            channel.tell("stopped")
+            channel.send("stopped")
             return
     if not is_finished(folder):
         finish(folder, order["keep"])
-    channel.tell("done")
+    channel.send("done")
 
 
 def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
@@ -339,10 +339,10 @@ def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
 
 
 def _message(error: Exception) -> str:
-    """What was said; of an error that is not meant for people, its kind as well."""
-    said = str(error).strip()
+    """Error message; with the exception type unless the message is written for users."""
+    text = str(error).strip()
     plain = isinstance(error, ValueError | OSError) or type(error).__name__ == "NotFinite"
-    return said if plain and said else f"{type(error).__name__}: {said}"
+    return text if plain and text else f"{type(error).__name__}: {text}"
 
 
 def _free_memory() -> None:
@@ -352,24 +352,24 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class Telling:
-    """Watches a run, and tells how far it is."""
+class ProgressReporter:
+    """Reports the progress of a run as events."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
         self._total = 0
 
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
         self._total = recipe.total_steps
-        self._tell("step", step=step, total=self._total)
+        self._send("step", step=step, total=self._total)
 
     def stage(self, number: int, name: str, steps: int, done: int) -> None: ...
 
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
-        self._tell("step", step=step, total=self._total)
+        self._send("step", step=step, total=self._total)
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self._tell("evaluated", step=step, accuracy=evaluation.sampled, reward=evaluation.reward)
+        self._send("evaluated", step=step, accuracy=evaluation.sampled, reward=evaluation.reward)
 
     def note(self, text: str) -> None: ...
 

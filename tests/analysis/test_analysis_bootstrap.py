@@ -3,21 +3,21 @@
 import numpy as np
 import pytest
 
-from segcredit_lab.analysis.lift import Pool, lift, lift_of_draws, lift_over_responses
+from segcredit_lab.analysis.lift import TokenPool, lift, lift_of_draws, lift_over_responses
 from segcredit_lab.analysis.statistics import draws, percentile_interval
 
 Q, D = np.array([0.7, 0.9]), np.array([0.9])
 RESPONSES, TOKENS = 64, 12
 
 
-def simulated(rng: np.random.Generator, responses: int = RESPONSES) -> Pool:
+def simulated(rng: np.random.Generator, responses: int = RESPONSES) -> TokenPool:
     """Tokens of one response resemble each other, in H and in ΔV."""
     shared_h, shared_v = rng.normal(size=(2, responses, 1))
     noise_h, noise_v = rng.normal(size=(2, responses, TOKENS))
     h = 0.8 * shared_h + 0.6 * noise_h
     v = 0.8 * shared_v + 0.6 * (0.5 * noise_h + 0.87 * noise_v)
     owner = np.repeat(np.arange(responses), TOKENS)
-    return Pool(owner, np.exp(h).ravel(), np.exp(v).ravel(), responses)
+    return TokenPool(owner, np.exp(h).ravel(), np.exp(v).ravel(), responses)
 
 
 def test_intervals_cover_at_their_nominal_rate() -> None:
@@ -28,7 +28,7 @@ def test_intervals_cover_at_their_nominal_rate() -> None:
         pool = simulated(rng)
         low, high = percentile_interval(lift_over_responses([pool], Q, D, 150, number)[0])[:, 0]
         by_response.append((low <= truth) & (truth <= high))
-        alone = Pool(np.arange(len(pool.owner)), pool.entropy, pool.jump, len(pool.owner))
+        alone = TokenPool(np.arange(len(pool.owner)), pool.entropy, pool.jump, len(pool.owner))
         drawn = lift_of_draws(alone, draws(rng, len(pool.owner), 60), Q, D)
         low, high = percentile_interval(drawn)[:, 0]
         by_token.append((low <= truth) & (truth <= high))

@@ -13,11 +13,11 @@ from recorded_runs import metric_lines, row, some_rollouts, write_run
 from typer.testing import CliRunner, Result
 
 from segcredit.runlog import read_run
-from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 from segcredit_lab.analysis.analyses import NAMES
 from segcredit_lab.analysis.lift import BOUNDARY_CRITIC
 from segcredit_lab.analysis.probe import prompt_of
-from segcredit_lab.analysis.reading import CannotAnalyseError
+from segcredit_lab.analysis.reading import CannotAnalyzeError
 from segcredit_lab.commands import analyze as command
 
 APP = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -113,25 +113,25 @@ def test_a_run_without_values(tmp_path: Path) -> None:
     run = write_run(tmp_path, "grpo", rollouts, metric_lines(3), algorithm="grpo")
     said = done(run)
     assert files(run / "analysis") == kinds("segments", "value_loss", "entropy", "length")
-    assert "no lift of grpo: the rollouts hold no entropy: the method did not ask for it." in said
-    assert "no within of grpo: the rollouts hold no value: the method has no critic." in said
+    assert "no lift for grpo: the rollouts have no entropy: the method does not need it." in said
+    assert "no within for grpo: the rollouts have no value: the method has no critic." in said
     left = segcredit_analyze(run, "--only", "lift", "-o", tmp_path / "nothing")
     assert left.exit_code == 2
-    assert "no lift of grpo" in left.stdout
+    assert "no lift for grpo" in left.stdout
     assert not (tmp_path / "nothing").exists()
-    assert left.stderr == "error: nothing could be analysed.\n"
+    assert left.stderr == "error: no analysis could be made.\n"
     other = write_run(tmp_path, "other", some_rollouts(2, without=("value",)))
     left = segcredit_analyze(other, "--only", "lift")
-    assert "no value: the method has no critic. A probe has: --probe." in left.stdout
+    assert "no value: the method has no critic. Use a probe: --probe." in left.stdout
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     result = segcredit_analyze(run)
     assert result.exit_code == 2
-    assert result.stderr == "error: nothing could be analysed.\n"
-    assert "no segments of run: the run has recorded no responses yet" in result.stdout
-    assert "no entropy of run: no run has measured entropy while it was optimised." in result.stdout
+    assert result.stderr == "error: no analysis could be made.\n"
+    assert "no segments for run: the run has no recorded responses" in result.stdout
+    assert "no entropy for run: no run recorded entropy during optimization." in result.stdout
     assert not (run / "analysis").exists()
 
 
@@ -182,13 +182,13 @@ def test_hostile_metrics(tmp_path: Path) -> None:
     for path in (run / "analysis").glob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)
     without = write_run(tmp_path, "without", metrics=odd[:8])
-    assert "nothing could be analysed" in error_of(without)
+    assert "no analysis could be made" in error_of(without)
 
 
 @pytest.mark.parametrize("given", [1, True, "algorithm", [1], {"reward": 1}])
 def test_a_hostile_record_of_objects(tmp_path: Path, given: object) -> None:
     run = write_run(tmp_path, "run", some_rollouts(2), given_in_python=given)
-    found = analyse([read_run(run)], Settings(resamples=2), ["ratio_bias", "within"])
+    found = analyze_runs([read_run(run)], AnalysisSettings(resamples=2), ["ratio_bias", "within"])
     assert len(found.done) + len(found.skipped) == 2
 
 
@@ -197,7 +197,7 @@ def test_a_hostile_list_of_pictures(tmp_path: Path) -> None:
     for images in (1, "a", {"a": 1}):
         assert prompt_of({**asked, "images": images}, tmp_path).images == ()
     for name in ("\0", "a" * 5000, "../x", [1]):
-        with pytest.raises(CannotAnalyseError, match="is not in the run folder"):
+        with pytest.raises(CannotAnalyzeError, match="is not in the run folder"):
             prompt_of({**asked, "images": [name]}, tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_options(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["/nowhere"], r"/nowhere is not a run: there is no such folder\."),
-        (["RUN", "--only", "lfit"], "there is no analysis 'lfit'; .* Did you mean 'lift'"),
+        (["RUN", "--only", "lfit"], "unknown analysis 'lfit'; .* Did you mean 'lift'"),
         (["RUN", "--threshold", "90"], "between 0 and 1; got 90.0. .* pass 0.9"),
         (["RUN", "-o", "FILE"], "FILE"),
     ],

@@ -9,14 +9,14 @@ from each import each
 from recorded_runs import metric_lines, write_run
 
 from segcredit.runlog import read_run
-from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 from segcredit_lab.analysis.compare import group_runs, t_interval, t_quantile
 
 ONLY = ["value_loss", "entropy", "length"]
 
 
 def numbers_of(*runs: Path, window: int = 1) -> dict[str, Any]:
-    found = analyse([read_run(run) for run in runs], Settings(window=window), ONLY)
+    found = analyze_runs([read_run(run) for run in runs], AnalysisSettings(window=window), ONLY)
     return {x.name: x.numbers for x in found.done}
 
 
@@ -82,9 +82,9 @@ def test_a_metric_that_some_runs_lack(tmp_path: Path) -> None:
     found = numbers_of(*runs)
     assert [x["label"] for x in found["value_loss"]["curves"]] == ["sapo"]
     assert [x["label"] for x in found["entropy"]["curves"]] == ["grpo", "sapo"]
-    alone = analyse([read_run(runs[0])], Settings(), ["value_loss"])
+    alone = analyze_runs([read_run(runs[0])], AnalysisSettings(), ["value_loss"])
     assert not alone.done
-    assert alone.skipped[0].reason == "no run has measured value_loss while it was optimised."
+    assert alone.skipped[0].reason == "no run recorded value_loss during optimization."
 
 
 def test_fluctuation_is_what_smoothing_takes_away(tmp_path: Path) -> None:

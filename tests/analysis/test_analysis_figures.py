@@ -15,10 +15,10 @@ from PIL import Image
 from recorded_runs import metric_lines, row, some_rollouts, write_run
 
 from segcredit.runlog import read_run
-from segcredit_lab.analysis import INK, Analysis, Settings, analyses, png, svg, write
-from segcredit_lab.analysis.drawing import COLOURS, powers_of_ten
+from segcredit_lab.analysis import INK, Analysis, AnalysisSettings, analyses, png, svg, write
+from segcredit_lab.analysis.drawing import COLORS, powers_of_ten
 
-QUICK = Settings(resamples=10)
+QUICK = AnalysisSettings(resamples=10)
 HOSTILE = "a $\\frac$ <script>alert('1')<!-- & \"角 \u202e_x_^2\x1b[31m"
 
 
@@ -66,7 +66,7 @@ def test_all_ink_is_one_colour_and_the_ground_is_transparent(pages: list[str]) -
     for text in pages:
         colours = {*re.findall(r"#[0-9a-fA-F]{6}\b", text)}
         assert INK in colours
-        assert colours <= {INK, *COLOURS}
+        assert colours <= {INK, *COLORS}
         for style in re.findall(r"<text style=\"([^\"]*)\"", text):
             assert f"fill: {INK}" in style
         assert "<text" in text, "text is text"
@@ -117,7 +117,7 @@ def test_numbers_without_any_spread_can_be_drawn(tmp_path: Path) -> None:
     found = analyses([run], QUICK)
     names = {x.name: x for x in found}
     assert {*names} >= {"lift", "ratio_bias", "segments", "value_loss"}
-    assert "no unit moved" in svg(names["ratio_bias"])
+    assert "all ratios are 1" in svg(names["ratio_bias"])
     svg(names["lift"])
     svg(names["segments"])
     assert names["lift"].numbers["by_threshold"]["0.9"]["all"]["lift"] == [1.0] * 10
@@ -133,7 +133,7 @@ def test_many_runs_with_long_names(tmp_path: Path) -> None:
     assert len({*entropy.runs}) == 9, "cut names are told apart"
     with Image.open(BytesIO(png(entropy))) as picture:
         colours = {c for _, c in picture.convert("RGB").getcolors(2**24) or ()}
-    assert {tuple(bytes.fromhex(c[1:])) for c in COLOURS} <= colours
+    assert {tuple(bytes.fromhex(c[1:])) for c in COLORS} <= colours
 
 
 def test_ticks() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import tenths
 
 from segcredit_lab.analysis.lift import (
-    Pool,
+    TokenPool,
     lift,
     lift_of_draws,
     lift_over_responses,
@@ -22,27 +22,27 @@ from segcredit_lab.analysis.lift import (
     measure,
     stage_slices,
 )
-from segcredit_lab.analysis.reading import Settings
+from segcredit_lab.analysis.reading import AnalysisSettings
 
 TIED = st.integers(0, 6).map(lambda n: n / 4)
 
 
-def pool_of(entropy: list[float], jump: list[float], owner: list[int] | None = None) -> Pool:
+def pool_of(entropy: list[float], jump: list[float], owner: list[int] | None = None) -> TokenPool:
     whose = np.arange(len(entropy)) if owner is None else np.array(owner)
-    return Pool(whose, np.array(entropy, float), np.array(jump, float), int(whose.max()) + 1)
+    return TokenPool(whose, np.array(entropy, float), np.array(jump, float), int(whose.max()) + 1)
 
 
-def one_lift(pool: Pool, q: float, d: float) -> float:
+def one_lift(pool: TokenPool, q: float, d: float) -> float:
     return float(lift(pool, np.array([q]), np.array([d]))[0, 0])
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> Pool:
+def pools(draw: st.DrawFn) -> TokenPool:
     lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
     count = sum(lengths)
     numbers = st.lists(TIED, min_size=count, max_size=count)
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    return Pool(owner, np.array(draw(numbers)), np.array(draw(numbers)), len(lengths))
+    return TokenPool(owner, np.array(draw(numbers)), np.array(draw(numbers)), len(lengths))
 
 
 # ── An oracle that counts ────────────────────────────────────────────────────────────────────────
@@ -71,7 +71,7 @@ QS, DS = ("0.5", "0.55", "0.7", "0.95"), ("0.7", "0.8", "0.9")
 
 
 @given(pools())
-def test_it_is_the_oracles(pool: Pool) -> None:
+def test_it_is_the_oracles(pool: TokenPool) -> None:
     found = lift(pool, np.array([float(q) for q in QS]), np.array([float(d) for d in DS]))
     expected = [
         [oracle_lift(pool.entropy.tolist(), pool.jump.tolist(), q, d) for q in QS] for d in DS
@@ -98,7 +98,7 @@ def test_golden_numbers(q: float, expected: float) -> None:
 
 
 @given(pools(), st.sampled_from([0.3, 0.5, 0.7, 0.9, 0.95]), st.sampled_from([0.5, 0.8, 0.9]))
-def test_bounds(pool: Pool, q: float, d: float) -> None:
+def test_bounds(pool: TokenPool, q: float, d: float) -> None:
     assert one_lift(pool, 0.0, d) == pytest.approx(1.0), "all tokens are in A"
     found = one_lift(pool, q, d)
     in_a = np.mean(pool.entropy >= float(oracle_quantile(pool.entropy.tolist(), str(q))))
@@ -107,11 +107,11 @@ def test_bounds(pool: Pool, q: float, d: float) -> None:
 
 
 @given(pools(), st.randoms(use_true_random=False))
-def test_the_order_of_responses_and_tokens_is_nothing(pool: Pool, random: object) -> None:
+def test_the_order_of_responses_and_tokens_is_nothing(pool: TokenPool, random: object) -> None:
     order = list(range(len(pool.owner)))
     random.shuffle(order)  # type: ignore[attr-defined]
     names = np.arange(pool.num_responses)[::-1]
-    other = Pool(
+    other = TokenPool(
         names[pool.owner[order]], pool.entropy[order], pool.jump[order], pool.num_responses
     )
     q, d = np.array([0.5, 0.8]), np.array([0.9])
@@ -119,7 +119,7 @@ def test_the_order_of_responses_and_tokens_is_nothing(pool: Pool, random: object
 
 
 @given(pools(), st.data())
-def test_a_draw_is_the_pool_with_responses_repeated(pool: Pool, data: st.DataObject) -> None:
+def test_a_draw_is_the_pool_with_responses_repeated(pool: TokenPool, data: st.DataObject) -> None:
     """Drawn 0, 1 or more times, tokens and quantiles are those of the pool written out."""
     many = st.lists(st.integers(0, 3), min_size=pool.num_responses, max_size=pool.num_responses)
     counts = np.array(data.draw(st.lists(many, min_size=1, max_size=3)))
@@ -127,14 +127,14 @@ def test_a_draw_is_the_pool_with_responses_repeated(pool: Pool, data: st.DataObj
     found = lift_of_draws(pool, counts, q, d)
     for number, count in enumerate(counts):
         again = np.repeat(np.arange(len(pool.owner)), count[pool.owner])
-        written = Pool(np.zeros(len(again), int), pool.entropy[again], pool.jump[again], 1)
+        written = TokenPool(np.zeros(len(again), int), pool.entropy[again], pool.jump[again], 1)
         np.testing.assert_allclose(found[number], lift(written, q, d), rtol=1e-12)
         assert np.isnan(found[number]).all() == (len(again) == 0)
 
 
 def test_draws_are_made_in_parts_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    pool = Pool(np.repeat(np.arange(9), 5), rng.random(45), rng.random(45), 9)
+    pool = TokenPool(np.repeat(np.arange(9), 5), rng.random(45), rng.random(45), 9)
     q, d = np.array([0.7]), np.array([0.9])
     whole = lift_over_responses([pool], q, d, 50)
     monkeypatch.setattr("segcredit_lab.analysis.lift.ENTRIES", 7 * 45)
@@ -180,8 +180,8 @@ def test_a_planted_rise_is_found() -> None:
     for step in range(20):
         h, noise = rng.random(600), rng.random(600)
         share = step / 19
-        made.append(Pool(np.repeat(np.arange(60), 10), h, share * h + (1 - share) * noise, 60))
-    curves = measure(made, range(100, 120), Settings(resamples=100))
+        made.append(TokenPool(np.repeat(np.arange(60), 10), h, share * h + (1 - share) * noise, 60))
+    curves = measure(made, range(100, 120), AnalysisSettings(resamples=100))
     early, middle, late = curves.stages
     assert [x.num_steps for x in curves.stages] == [6, 6, 8]
     at = curves.quantiles.tolist().index(0.9)
@@ -197,8 +197,8 @@ def test_a_planted_rise_is_found() -> None:
 
 def test_a_single_step_has_no_interval_over_steps() -> None:
     rng = np.random.default_rng(1)
-    pool = Pool(np.repeat(np.arange(9), 5), rng.random(45), rng.random(45), 9)
-    (stage,) = measure([pool], [3], Settings(resamples=20)).stages
+    pool = TokenPool(np.repeat(np.arange(9), 5), rng.random(45), rng.random(45), 9)
+    (stage,) = measure([pool], [3], AnalysisSettings(resamples=20)).stages
     assert np.isnan(stage.over_steps).all()
     assert np.isfinite(stage.over_responses).all()
 

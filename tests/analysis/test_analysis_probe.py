@@ -13,7 +13,7 @@ from recorded_runs import some_rollouts, write_run
 
 from segcredit.runlog import read_run
 from segcredit.types import Encoded
-from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 from segcredit_lab.analysis.probe import (
     OLDER,
     PENALTIES,
@@ -28,7 +28,7 @@ from segcredit_lab.analysis.probe import (
     prompt_of,
     r_squared,
 )
-from segcredit_lab.analysis.reading import CannotAnalyseError, read_steps
+from segcredit_lab.analysis.reading import CannotAnalyzeError, read_steps
 
 # ── Ridge ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,7 +118,9 @@ def test_hidden_states_give_the_models_own_log_probs(trained: Path) -> None:
 
 
 def test_the_probe_of_a_run(trained: Path) -> None:
-    found = analyse([read_run(trained)], Settings(resamples=20, probe=True), ["lift_probe"])
+    found = analyze_runs(
+        [read_run(trained)], AnalysisSettings(resamples=20, probe=True), ["lift_probe"]
+    )
     assert not found.skipped
     (analysis,) = found.done
     told = analysis.numbers["probe"]
@@ -171,7 +173,7 @@ def test_steps_get_the_probes_value(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             yield states
 
     monkeypatch.setattr("segcredit_lab.analysis.probe.hidden_states", planted)
-    found = probe(run, steps, Settings(), PlantedPolicy())
+    found = probe(run, steps, AnalysisSettings(), PlantedPolicy())
     assert found.responses == 4 * 30 - 2
     assert found.r_squared > 0.95
     for number, step in enumerate(found.steps):
@@ -189,7 +191,7 @@ def test_few_responses_of_every_step_if_not_all_fit(
     run = read_run(trained)
     steps = read_steps(run)
     policy = load_policy(run, run.checkpoints[-1])
-    found = probe(run, steps, Settings(), policy)
+    found = probe(run, steps, AnalysisSettings(), policy)
     used = [len({*step.owner[np.isfinite(step.value)]}) for step in found.steps]
     assert len({*used}) == 1
     assert 1 <= used[0] < 8
@@ -247,12 +249,12 @@ def change_rows(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     ("damage", "reason"),
     [
         (without_messages, OLDER),
-        (without_a_picture, "the picture 'images/gone.png' is not in the run folder."),
-        (pictures_elsewhere, "the picture '../outside.png' is not in the run folder."),
+        (without_a_picture, "the image 'images/gone.png' is not in the run folder."),
+        (pictures_elsewhere, "the image '../outside.png' is not in the run folder."),
         (equal_rewards, "all recorded rewards are equal, so there is nothing to predict."),
-        (one_prompt, "its usable responses answer fewer than 2 different prompts."),
-        (broken_messages, "a recorded message is no object with role and content."),
-        (without_checkpoints, "it has no whole checkpoint yet."),
+        (one_prompt, "its usable responses belong to fewer than 2 different prompts."),
+        (broken_messages, "a recorded message is not an object with role and content."),
+        (without_checkpoints, "it has no complete checkpoint yet."),
     ],
 )
 def test_one_sentence_says_what_is_missing(
@@ -260,7 +262,9 @@ def test_one_sentence_says_what_is_missing(
 ) -> None:
     copy = shutil.copytree(trained, tmp_path / "run")
     damage(copy)
-    found = analyse([read_run(copy)], Settings(resamples=5, probe=True), ["lift_probe"])
+    found = analyze_runs(
+        [read_run(copy)], AnalysisSettings(resamples=5, probe=True), ["lift_probe"]
+    )
     assert not found.done
     assert found.skipped[0].reason == reason
 
@@ -271,10 +275,10 @@ def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
     weights = last / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.warns(UserWarning, match=rf"checkpoint {last.name} is refused: .* is truncated"):
-        (done,) = analyse([read_run(copy)], Settings(resamples=5), ["lift_probe"]).done
+        (done,) = analyze_runs([read_run(copy)], AnalysisSettings(resamples=5), ["lift_probe"]).done
     assert done.numbers["probe"]["checkpoint"] != last.name
 
 
 def test_a_checkpoint_without_a_model_does_not_load(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(CannotAnalyseError, match="its checkpoint empty does not load: "):
+    with pytest.raises(CannotAnalyzeError, match="its checkpoint empty does not load: "):
         load_policy(read_run(trained), tmp_path / "empty")

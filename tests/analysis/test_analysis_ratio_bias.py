@@ -13,7 +13,7 @@ from strategies import tenths
 
 from segcredit.algorithms import PolicyGradient, make_algorithm
 from segcredit.runlog import read_run
-from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 from segcredit_lab.analysis.ratio_bias import (
     RatioBias,
     log_bound,
@@ -124,7 +124,7 @@ def test_the_analysis_of_a_run(tmp_path: Path) -> None:
     count = len(long["tokens"])
     long |= {"segment": [0] * count, "ratio": [1.25] * count}  # 1.25^T is beyond 1.3, 1.25 is not
     run = read_run(write_run(tmp_path, rollouts={11: [long]}))
-    found = analyse([run], Settings(), ["ratio_bias"])
+    found = analyze_runs([run], AnalysisSettings(), ["ratio_bias"])
     (analysis,) = found.done
     numbers = analysis.numbers
     assert numbers["epsilon"] == {"low": 0.2, "high": 0.3}, "the run's own"
@@ -142,12 +142,12 @@ def test_the_analysis_of_a_run(tmp_path: Path) -> None:
         ({"algorithm": "nonsense"}, "the algorithm of its config.yaml is not known: "),
         ({"algorithm": {"name": "sapo", "wrong": 1}}, "is not known: "),
         ({"algorithm": 7}, "its config.yaml names no algorithm"),
-        ({"given_in_python": {"algorithm": "mine"}}, "came from Python as an object"),
+        ({"given_in_python": {"algorithm": "mine"}}, "was passed as a Python object"),
     ],
 )
 def test_methods_without_it(tmp_path: Path, config: dict, reason: str) -> None:
     run = read_run(write_run(tmp_path, rollouts=some_rollouts(1), **config))
-    found = analyse([run], Settings(), ["ratio_bias"])
+    found = analyze_runs([run], AnalysisSettings(), ["ratio_bias"])
     assert not found.done
     (skipped,) = found.skipped
     assert reason in skipped.reason

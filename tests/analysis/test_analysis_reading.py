@@ -12,7 +12,7 @@ from segcredit.runlog import read_run
 from segcredit_lab.analysis.analyses import run_names
 from segcredit_lab.analysis.lift import make_pool
 from segcredit_lab.analysis.reading import (
-    CannotAnalyseError,
+    CannotAnalyzeError,
     Step,
     interval_text,
     number_text,
@@ -72,7 +72,7 @@ def test_holes_are_cut_out(tmp_path: Path) -> None:
 
 def test_a_run_without_responses(tmp_path: Path) -> None:
     for name, rollouts in (("none", {}), ("empty", {3: []}), ("bare", {3: [{"prompt_id": "p"}]})):
-        with pytest.raises(CannotAnalyseError, match="has recorded no responses yet"):
+        with pytest.raises(CannotAnalyzeError, match="has no recorded responses"):
             read_steps(read_run(write_run(tmp_path, name, rollouts)))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recorded_runs import row, some_rollouts, write_run
 
 from segcredit.runlog import read_run
-from segcredit_lab.analysis import Settings, analyse
+from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 from segcredit_lab.analysis.reading import read_steps
 from segcredit_lab.analysis.segments import (
     bars,
@@ -57,7 +57,7 @@ def test_bars_count_everything_once(x: list[int]) -> None:
 
 def test_the_analysis_of_a_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, rollouts=some_rollouts(3, responses=5)))
-    (analysis,) = analyse([run], Settings(), ["segments"]).done
+    (analysis,) = analyze_runs([run], AnalysisSettings(), ["segments"]).done
     steps = [run.rollouts(step) for step in run.rollout_steps]
     numbers = analysis.numbers
     assert numbers["responses"] == 15
@@ -129,7 +129,7 @@ def test_responses_with_a_number_that_is_not_finite_are_left_out() -> None:
 @pytest.mark.parametrize("algorithm", [{"name": "sapo", "lam": 0.9}, "vapo"])
 def test_variance_within_segments_of_a_run(tmp_path: Path, algorithm: object) -> None:
     run = read_run(write_run(tmp_path, rollouts=some_rollouts(4), algorithm=algorithm))
-    (analysis,) = analyse([run], Settings(window=1), ["within"]).done
+    (analysis,) = analyze_runs([run], AnalysisSettings(window=1), ["within"]).done
     numbers = analysis.numbers
     assert numbers["step"] == [11, 12, 13, 14]
     assert all(0 < x < 1 for x in numbers["share_within"] + numbers["share_within_equal_cut"])
@@ -145,15 +145,15 @@ def test_variance_within_segments_of_a_run(tmp_path: Path, algorithm: object) ->
 @pytest.mark.parametrize(
     ("without", "config", "reason"),
     [
-        (("value",), {}, "the rollouts hold no value: the method has no critic."),
+        (("value",), {}, "the rollouts have no value: the method has no critic."),
         (("segment",), {}, "no recorded response has segments, finite values and a reward."),
         (("reward",), {}, "no recorded response has segments, finite values and a reward."),
-        ((), {"algorithm": "grpo"}, "credit is no generalised advantage estimation."),
+        ((), {"algorithm": "grpo"}, "credit is not generalized advantage estimation."),
     ],
 )
 def test_runs_without_it(tmp_path: Path, without: tuple[str, ...], config: dict, reason: str):
     run = read_run(write_run(tmp_path, rollouts=some_rollouts(2, without=without), **config))
-    found = analyse([run], Settings(), ["within"])
+    found = analyze_runs([run], AnalysisSettings(), ["within"])
     assert not found.done
     assert reason in found.skipped[0].reason
 
@@ -162,5 +162,5 @@ def test_single_tokens_have_nothing_within(tmp_path: Path) -> None:
     made = row(np.random.default_rng(0), 0)
     made["segment"] = list(range(len(made["tokens"])))
     run = read_run(write_run(tmp_path, rollouts={11: [made]}, algorithm="ppo"))
-    (skipped,) = analyse([run], Settings(), ["within"]).skipped
-    assert skipped.reason == "every segment is one token, so nothing lies within."
+    (skipped,) = analyze_runs([run], AnalysisSettings(), ["within"]).skipped
+    assert skipped.reason == "every segment is one token, so there is no variance within."

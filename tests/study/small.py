@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from segcredit_lab.study import SCALES, Options, Plan, Store, Study
+from segcredit_lab.study import SCALES, Options, Store, Study, StudyPlan
 from segcredit_lab.study.definition import parse_study
-from segcredit_lab.study.store import FINISHED, Planned
+from segcredit_lab.study.store import FINISHED, StudyRun
 
 SMOKE = SCALES["smoke"]
 
@@ -27,15 +27,15 @@ def study(**changes: Any) -> Study:
     return parse_study(found | changes)
 
 
-def plan(folder: Path, options: Options | None = None, **changes: Any) -> Plan:
-    return Plan(study(**changes), SMOKE, options or Options(), Store(folder / "runs"))
+def plan(folder: Path, options: Options | None = None, **changes: Any) -> StudyPlan:
+    return StudyPlan(study(**changes), SMOKE, options or Options(), Store(folder / "runs"))
 
 
-def pretend(store: Store, planned: Planned, accuracy: Sequence[float], **metrics: float) -> Path:
+def pretend(store: Store, run: StudyRun, accuracy: Sequence[float], **metrics: float) -> Path:
     """A finished run with that held-out curve, one step between two evaluations."""
-    folder = store.path / planned.name
+    folder = store.path / run.name
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(planned.recipe("start").as_dict()))
+    (folder / "config.yaml").write_text(yaml.safe_dump(run.recipe("start").as_dict()))
     lines: list[dict[str, Any]] = []
     for step, share in enumerate(accuracy):
         if step:

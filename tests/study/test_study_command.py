@@ -196,7 +196,7 @@ def test_tables_of_what_is_there_are_written_without_a_run(
 def test_every_study_is_listed() -> None:
     found = segcredit("--list", "-o", "nowhere")
     assert found.exit_code == 0
-    assert "runs in all, 0 done; shared ones once" in found.stdout
+    assert "runs in total, 0 done; shared runs count once" in found.stdout
     for name in ("table1", "fig5", "lambda", "authors"):
         assert name in found.stdout
 
@@ -206,7 +206,7 @@ def test_every_study_is_listed() -> None:
     [
         (("tabel2",), "Did you mean 'table2'?"),
         (("table1", "--scale", "huge"), "the scales are smoke, mini, paper"),
-        (("table1", "--seeds", "0,x"), "--seeds takes different whole numbers"),
+        (("table1", "--seeds", "0,x"), "--seeds: expected different whole numbers"),
         (("table1", "--only", "pppo"), "Did you mean 'ppo'?"),
         (("table1", "--only", "ppo", "--all"), "give one of the two"),
         (("table1", "--set", "optimizer.lrr=1"), "optimizer.lrr: unknown key"),
@@ -274,7 +274,7 @@ def test_interrupted_it_saves_and_the_same_command_goes_on(whole: Path, tmp_path
     assert call.wait_until(lambda: "sapo-s0" in call.said)
     os.kill(call.pid, signal.SIGINT)
     assert call.wait() == 130, call.complained
-    assert "the same command goes on" in call.said
+    assert "Run the same command again to continue" in call.said
     call = run(tmp_path, "study", "mine.yaml", "-j", 2)
     assert call.wait() == 0
     assert results(tmp_path) == results(whole)

@@ -12,9 +12,9 @@ from segcredit_lab.study import (
     SCALES,
     Arm,
     Options,
-    Plan,
     Store,
     Study,
+    StudyPlan,
     load_study,
     shipped_studies,
 )
@@ -34,7 +34,7 @@ def test_every_arm_is_a_valid_recipe(name: str, scale: str, tmp_path: Path) -> N
     found = load_study(name)
     # the paper's own recipes do not pretrain SAPO's critic, so there a cold one is the same
     options = Options(only=tuple(found.arms) if scale == "smoke" else ())
-    made = Plan(found, SCALES[scale], options, Store(tmp_path))
+    made = StudyPlan(found, SCALES[scale], options, Store(tmp_path))
     runs = {made.run(arm, 0, 1e-3).digest for arm in made.arms}
     assert len(runs) == len(made.arms), "two arms are the same"
 
@@ -73,13 +73,13 @@ def test_lambda_is_matched_in_tokens() -> None:
 @each(
     ("changes", "said"),
     [
-        ({"reference": "grpo"}, "reference is one of the arms sapo, ppo; got 'grpo'"),
+        ({"reference": "grpo"}, "reference must be one of the arms sapo, ppo; got 'grpo'"),
         ({"arms": {"sapo": {"algoritm": "sapo"}}}, "unknown key. Did you mean 'algorithm'?"),
         ({"figure": ["curves"]}, "unknown key. Did you mean 'figures'?"),
-        ({"figures": ["sweep"]}, "a sweep is drawn against the arms' at; got none"),
+        ({"figures": ["sweep"]}, "figure sweep needs `at` in at least one arm; got none"),
         (
             {"published": {"source": "x", "columns": {"Geo3K": {"grpo": 1.0}}}},
-            "published.columns.Geo3K: no arm 'grpo' in sapo, ppo",
+            "published.columns.Geo3K: unknown arm 'grpo'; the arms are sapo, ppo",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_names_that_nobody_has_are_told(tmp_path: Path) -> None:
         scale_of("big")
     with pytest.raises(RecipeError, match=r"no arm 'pppo'; it has sapo, ppo\. Did you mean 'ppo'"):
         plan(tmp_path, Options(only=("pppo",)))
-    with pytest.raises(RecipeError, match="seed 1000 is one of those"):
+    with pytest.raises(RecipeError, match="seed 1000 is used to tune"):
         plan(tmp_path, Options(seeds=(0, 1000)))
     assert plan(tmp_path, Options(seeds=(0, 1000), tune=False)).seeds == (0, 1000)
 
@@ -120,7 +120,7 @@ def test_the_documents_study_is_one(tmp_path: Path) -> None:
     example = text.partition("```yaml\n")[2].partition("```")[0]
     path = tmp_path / "mine.yaml"
     path.write_text(example)
-    made = Plan(load_study(str(path)), SMOKE, Options(), Store(tmp_path))
+    made = StudyPlan(load_study(str(path)), SMOKE, Options(), Store(tmp_path))
     assert made.arms == ["paper", "far", "wide"]
     assert made.recipe("wide").rollout.temperature == 1.2
     assert len(example.splitlines()) <= 11
@@ -146,5 +146,5 @@ def test_a_base_is_looked_for_beside_the_study(
         f"title: x\nasks: y\nbase: base.yaml\nreference: sapo\n{arms}\n"
     )
     monkeypatch.chdir(tmp_path)
-    made = Plan(load_study("deep/mine.yaml"), SMOKE, Options(), Store(tmp_path))
+    made = StudyPlan(load_study("deep/mine.yaml"), SMOKE, Options(), Store(tmp_path))
     assert made.recipe("sapo").data.world == "derived_variables"

@@ -10,7 +10,7 @@ import pytest
 from each import each
 
 from segcredit_lab.study import workers as pool_module
-from segcredit_lab.study.workers import VISIBLE, Order, Pool, start_worker, visible_devices
+from segcredit_lab.study.workers import VISIBLE, Order, WorkerPool, start_worker, visible_devices
 
 
 @each(
@@ -45,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         return subprocess.Popen(["cat"], stdin=PIPE, stdout=DEVNULL, text=True)
 
     monkeypatch.setattr(pool_module, "start_worker", start)
-    monkeypatch.setattr(Pool, "_listen", lambda self, worker: None)
+    monkeypatch.setattr(WorkerPool, "_listen", lambda self, worker: None)
     return found
 
 
@@ -53,11 +53,11 @@ def order(name: str, **model: Any) -> Order:
     return Order(name, {"model": model}, Path(name), ())
 
 
-def running(pool: Pool) -> dict[str, str | None]:
+def running(pool: WorkerPool) -> dict[str, str | None]:
     return {x.order.name: x.device for x in pool.workers if x.order is not None}
 
 
-def end(pool: Pool, name: str) -> None:
+def end(pool: WorkerPool, name: str) -> None:
     worker = next(x for x in pool.workers if x.order is not None and x.order.name == name)
     pool._events.put((worker, {"event": "done"}))
     assert [(x.name, event["event"]) for x, event in pool.events(1.0)] == [(name, "done")]
@@ -65,7 +65,7 @@ def end(pool: Pool, name: str) -> None:
 
 def test_eight_jobs_are_on_eight_gpus(started: list[str | None], tmp_path: Path) -> None:
     devices = tuple(map(str, range(8)))
-    pool = Pool(8, tmp_path, devices)
+    pool = WorkerPool(8, tmp_path, devices)
     for number in range(8):
         pool.begin(order(f"r{number}"))
     assert sorted(started) == sorted(devices)
@@ -75,7 +75,7 @@ def test_eight_jobs_are_on_eight_gpus(started: list[str | None], tmp_path: Path)
 def test_more_jobs_than_gpus_go_round_and_a_freed_gpu_is_used_again(
     started: list[str | None], tmp_path: Path
 ) -> None:
-    pool = Pool(4, tmp_path, ("GPU-a", "GPU-b"))
+    pool = WorkerPool(4, tmp_path, ("GPU-a", "GPU-b"))
     for number in range(4):
         pool.begin(order(f"r{number}"))
     assert running(pool) == {"r0": "GPU-a", "r1": "GPU-b", "r2": "GPU-a", "r3": "GPU-b"}
@@ -91,7 +91,7 @@ def test_more_jobs_than_gpus_go_round_and_a_freed_gpu_is_used_again(
 def test_a_process_that_is_replaced_leaves_its_gpu_to_the_next(
     started: list[str | None], tmp_path: Path
 ) -> None:
-    pool = Pool(2, tmp_path, ("0", "1"))
+    pool = WorkerPool(2, tmp_path, ("0", "1"))
     pool.begin(order("r0"))
     pool.begin(order("r1"))
     worker = next(x for x in pool.workers if x.device == "1")
@@ -104,7 +104,7 @@ def test_a_process_that_is_replaced_leaves_its_gpu_to_the_next(
 
 
 def test_a_recipe_that_names_its_gpu_sees_all(started: list[str | None], tmp_path: Path) -> None:
-    pool = Pool(2, tmp_path, ("0", "1"))
+    pool = WorkerPool(2, tmp_path, ("0", "1"))
     pool.begin(order("r0", device="cuda:1"))
     assert running(pool) == {"r0": None}
     end(pool, "r0")
@@ -116,7 +116,7 @@ def test_a_recipe_that_names_its_gpu_sees_all(started: list[str | None], tmp_pat
 
 
 def test_without_gpus_nothing_is_set(started: list[str | None], tmp_path: Path) -> None:
-    pool = Pool(2, tmp_path, ())
+    pool = WorkerPool(2, tmp_path, ())
     pool.begin(order("r0"))
     pool.begin(order("r1"))
     assert started == [None, None]

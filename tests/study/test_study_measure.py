@@ -9,7 +9,7 @@ from small import plan, pretend
 
 from segcredit.runlog import read_run
 from segcredit_lab.study import Options
-from segcredit_lab.study.measure import area_under, measure, read_measured
+from segcredit_lab.study.measure import area_under, measure, read_measurement
 
 
 def test_the_area_is_the_mean_over_the_curve() -> None:
@@ -68,8 +68,8 @@ def test_what_a_shared_critic_cost_counts_for_whoever_uses_it(tmp_path: Path) ->
     told = {"step": 1, "stage": "pretrain_critic", "response_length": 5.0, "time/update": 2.0}
     lines = [{**told, "explained_variance": x} for x in (-1.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     (critic / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    alone, found = read_measured(folder), read_measured(folder, critic)
-    unknown = read_measured(folder, tmp_path / "nowhere")
+    alone, found = read_measurement(folder), read_measurement(folder, critic)
+    unknown = read_measurement(folder, tmp_path / "nowhere")
     assert math.isnan(unknown.pretraining_tokens)
     assert math.isnan(unknown.explained_before)
     assert found.pretraining_tokens == 6 * 16 * 5

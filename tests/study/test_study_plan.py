@@ -9,14 +9,20 @@ from small import SMOKE, plan, pretend, study
 
 from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
-from segcredit_lab.study import Options, Plan, Store
-from segcredit_lab.study.execute import RunState, States, _take_in, _wanted_starts, recorded
+from segcredit_lab.study import Options, Store, StudyPlan
+from segcredit_lab.study.execute import (
+    RunState,
+    RunStates,
+    _add_known_runs,
+    _wanted_starts,
+    recorded,
+)
 from segcredit_lab.study.recipes import arm_recipe, pretraining_of, warm_start_of
-from segcredit_lab.study.store import Planned
+from segcredit_lab.study.store import StudyRun
 
 
-def kinds(planned: Planned) -> list[str]:
-    return [stage.kind for stage in planned.recipe("start").stages]
+def kinds(run: StudyRun) -> list[str]:
+    return [stage.kind for stage in run.recipe("start").stages]
 
 
 def test_arms_share_what_the_base_says_of_kl_clip_and_gamma() -> None:
@@ -66,7 +72,7 @@ def test_more_samples_are_of_fewer_prompts() -> None:
     made = study(arms=arms)
     rollouts = [arm_recipe(made, x, SMOKE).rollout for x in ("sapo", "grpo", "more", "fewer")]
     assert [(x.prompts, x.samples) for x in rollouts] == [(16, 1), (2, 8), (16, 8), (4, 1)]
-    with pytest.raises(RecipeError, match="16 rollouts a step cannot be divided among 5"):
+    with pytest.raises(RecipeError, match="16 rollouts per step cannot be divided into 5"):
         arm_recipe(made, "odd", SMOKE)
 
 
@@ -187,7 +193,7 @@ def test_a_start_is_run_only_if_a_missing_run_needs_its_models(tmp_path: Path) -
     warm, critic = run.starts
     for start in (warm, critic):
         pretend(made.store, start, [0.1])
-    states = States({x.digest: RunState(x, "done") for x in (warm, critic, run)})
+    states = RunStates({x.digest: RunState(x, "done") for x in (warm, critic, run)})
     assert _wanted_starts(states, made.store) == set()
     assert made.store.finished(warm), "nobody asks for its model"
     states.runs[run.digest].status = "waiting"
@@ -205,18 +211,18 @@ def test_a_start_is_run_only_if_a_missing_run_needs_its_models(tmp_path: Path) -
 
 def test_what_an_earlier_study_needs_comes_first_even_if_it_is_known_later(tmp_path: Path) -> None:
     first, second = plan(tmp_path), plan(tmp_path, name="other", base="vision")
-    store, states = first.store, States()
-    _take_in(states, [first, second], store)
-    assert not any(x.planned.kind == "run" for x in states.runs.values())
+    store, states = first.store, RunStates()
+    _add_known_runs(states, [first, second], store)
+    assert not any(x.run.kind == "run" for x in states.runs.values())
     for run in (run for runs in first.tuning("sapo").values() for run in runs):
         pretend(store, run, [0.1, 0.2])
     known = {**states.runs}
-    _take_in(states, [first, second], store)
+    _add_known_runs(states, [first, second], store)
     assert known.keys() < states.runs.keys()
     assert all(states.runs[key] is state for key, state in known.items())
     order = [*states.runs]
-    runs = [x.digest for x in first.planned() if x.kind == "run"]
-    later = [x.digest for x in second.planned()]
+    runs = [x.digest for x in first.runs() if x.kind == "run"]
+    later = [x.digest for x in second.runs()]
     assert runs
     assert max(map(order.index, runs)) < min(map(order.index, later))
 
@@ -224,7 +230,7 @@ def test_what_an_earlier_study_needs_comes_first_even_if_it_is_known_later(tmp_p
 # ── Learning rates ───────────────────────────────────────────────────────────────────────────────
 
 
-def tuned(tmp_path: Path, curves: dict[str, list[list[float]]], **changes: object) -> Plan:
+def tuned(tmp_path: Path, curves: dict[str, list[list[float]]], **changes: object) -> StudyPlan:
     """A plan whose tuning runs have these curves, by arm and rate."""
     made = plan(tmp_path, **changes)
     for arm, by_rate in curves.items():
@@ -247,7 +253,7 @@ def test_the_rate_with_the_larger_area_is_chosen(tmp_path: Path) -> None:
     assert sapo.tried == {1e-3: pytest.approx(0.4), 3e-3: pytest.approx(0.275)}
     assert ppo.rate == 3e-3
     assert ppo.at_edge
-    names = [run.name for run in made.planned() if run.kind == "run"]
+    names = [run.name for run in made.runs() if run.kind == "run"]
     assert names == [made.run("sapo", 0, 1e-3).name, made.run("ppo", 0, 3e-3).name]
 
 
@@ -268,8 +274,8 @@ def test_until_tuning_is_done_the_runs_are_not_known(tmp_path: Path) -> None:
     made = plan(tmp_path)
     first, second = (runs[0] for runs in made.tuning("sapo").values())
     assert made.rate("sapo") is None
-    assert {run.kind for run in made.planned()} == {"warm", "tune"}
-    assert len(made.planned(guess=True)) == 4 + 2 + 2, (
+    assert {run.kind for run in made.runs()} == {"warm", "tune"}
+    assert len(made.runs(guess=True)) == 4 + 2 + 2, (
         "starts and critics of two seeds, two rates, two arms"
     )
     pretend(made.store, first, [0.0, 0.5])
@@ -289,7 +295,7 @@ def test_a_rate_that_failed_is_remembered(tmp_path: Path) -> None:
     made.store.note_failure(second, "loss is not finite")
     states = recorded([made], made.store)
     assert states.failed == {second.digest: "loss is not finite"}
-    runs = [x.planned.name for x in states.runs.values() if x.planned.kind == "run"]
+    runs = [x.run.name for x in states.runs.values() if x.run.kind == "run"]
     assert made.run("sapo", 0, 1e-3).name in runs, "the other rate is left"
     made.store.forget_failure(second)
     assert made.store.failure(second) is None

@@ -6,12 +6,19 @@ from pathlib import Path
 from rich.console import Console
 from small import plan
 
-from segcredit_lab.study.execute import Lines, LiveTable, RunState, States, table_of, watcher
+from segcredit_lab.study.execute import (
+    LineDisplay,
+    RunState,
+    RunStates,
+    TableDisplay,
+    make_display,
+    table_of,
+)
 
 
-def states_of(tmp_path: Path) -> States:
+def states_of(tmp_path: Path) -> RunStates:
     made = plan(tmp_path)
-    found = States({run.digest: RunState(run, total=12) for run in made.planned(guess=True)})
+    found = RunStates({run.digest: RunState(run, total=12) for run in made.runs(guess=True)})
     first, second, third, *_ = found.runs.values()
     first.status, first.step, first.accuracy = "done", 12, 0.5
     second.status, second.step = "running", 7
@@ -19,7 +26,7 @@ def states_of(tmp_path: Path) -> States:
     return found
 
 
-def drawn(states: States) -> str:
+def drawn(states: RunStates) -> str:
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(table_of(states))
     return console.export_text()
@@ -36,13 +43,13 @@ def test_the_table_has_every_run_and_the_sums(tmp_path: Path) -> None:
 def test_it_says_that_it_is_stopping(tmp_path: Path) -> None:
     states = states_of(tmp_path)
     states.stopping = True
-    assert "finishing these steps" in " ".join(drawn(states).split())
+    assert "finishing the current steps" in " ".join(drawn(states).split())
 
 
 def test_lines_tell_of_beginnings_and_ends(tmp_path: Path) -> None:
     out = io.StringIO()
-    lines = watcher(Console(file=out, width=60))
-    assert type(lines) is Lines
+    lines = make_display(Console(file=out, width=60))
+    assert type(lines) is LineDisplay
     states = states_of(tmp_path)
     done, running, failed, *_ = states.runs.values()
     lines.changed(states, running, "step")
@@ -51,9 +58,9 @@ def test_lines_tell_of_beginnings_and_ends(tmp_path: Path) -> None:
     lines.changed(states, done, "done")
     lines.changed(states, failed, "failed")
     said = out.getvalue().splitlines()
-    assert said[0] == f"[2/8] {running.planned.name}: running"
-    assert said[1] == f"[2/8] {done.planned.name}: done, step 12/12, held-out accuracy 50.0%"
-    assert said[2] == f"[2/8] {failed.planned.name}: failed: no memory left [red]"
+    assert said[0] == f"[2/8] {running.run.name}: running"
+    assert said[1] == f"[2/8] {done.run.name}: done, step 12/12, held-out accuracy 50.0%"
+    assert said[2] == f"[2/8] {failed.run.name}: failed: no memory left [red]"
 
 
 def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
@@ -61,8 +68,8 @@ def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
     console = Console(file=out, width=100, force_terminal=True)
     states = states_of(tmp_path)
     failed = [*states.runs.values()][2]
-    with watcher(console) as live:
-        assert type(live) is LiveTable
+    with make_display(console) as live:
+        assert type(live) is TableDisplay
         live.changed(states, failed, "failed")
     assert "no memory left [red]" in out.getvalue(), "it stays when the table is gone"
     assert "7/12" in out.getvalue()

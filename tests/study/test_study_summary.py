@@ -10,9 +10,9 @@ import pytest
 from small import plan, pretend
 
 from segcredit.runlog import write_rollouts
-from segcredit_lab.study import Options, Plan
-from segcredit_lab.study.measure import read_measured
-from segcredit_lab.study.summary import Summary, estimate, paired, summarise
+from segcredit_lab.study import Options, StudyPlan
+from segcredit_lab.study.measure import read_measurement
+from segcredit_lab.study.summary import Summary, estimate, paired, summarize
 from segcredit_lab.study.tables import (
     arms_csv,
     cost_table,
@@ -35,7 +35,7 @@ ARMS = {
 PUBLISHED = {"source": "a paper, Table 9", "columns": {"Geo3K": {"sapo": 46.26, "ppo": 21.8}}}
 
 
-def made(tmp_path: Path, **changes: object) -> Plan:
+def made(tmp_path: Path, **changes: object) -> StudyPlan:
     """Three arms, three seeds; the last arm lacks one."""
     options = Options(seeds=SEEDS, tune=False)
     found = plan(tmp_path, options, arms=ARMS, published=PUBLISHED, **changes)
@@ -51,18 +51,18 @@ def made(tmp_path: Path, **changes: object) -> Plan:
 
 @pytest.fixture
 def summary(tmp_path: Path) -> Summary:
-    return summarise(made(tmp_path))
+    return summarize(made(tmp_path))
 
 
 def test_what_the_critics_own_run_took_stands_beside_the_arms_that_use_it(tmp_path: Path) -> None:
     found = made(tmp_path)
-    unknown = summarise(found).reference.runs[0]
+    unknown = summarize(found).reference.runs[0]
     assert math.isnan(unknown.pretraining_tokens), "its record is not there"
-    read_measured.cache_clear()
+    read_measurement.cache_clear()
     start = found.run("ppo", 0, 1e-3).start
     assert start is not None
     pretend(found.store, start, [0.1])
-    arms = {arm.name: arm for arm in summarise(found).arms}
+    arms = {arm.name: arm for arm in summarize(found).arms}
     for name in ("sapo", "ppo"):
         assert arms[name].runs[0].pretraining_tokens == 16 * 10
         assert math.isnan(arms[name].runs[1].pretraining_tokens), "another seed's"
@@ -130,7 +130,7 @@ def test_rates_stand_there_for_the_arms_that_were_tuned(tmp_path: Path, whose: s
         for place, runs in enumerate(found.tuning(arm).values()):
             for run in runs:
                 pretend(found.store, run, [0.0, 0.2 - 0.1 * place])
-    rows = tuning_table(summarise(found)).rows
+    rows = tuning_table(summarize(found)).rows
     told = [("SAPO", "0.001", "10.0", "chosen"), ("SAPO", "0.003", "5.0", "")]
     own = [("ppo", "0.001", "10.0", "chosen"), ("ppo", "0.003", "5.0", "")]
     assert list(rows) == (told + own if whose == "each" else told)
@@ -157,13 +157,13 @@ def test_the_page_says_what_is_missing_and_what_failed(tmp_path: Path) -> None:
     found = made(tmp_path, note="A note.")
     lost = found.run("grpo", 0, 1e-3)
     folder = tmp_path / "out"
-    write_study(summarise(found, {lost.digest: "no memory\nleft"}), folder)
+    write_study(summarize(found, {lost.digest: "no memory\nleft"}), folder)
     page = (folder / "study.md").read_text()
-    assert "**Incomplete: 1 of 9 runs are not there.**" in page
+    assert "**Incomplete: 1 of 9 runs are missing.**" in page
     assert f"- {lost.name}: no memory left" in page
-    assert "**Budgets of optimisation are not equal** within 5 %: GRPO & co (8.00 ×)" in page
+    assert "**Budgets of optimization are not equal** within 5 %: GRPO & co (8.00 ×)" in page
     assert "The paper's numbers: a paper, Table 9." in page
-    assert "Learning rates are the recipes'." in page
+    assert "Learning rates are those of the recipes." in page
     for name in ("study.tex", "study.csv", "runs.csv", "curves.csv", "times.csv"):
         assert (folder / name).is_file()
     for name in ("curves", "differences"):
@@ -177,9 +177,9 @@ def test_a_study_of_a_reward_that_does_not_say_what_is_correct(tmp_path: Path) -
     for file in (tmp_path / "runs").glob("*/metrics.jsonl"):
         file.write_text(file.read_text().replace('"sampled"', '"reward"'))
     folder = tmp_path / "out"
-    assert write_study(summarise(found), folder) == []
+    assert write_study(summarize(found), folder) == []
     page = (folder / "study.md").read_text()
-    assert "Measured is held-out reward of sampled responses" in page
+    assert "The measure is held-out reward of sampled responses" in page
     assert "Numbers are multiplied by 100" in page
     assert "held-out accuracy" not in page
     assert (folder / "curves.csv").read_text().startswith("arm,seed,step,reward\n")
@@ -189,8 +189,8 @@ def test_a_study_of_a_reward_that_does_not_say_what_is_correct(tmp_path: Path) -
 
 def test_a_figure_that_cannot_be_drawn_is_told(tmp_path: Path) -> None:
     found = made(tmp_path, figures=["curves", "value_loss", "lift"])
-    lacking = write_study(summarise(found), tmp_path / "out")
-    assert lacking[0] == "no figure value_loss: no run has recorded value_loss."
+    lacking = write_study(summarize(found), tmp_path / "out")
+    assert lacking[0] == "no figure value_loss: no run recorded value_loss."
     assert lacking[1].startswith("no figure lift: ")
 
 
@@ -209,7 +209,7 @@ def test_lift_is_by_the_critic_where_it_learns_at_every_token(tmp_path: Path) ->
             pretend(found.store, run, [0.1, 0.2])
             if arm == "everywhere":
                 recorded(found.store.folder(run) / "rollouts", seed)
-    assert write_study(summarise(found), tmp_path / "out") == []
+    assert write_study(summarize(found), tmp_path / "out") == []
     page = (tmp_path / "out" / "study.md").read_text()
     assert "| at all, early | 3 | critic | " in page
     assert "Without " in page
@@ -234,7 +234,7 @@ def recorded(folder: Path, seed: int) -> None:
 
 def test_a_study_of_nothing_has_a_page_too(tmp_path: Path) -> None:
     found = plan(tmp_path, Options(tune=False))
-    write_study(summarise(found), tmp_path / "out")
+    write_study(summarize(found), tmp_path / "out")
     assert "**Incomplete: 2 of 2 runs" in (tmp_path / "out" / "study.md").read_text()
 
 
@@ -248,6 +248,6 @@ def test_a_sweep_is_drawn_in_order(tmp_path: Path) -> None:
     for arm in arms:
         for seed in (0, 1):
             pretend(found.store, found.run(arm, seed, 1e-3), [0.1, 0.2 + 0.1 * seed])
-    write_study(summarise(found), tmp_path / "out")
+    write_study(summarize(found), tmp_path / "out")
     record = (tmp_path / "out" / "sweep.json").read_text()
     assert '"at": [\n   10.0,\n   90.0\n  ]' in record

@@ -53,7 +53,7 @@ def test_kill_a_worker_and_resume(tmp_path: Path) -> None:
     assert lines, ran.output[-3000:]
     said = lines[-1]
     assert "because a worker" in said
-    assert "is whole: type the same command again" in said
+    assert "is complete: run the same command again" in said
     assert str(folder / "checkpoints") in said
     # the last that the command itself says, other processes' lines aside
     own = [x for x in ran.output.splitlines() if x.strip() and not re.search(r"pid=\d+\)", x)]

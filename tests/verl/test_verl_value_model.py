@@ -9,7 +9,7 @@ from tiny_vision import make_model
 from toy import make_model as make_text_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from segcredit.integrations.verl.critic import with_value_head
+from segcredit.integrations.verl.value_head import with_value_head
 from segcredit.models import Critic, Policy
 from segcredit.types import Prompt, Rollouts
 

@@ -19,7 +19,7 @@ WRONG = {
     "critic switched off": ({"critic.enable": False}, "needs a critic", "critic.enable=True"),
     "bypass mode": (
         {"algorithm.rollout_correction.bypass_mode": True},
-        "bypass mode computes none",
+        "bypass mode does not compute",
         "Set algorithm.rollout_correction.bypass_mode=False.",
     ),
     "rejection sampling": (
@@ -120,7 +120,7 @@ def test_an_untested_verl_is_refused_with_the_tested_range(place: Path) -> None:
 def test_a_taken_name_is_refused(place: Path) -> None:
     said, log = construct(place, {"other": {}}, taken=True)
     assert "verl's trainer 'segment_sync' is" in log
-    assert ".Other already, so segcredit's plugin does not load. Uninstall one of the two" in log
+    assert ".Other, so segcredit's plugin does not load. Uninstall one of the two" in log
     assert said["other"] == "nothing"  # the other plugin's trainer is left alone
 
 

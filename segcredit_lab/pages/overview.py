@@ -1,7 +1,8 @@
-"""Draw docs/img/results-light.svg and results-dark.svg: who is above or below SAPO, on three tasks.
+"""Draw docs/img/results-*.svg and chains-*.svg: methods compared with SAPO.
 
-Numbers are those of docs/results/NAME/study.csv, as docs/make_results.py brought them. Run from
-anywhere: ``python docs/make_overview.py``; with ``--png FOLDER`` it also writes bitmaps.
+``results`` shows the differences on three tasks, ``chains`` the cost of a short horizon by chain
+length. Numbers are those of docs/results/NAME/study.csv. Run ``python -m
+segcredit_lab.pages.overview``; with ``--png FOLDER`` it also writes bitmaps.
 """
 
 import argparse
@@ -9,16 +10,16 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from side_by_side import MARK, pending, rows_of
 
 from segcredit.printable import number_text
+from segcredit_lab.pages.results import DOCS, MARK, RESULTS, pending, rows_of
 from segcredit_lab.study import load_study
 
-HERE = Path(__file__).resolve().parent
 TASKS = ("pictures", "text", "text, the response decides")
 OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO with PPO's horizon"
 ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
@@ -35,14 +36,14 @@ ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     ),
     (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
 ]
-"""Kind, label, and on each task the study and arm; None: not run."""
+"""Kind, label, and study and arm for each task; None: not run."""
 RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
-"""By a method's learning rate, as it was tuned, over SAPO's: what a point should be read with."""
+"""Note on a point, by the ratio of the method's tuned learning rate to SAPO's."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colours of a page."""
+    """Colors of a page."""
 
     name: str
     ink: str
@@ -65,9 +66,9 @@ LOOKS = (
 
 
 def difference(place: str) -> tuple[float, float, float, str]:
-    """Mean over the curve against SAPO's in points, its interval, and a word on the rate."""
+    """Difference to SAPO of the mean over the curve, its interval, and a note on the rate."""
     study, arm = place.split()
-    lines = (HERE / "results" / study / "study.csv").read_text().splitlines()
+    lines = (RESULTS / study / "study.csv").read_text().splitlines()
     rows = {row["arm"]: row for row in csv.DictReader(lines)}
     row, reference = rows[arm], rows[load_study(rows[arm]["study"]).reference]
     mean, low, high = (100 * float(row[f"area_difference{x}"]) for x in ("", "_low", "_high"))
@@ -78,12 +79,12 @@ def difference(place: str) -> tuple[float, float, float, str]:
 def old(place: str) -> bool:
     """Whether the arm was run before a correction of its method."""
     study, arm = place.split()
-    rows = {row["arm"]: row["label"] for row in rows_of(HERE / "results" / study / "study.csv")}
+    rows = {row["arm"]: row["label"] for row in rows_of(RESULTS / study / "study.csv")}
     return rows[arm] in pending(study)
 
 
-def draw(look: Look) -> Figure:
-    """One panel a task, one row a method."""
+def draw_results(look: Look) -> Figure:
+    """Draw one panel per task, one row per method."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained", facecolor=look.page)
     panels = figure.subplots(1, len(TASKS), sharey=True)
     for number, (axis, task) in enumerate(zip(panels, TASKS, strict=True)):
@@ -97,28 +98,28 @@ def draw(look: Look) -> Figure:
         label += f"\n{MARK} run before a correction of the method, not repeated yet"
     panels[1].set_xlabel(label, color=look.ink)
     handles = [
-        panels[0].plot([], [], "o-", color=colour, label=kind)[0]
-        for kind, colour in look.kinds.items()
+        panels[0].plot([], [], "o-", color=color, label=kind)[0]
+        for kind, color in look.kinds.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, labelcolor=look.ink)
     return figure
 
 
 def panel(axis: Axes, look: Look, task: int) -> None:
-    """Points, their 95 % intervals, and a word where nothing was run."""
+    """Draw points with 95 % intervals, and "not run" for missing ones."""
     prepare(axis, look, len(ROWS))
     for at, (kind, _, places) in enumerate(ROWS):
-        place, colour = places[task], look.kinds[kind]
+        place, color = places[task], look.kinds[kind]
         if place is None:
             axis.text(28, at, "not run", color=look.dim, ha="right", va="center", fontsize=8)
             continue
         mean, low, high, word = difference(place)
         axis.text(28, at, word, color=look.dim, ha="right", va="center", fontsize=8)
-        mark(axis, look, colour, at, (mean, low, high), f" {MARK}" if old(place) else "")
+        mark(axis, look, color, at, (mean, low, high), f" {MARK}" if old(place) else "")
 
 
 def prepare(axis: Axes, look: Look, rows: int) -> None:
-    """A panel of so many rows, in points above and below SAPO."""
+    """Prepare a panel with this many rows; the x axis is points above or below SAPO."""
     axis.set_facecolor(look.page)
     axis.set_xlim(-29, 29)
     axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
@@ -134,31 +135,31 @@ def prepare(axis: Axes, look: Look, rows: int) -> None:
 def mark(
     axis: Axes,
     look: Look,
-    colour: str,
+    color: str,
     at: float,
     found: tuple[float, float, float],
     behind: str = "",
 ) -> None:
-    """A difference: its mean as a point and in figures, its interval as a line."""
+    """Draw a difference: mean as point and number, interval as line."""
     mean, low, high = found
-    axis.plot([low, high], [at, at], color=colour, linewidth=1.8, solid_capstyle="round")
-    axis.plot(mean, at, "o", color=colour, markersize=5.5)
+    axis.plot([low, high], [at, at], color=color, linewidth=1.8, solid_capstyle="round")
+    axis.plot(mean, at, "o", color=color, markersize=5.5)
     axis.annotate(
         number_text(mean, "+.1f") + behind,
         (mean, at),
         (0, 5.5),
         textcoords="offset points",
         ha="center",
-        color=colour,
+        color=color,
         fontsize=8,
         bbox={"facecolor": look.page, "edgecolor": "none", "pad": 0.6},
     )
 
 
 def save(draw: Callable[[Look], Figure], name: str, png: Path | None) -> None:
-    """The picture in docs/img, light and dark, and as bitmaps if a folder is given."""
-    settings = {
-        "svg.hashsalt": "segcredit",  # the same bytes each time
+    """Save a picture to docs/img, light and dark, and as bitmaps if a folder is given."""
+    settings: dict[Any, Any] = {
+        "svg.hashsalt": "segcredit",  # reproducible bytes
         "svg.fonttype": "path",
         "font.family": "DejaVu Sans",
         "font.size": 9,
@@ -167,22 +168,65 @@ def save(draw: Callable[[Look], Figure], name: str, png: Path | None) -> None:
     with mpl.rc_context(settings):
         for look in LOOKS:
             figure = draw(look)
-            path = HERE / "img" / f"{name}-{look.name}.svg"
+            path = DOCS / "img" / f"{name}-{look.name}.svg"
             figure.savefig(path, metadata={"Date": None})
             print(path)
             if png is not None:
                 figure.savefig(png / f"{name}-{look.name}.png", dpi=130)
 
 
-def asked_png(told: str) -> Path | None:
-    """The folder for bitmaps, of the command line."""
+def png_folder(description: str) -> Path | None:
+    """Read the folder for bitmaps from the command line."""
     parser = argparse.ArgumentParser(
-        description=told, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--png", type=Path, help="a folder for bitmaps")
+    parser.add_argument("--png", type=Path, help="folder for bitmaps")
     png: Path | None = parser.parse_args().png
     return png
 
 
+CHAINS = {
+    "chain-two-half": "2 decisions in 49 tokens",
+    "chain-two": "2 decisions in 49 tokens",
+    "chain-four": "4 decisions in 95 tokens",
+    "chain-eight": "8 decisions in 220 tokens",
+    "chain-two_padded": "2 decisions in 220 tokens",
+}
+CHAIN_ARMS = {"sapo_short": (SHORT, "SAPO with PPO's horizon"), "ppo": (OWN, "PPO")}
+"""Kind (color) and label of each arm."""
+
+
+def draw_chains(look: Look) -> Figure:
+    """Draw one row per chain length with both methods at the short horizon."""
+    figure = Figure(figsize=(7.8, 4.2), layout="constrained", facecolor=look.page)
+    axis = figure.subplots()
+    prepare(axis, look, len(CHAINS))
+    axis.set_xlim(-28, 22)
+    axis.set_xlabel(
+        "points of held-out accuracy above SAPO, mean over the learning curve", color=look.ink
+    )
+    labels = []
+    for at, (study, label) in enumerate(CHAINS.items()):
+        lines = (RESULTS / study / "study.csv").read_text().splitlines()
+        rows = {row["arm"]: row for row in csv.DictReader(lines)}
+        rates = [f"{float(row['learning_rate']):g}" for row in rows.values()]
+        rate = rates[0] if len({*rates}) == 1 else ", ".join(rates)
+        labels.append(f"{label}\n{len(rows['sapo']['seeds'].split())} seeds, rate {rate}")
+        for arm, offset in zip(CHAIN_ARMS, (-0.16, 0.2), strict=True):
+            mean, low, high = (
+                100 * float(rows[arm][f"area_difference{end}"]) for end in ("", "_low", "_high")
+            )
+            mark(axis, look, look.kinds[CHAIN_ARMS[arm][0]], at + offset, (mean, low, high))
+    axis.set_yticks(range(len(CHAINS)), labels)
+    handles = [
+        axis.plot([], [], "o-", color=look.kinds[kind], label=label)[0]
+        for kind, label in CHAIN_ARMS.values()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, labelcolor=look.ink)
+    return figure
+
+
 if __name__ == "__main__":
-    save(draw, "results", asked_png(__doc__ or ""))
+    folder = png_folder(__doc__ or "")
+    save(draw_results, "results", folder)
+    save(draw_chains, "chains", folder)

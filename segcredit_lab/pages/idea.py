@@ -1,8 +1,8 @@
 """Draw docs/img/idea-light.svg and idea-dark.svg: one answer, three units of credit.
 
-The chain of thought, its entropies and its values are made up; every advantage, cut and step of
-the staircase is computed by segcredit. Run from anywhere: ``python docs/make_idea.py``; with
-``--png FOLDER`` it also writes bitmaps to look at.
+The chain of thought, its entropies and its values are made up; segcredit computes every advantage,
+segment and value step. Run ``python -m segcredit_lab.pages.idea``; with ``--png FOLDER`` it also
+writes bitmaps.
 """
 
 import argparse
@@ -49,16 +49,16 @@ STORY = [
 REMARKS = {8: "slip", 14: "repair"}
 REWARD = 1.0
 GROUP_REWARDS = [REWARD, 1.0, 1.0, 0.0]
-"""The answer and three siblings, for GRPO."""
+"""Rewards of the answer and three other responses, for GRPO."""
 FRACTION = 0.30
 LAM_SEGMENT = 0.5
-"""Short-sighted, so that the steps differ visibly. At the paper's 0.99 every Â_m is close to
-r − V(s_m), and a correct answer is blue from end to end."""
+"""A short horizon, so that the segments differ visibly. At the paper's 0.99 every Â_m is close to
+r − V(s_m), and a correct answer is blue throughout."""
 
 
 @dataclass(frozen=True)
 class Credits:
-    """What the three rows show."""
+    """Credit shown in the three rows."""
 
     segments: Segments
     token: list[float]
@@ -68,7 +68,7 @@ class Credits:
 
 
 def compute() -> Credits:
-    """Credit by token, by segment and by response."""
+    """Compute credit by token, by segment and by response."""
     entropy = torch.tensor([[h for _, h, _ in STORY]])
     value = torch.tensor([[v for _, _, v in STORY]])
     mask = torch.ones_like(entropy, dtype=torch.bool)
@@ -89,7 +89,7 @@ def compute() -> Credits:
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one picture."""
+    """Colors of one picture."""
 
     page: str
     ink: str
@@ -98,15 +98,15 @@ class Theme:
     cut: str
     line: str
     diverging: tuple[str, ...]
-    """Blame … nothing … credit."""
+    """Colors from blame through zero to credit."""
 
     def shade(self, credit: float) -> tuple[float, float, float, float]:
-        """Colour of a cell."""
+        """Color of a cell."""
         scale = LinearSegmentedColormap.from_list("credit", self.diverging)
         return scale(Normalize(-LIMIT, LIMIT, clip=True)(credit))
 
-    def on(self, fill: tuple[float, ...]) -> str:
-        """Text colour that can be read on a cell."""
+    def on(self, fill: tuple[float, float, float, float]) -> str:
+        """Readable text color on a cell."""
         red, green, blue = to_rgb(fill)
         bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.52
         return "#1b1f24" if bright else "#ffffff"
@@ -143,53 +143,53 @@ BARS, STAIRS = 66, 74
 def columns() -> list[tuple[float, float]]:
     """Left edge and width of each token's cell: wider for longer tokens."""
     weight = [1.75 + len(text) for text, _, _ in STORY]
-    room = RIGHT - GUTTER - GAP * (len(STORY) - 1)
-    widths = [room * w / sum(weight) for w in weight]
+    space = RIGHT - GUTTER - GAP * (len(STORY) - 1)
+    widths = [space * w / sum(weight) for w in weight]
     lefts = [GUTTER + sum(widths[:i]) + GAP * i for i in range(len(widths))]
     return list(zip(lefts, widths, strict=True))
 
 
 def draw(theme: Theme) -> Figure:
-    """The picture."""
+    """Draw the picture."""
     credits, cells = compute(), columns()
     figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, facecolor=theme.page)
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     ax.axis("off")
 
-    heading(ax, theme, TOP_PPO, "token", "PPO")
+    _heading(ax, theme, TOP_PPO, "token", "PPO")
     for (left, width), credit in zip(cells, credits.token, strict=True):
-        box(ax, left, TOP_PPO, width, theme.shade(credit))
-    words(ax, theme, cells, TOP_PPO, lambda t: credits.token[t])
+        _box(ax, left, TOP_PPO, width, theme.shade(credit))
+    _words(ax, theme, cells, TOP_PPO, lambda t: credits.token[t])
     for t, remark in REMARKS.items():
-        note(ax, theme, cells[t][0] + cells[t][1] / 2, TOP_PPO - 11, remark)
+        _note(ax, theme, cells[t][0] + cells[t][1] / 2, TOP_PPO - 11, remark)
 
-    heading(ax, theme, TOP_SAPO, "segment", "SAPO")
+    _heading(ax, theme, TOP_SAPO, "segment", "SAPO")
     starts, ends = credits.segments.start[0].tolist(), credits.segments.end[0].tolist()
     owner = credits.segments.index[0].tolist()
     for start, end, credit in zip(starts, ends, credits.segment, strict=True):
         left, right = cells[start][0], sum(cells[end])
-        box(ax, left, TOP_SAPO, right - left, theme.shade(credit))
-    words(ax, theme, cells, TOP_SAPO, lambda t: credits.segment[owner[t]])
-    entropies(ax, theme, cells, ends)
-    staircase(ax, theme, cells, credits, starts, ends)
+        _box(ax, left, TOP_SAPO, right - left, theme.shade(credit))
+    _words(ax, theme, cells, TOP_SAPO, lambda t: credits.segment[owner[t]])
+    _entropies(ax, theme, cells, ends)
+    _staircase(ax, theme, cells, credits, starts, ends)
 
-    heading(ax, theme, TOP_GRPO, "response", "GRPO")
-    box(ax, GUTTER, TOP_GRPO, RIGHT - GUTTER, theme.shade(credits.response))
-    words(ax, theme, cells, TOP_GRPO, lambda t: credits.response)
-    note(ax, theme, (GUTTER + RIGHT) / 2, TOP_GRPO + CELL + 11, signed(credits.response))
+    _heading(ax, theme, TOP_GRPO, "response", "GRPO")
+    _box(ax, GUTTER, TOP_GRPO, RIGHT - GUTTER, theme.shade(credits.response))
+    _words(ax, theme, cells, TOP_GRPO, lambda t: credits.response)
+    _note(ax, theme, (GUTTER + RIGHT) / 2, TOP_GRPO + CELL + 11, _signed(credits.response))
 
-    legend(ax, theme)
+    _legend(ax, theme)
     return figure
 
 
-def heading(ax: Axes, theme: Theme, top: float, unit: str, method: str) -> None:
+def _heading(ax: Axes, theme: Theme, top: float, unit: str, method: str) -> None:
     middle = top + CELL / 2
     ax.text(12, middle - 8, unit, color=theme.ink, size=11.5, weight="bold", va="center")
     ax.text(12, middle + 8, method, color=theme.soft, size=9.5, va="center")
 
 
-def box(ax: Axes, left: float, top: float, width: float, fill: tuple[float, ...]) -> None:
+def _box(ax: Axes, left: float, top: float, width: float, fill: tuple[float, ...]) -> None:
     ax.add_patch(
         FancyBboxPatch(
             (left, top),
@@ -202,7 +202,7 @@ def box(ax: Axes, left: float, top: float, width: float, fill: tuple[float, ...]
     )
 
 
-def words(
+def _words(
     ax: Axes,
     theme: Theme,
     cells: list[tuple[float, float]],
@@ -221,9 +221,9 @@ def words(
         )
 
 
-def entropies(ax: Axes, theme: Theme, cells: list[tuple[float, float]], ends: list[int]) -> None:
+def _entropies(ax: Axes, theme: Theme, cells: list[tuple[float, float]], ends: list[int]) -> None:
     floor = TOP_SAPO - 7
-    label(ax, theme, floor - 30, "entropy $H_t$")
+    _label(ax, theme, floor - 30, "entropy $H_t$")
     tallest = max(h for _, h, _ in STORY)
     for t, ((left, width), (_, entropy, _)) in enumerate(zip(cells, STORY, strict=True)):
         height = (BARS - 10) * entropy / tallest
@@ -238,7 +238,7 @@ def entropies(ax: Axes, theme: Theme, cells: list[tuple[float, float]], ends: li
         )
 
 
-def staircase(
+def _staircase(
     ax: Axes,
     theme: Theme,
     cells: list[tuple[float, float]],
@@ -248,7 +248,7 @@ def staircase(
 ) -> None:
     top = TOP_SAPO + CELL + 32
     floor = top + STAIRS
-    label(ax, theme, (top + floor) / 2 + 4, "value $V(s_m)$")
+    _label(ax, theme, (top + floor) / 2 + 4, "value $V(s_m)$")
 
     def level(value: float) -> float:
         return floor - (floor - top) * value
@@ -272,25 +272,25 @@ def staircase(
         )
     for start, end, credit in zip(starts, ends, credits.segment, strict=True):
         middle = (cells[start][0] + sum(cells[end])) / 2
-        note(ax, theme, middle, TOP_SAPO + CELL + 11, signed(credit))
+        _note(ax, theme, middle, TOP_SAPO + CELL + 11, _signed(credit))
 
 
-def signed(credit: float) -> str:
+def _signed(credit: float) -> str:
     return f"{credit:+.2f}".replace("-", "−")
 
 
-def note(ax: Axes, theme: Theme, x: float, y: float, text: str) -> None:
+def _note(ax: Axes, theme: Theme, x: float, y: float, text: str) -> None:
     ax.text(x, y, text, color=theme.soft, size=9, ha="center", va="center")
 
 
-def label(ax: Axes, theme: Theme, y: float, text: str) -> None:
+def _label(ax: Axes, theme: Theme, y: float, text: str) -> None:
     ax.text(12, y, text, color=theme.soft, size=9.5, va="center")
 
 
-def legend(ax: Axes, theme: Theme) -> None:
+def _legend(ax: Axes, theme: Theme) -> None:
     y, steps, width = HEIGHT - 25, 60, 150
     left = (GUTTER + RIGHT - width) / 2
-    for i in range(steps):  # each reaches to the right end: no seams
+    for i in range(steps):  # each reaches to the right end, to avoid seams
         credit = LIMIT * (2 * (i + 0.5) / steps - 1)
         ax.add_patch(
             Rectangle(
@@ -306,11 +306,12 @@ def legend(ax: Axes, theme: Theme) -> None:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--png", type=Path, help="folder for bitmaps")
     arguments = parser.parse_args()
     mpl.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": "segcredit"})
-    folder = Path(__file__).parent / "img"
+    folder = Path(__file__).resolve().parents[2] / "docs" / "img"
     folder.mkdir(exist_ok=True)
     for name, theme in (("light", LIGHT), ("dark", DARK)):
         figure = draw(theme)

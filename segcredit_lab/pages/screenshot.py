@@ -1,6 +1,6 @@
 """Take the screenshot of a report for the documentation: one prompt before and after training.
 
-    python docs/make_report.py RUN/report.html
+    python -m segcredit_lab.pages.screenshot RUN/report.html
 
 Needs playwright and chromium.
 """
@@ -9,14 +9,15 @@ import json
 import re
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
-OUTPUT = Path(__file__).parent / "img" / "report.png"
+OUTPUT = Path(__file__).resolve().parents[2] / "docs" / "img" / "report.png"
 
 
 def main() -> None:
+    """Run the command."""
+    sync_playwright = import_module("playwright.sync_api").sync_playwright
     report = Path(sys.argv[1]).absolute()
     page_text = report.read_text(encoding="utf-8")
     found = re.search(r'id="overview">(.*?)</script>', page_text)

@@ -1,0 +1,1 @@
+"""Generators of the documentation's result pages and pictures."""

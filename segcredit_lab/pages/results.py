@@ -1,0 +1,301 @@
+"""Copy studies into the documentation, and update the tables of results.md.
+
+    segcredit study table1 fig4 --scale mini --jobs 12               # run the studies
+    python -m segcredit_lab.pages.results studies                    # copy and update results.md
+    python -m segcredit_lab.pages.results held-out --suffix=-held-out           # other seeds
+    python -m segcredit_lab.pages.results fifth --suffix=-fifth                 # another round
+    python -m segcredit_lab.pages.results sixth --prefix=chain- --only two      # one study
+    python -m segcredit_lab.pages.results                            # only update marks and tables
+
+Text in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's table
+of results; the rest of the page is kept. ``NAME cost`` is its second table, ``NAME lift`` its last.
+``NAME rounds`` compares the differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME
+NAME … beside``, ``steady`` and ``rates`` compare several studies with the same arms. The block
+``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that apply. Rows of arms
+that were run before a correction are marked † until they are run again.
+"""
+
+import argparse
+import csv
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from segcredit.printable import number_text
+from segcredit_lab.analysis.reading import Table
+from segcredit_lab.study import load_study
+from segcredit_lab.study.definition import Correction, corrections, corrections_of
+from segcredit_lab.study.summary import Estimate, estimate
+from segcredit_lab.study.tables import markdown, percent_text
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = DOCS / "results"
+MEASURES = {"area": "over the curve", "final": "at the end"}
+MARK = "†"
+"""Mark of arms that were run before a correction of their method."""
+FALL = 0.2
+"""Drop of accuracy between two evaluations above which a run is not steady."""
+TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a CSV file."""
+    return [*csv.DictReader(path.read_text().splitlines())]
+
+
+def pending(name: str) -> dict[str, tuple[Correction, ...]]:
+    """Corrections that a study's results do not include yet, by label of the arm."""
+    found = {}
+    for row in rows_of(RESULTS / name / "study.csv"):
+        included = (row.get("corrections") or "").split()
+        of_arm = corrections_of(row["study"], row["arm"])
+        if missing := tuple(x for x in of_arm if x.name not in included):
+            found[row["label"]] = missing
+    return found
+
+
+def beside(names: list[str]) -> str:
+    """Table of each study's start, the reference's accuracy, and the other arms' differences."""
+    rows = []
+    for name in names:
+        own, *others = _arms(name)
+        rates = ", ".join(f"{float(x['learning_rate']):.3g}" for x in [own, *others])
+        rows.append(
+            (
+                _link(name),
+                str(len(own["seeds"].split())),
+                number_text(100 * float(own["start"]), ".1f"),
+                number_text(float(own["explained_before"]), ".2f"),
+                rates,
+                _stated(own, "area"),
+                *(_stated(x, f"{what}_difference", "+") for x in others for what in MEASURES),
+            )
+        )
+    first, *labels = _labels(names)
+    heads = [f"{x}: {text}" for x in labels for text in MEASURES.values()]
+    return markdown(Table(("", "seeds", "start", "critic", "rates", first, *heads), tuple(rows)))
+
+
+def steady(names: list[str]) -> str:
+    """Table of differences over the curve without unsteady runs, and the remaining seed pairs."""
+    rows = []
+    for name in names:
+        curves = defaultdict[tuple[str, str], list[float]](list)
+        for row in rows_of(RESULTS / name / "curves.csv"):
+            curves[row["arm"], row["seed"]].append(float(row["accuracy"]))
+        areas = defaultdict[str, dict[str, float]](dict)
+        for row in rows_of(RESULTS / name / "runs.csv"):
+            curve = curves[row["arm"], row["seed"]]
+            if all(x - y < FALL for x, y in pairwise(curve)):
+                areas[row["arm"]][row["seed"]] = float(row["area"])
+        own, *others = (areas[x["arm"]] for x in _arms(name))
+        each = [estimate([x[seed] - own[seed] for seed in x if seed in own]) for x in others]
+        cells = [cell for x in each for cell in (percent_text(x, "+"), str(x.num))]
+        rows.append((_link(name), percent_text(estimate([*own.values()])), *cells))
+    first, *labels = _labels(names)
+    heads = [head for label in labels for head in (label, "pairs")]
+    return markdown(Table(("", first, *heads), tuple(rows)))
+
+
+def rates(names: list[str]) -> str:
+    """Table of differences to the reference at each learning rate tried, on the tuning seeds."""
+    first, *labels = _labels(names)
+    rows = []
+    for name in names:
+        page = (RESULTS / name / "study.md").read_text().partition("## Learning rates")[2]
+        tried = {(x["label"], x["rate"]): float(x["area"]) for x in TRIED.finditer(page)}
+        known = [rate for label, rate in tried if label == first]
+        cells = [
+            ", ".join(number_text(tried[x, rate] - tried[first, rate], "+.1f") for x in labels)
+            for rate in known
+        ]
+        rows.append((_link(name), *cells))
+    return markdown(Table(("", *known), tuple(rows)))
+
+
+def _arms(name: str) -> list[dict[str, str]]:
+    """Arms of a study, the reference first (its difference to itself is 0)."""
+    found = rows_of(RESULTS / name / "study.csv")
+    return sorted(found, key=lambda row: float(row["area_difference_high"]) != 0)
+
+
+def _labels(names: list[str]) -> list[str]:
+    each = [[row["label"] for row in _arms(name)] for name in names]
+    if any(x != each[0] for x in each):
+        raise ValueError(f"compared studies must have the same arms; got {each}")
+    return each[0]
+
+
+def _link(name: str) -> str:
+    """Last part of a study's title, as a link to its page."""
+    title = (RESULTS / name / "study.md").read_text().splitlines()[0]
+    return f"[{title.rpartition(', ')[2]}](results/{name}/study.md)"
+
+
+def _stated(row: dict[str, str], what: str, sign: str = "") -> str:
+    mean, low, high = (float(row[f"{what}{end}"]) for end in ("", "_low", "_high"))
+    return percent_text(Estimate(mean, low, high, len(row["seeds"].split())), sign)
+
+
+KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
+BLOCK = re.compile(
+    r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
+    r"(?P<what> cost| lift| rounds| beside| steady| rates)? -->\n)"
+    r".*?(<!-- end -->)",
+    re.DOTALL,
+)
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
+"""Rounds of a study that was repeated, in ``NAME-first``, …"""
+MAIN = {"table1": "fifth"}
+"""Round that is stored in ``NAME`` itself."""
+SIDE_BY_SIDE = {"beside": beside, "steady": steady, "rates": rates}
+TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
+NOTE = f"{MARK} Run before a [correction]({{}}#corrected-since) of the method, not repeated yet."
+NOTED = re.compile(rf"^{MARK} .*\n\n?", re.MULTILINE)
+MARKED = re.compile(rf" {MARK}(?= (?:\||&))|\$\^\\dagger\$(?= &)")
+
+
+def bring(study: Path, place: Path) -> None:
+    """Copy one study's folder, with figures as SVG only."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    page = (study / "study.md").read_text()
+    for drawn in sorted({*re.findall(r"\]\((\w+)\.png\)", page)}):
+        shutil.copy(study / f"{drawn}.svg", place)
+    (place / "study.md").write_text(page.replace(".png)", ".svg)"))
+    for name in KEPT:
+        shutil.copy(study / name, place)
+
+
+def mark_rows(table: str, labels: Iterable[str]) -> str:
+    """Add a mark after these labels in the rows of a Markdown or LaTeX table."""
+    for label in labels:
+        escaped = re.escape(label.replace("|", "\\|"))
+        table = re.sub(rf"^(\| {escaped}) \|", rf"\1 {MARK} |", table, flags=re.MULTILINE)
+        table = re.sub(rf"^({re.escape(label)}) &", r"\1$^\\dagger$ &", table, flags=re.MULTILINE)
+    return table
+
+
+def mark_pages(place: Path) -> None:
+    """Mark arms that were run before a correction in a study's page and LaTeX."""
+    labels = pending(place.name)
+    tex = MARKED.sub("", (place / "study.tex").read_text())
+    (place / "study.tex").write_text(mark_rows(tex, labels))
+    page = MARKED.sub("", NOTED.sub("", (place / "study.md").read_text()))
+    if labels:
+        note = NOTE.format("../../results.md")
+        page = TABLE.sub(lambda table: f"{table[0]}\n{note}\n", mark_rows(page, labels), count=1)
+        page = page.replace("## Figures\n\n", f"## Figures\n\n{note} Figures have no mark.\n\n", 1)
+    (place / "study.md").write_text(page)
+
+
+def corrected() -> str:
+    """Table of the corrections that published results do not include yet."""
+    rows = []
+    for correction in corrections():
+        found = []
+        for place in sorted(RESULTS.glob("*/study.csv")):
+            name = place.parent.name
+            arms = [label for label, x in pending(name).items() if correction in x]
+            if arms:
+                found.append(f"[{name}](results/{name}/study.md): {', '.join(arms)}")
+        if found:
+            rows.append((correction.what, "; ".join(found), correction.since))
+    if not rows:
+        return "Every result here includes every correction.\n"
+    return markdown(Table(("what is different now", "run before it", "since commit"), tuple(rows)))
+
+
+def rounds(name: str) -> str:
+    """Table of paired differences in each round, over all pairs, and over rounds.
+
+    Differences are to the reference, and between two horizons if a study has both (``x_long``,
+    ``x``).
+    """
+    made = {x: RESULTS / (name if MAIN.get(name) == x else f"{name}-{x}") for x in ROUNDS}
+    places = {x: place for x, place in made.items() if place.is_dir()}
+    labels: dict[str, str] = {}
+    areas: list[dict[str, dict[int, float]]] = []
+    for place in places.values():
+        labels |= {row["arm"]: row["label"] for row in rows_of(place / "study.csv")}
+        areas.append({})
+        for row in rows_of(place / "runs.csv"):
+            areas[-1].setdefault(row["arm"], {})[int(row["seed"])] = float(row["area"])
+    reference = load_study(name).reference
+    asked = [(arm, reference) for arm in labels if arm != reference]
+    asked += [(f"{arm}_long", arm) for arm in labels if f"{arm}_long" in labels]
+    rows = []
+    for arm, other in asked:
+        each = [
+            [own[seed] - x[other][seed] for seed in own if seed in x[other]]
+            for x in areas
+            for own in [x.get(arm, {})]
+        ]
+        pairs = [value for values in each for value in values]
+        found = [*map(estimate, each), estimate(pairs)]
+        means = estimate([x.mean for x in found[:-1]])
+        label = labels[arm] if other == reference else f"{labels[arm]} − {labels[other]}"
+        texts = [percent_text(x, "+") for x in found]
+        over = percent_text(means, "+") if means.num > 2 else "–"
+        rows.append((label, *texts, str(len(pairs)), over))
+    columns = ("", *places, "all pairs", "pairs", "rounds as the unit")
+    old = {label for place in places.values() for label in pending(place.name)}
+    return mark_rows(markdown(Table(columns, tuple(rows))), old)
+
+
+def fill(text: str) -> str:
+    """Replace every marked table of a page by the current one of docs/results."""
+
+    def filled(block: re.Match[str]) -> str:
+        names, what = block["names"].split(), (block["what"] or "").strip()
+        if names == ["corrections"]:
+            return f"{block[1]}{corrected()}{block[4]}"
+        pages = [RESULTS / name / "study.md" for name in names]
+        if not all(page.is_file() for page in pages):
+            return block[0]
+        if what in SIDE_BY_SIDE:
+            table = SIDE_BY_SIDE[what](names)
+        elif what == "rounds":
+            table = rounds(names[0])
+        else:
+            table = TABLE.findall(pages[0].read_text())[{"": 0, "cost": 1, "lift": -1}[what]]
+        note = f"\n{NOTE.format('')}\n" if MARK in table else ""
+        return f"{block[1]}{table}{note}{block[4]}"
+
+    return BLOCK.sub(filled, text)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("studies", type=Path, nargs="?", help="folder of segcredit study")
+    parser.add_argument("--scale", default="mini")
+    parser.add_argument("--suffix", default="", help="suffix of the names in docs/results")
+    parser.add_argument("--prefix", default="", help="prefix of the names in docs/results")
+    parser.add_argument("--only", action="append", default=[], help="copy only this study")
+    options = parser.parse_args()
+    if options.studies is not None:
+        found = sorted(options.studies.glob(f"*-{options.scale}/study.md"))
+        if options.only:
+            found = [options.studies / f"{x}-{options.scale}" / "study.md" for x in options.only]
+        if not found or not all(page.is_file() for page in found):
+            parser.error(f"no such study of scale {options.scale} in {options.studies}")
+        for page in found:
+            own = page.parent.name.removesuffix(f"-{options.scale}")
+            name = f"{options.prefix}{own}{options.suffix}"
+            bring(page.parent, RESULTS / name)
+            print(f"docs/results/{name}")
+    for place in sorted(RESULTS.glob("*/study.csv")):
+        mark_pages(place.parent)
+    results = DOCS / "results.md"
+    results.write_text(fill(results.read_text()))
+    print(results)
+
+
+if __name__ == "__main__":
+    main()
