@@ -66,7 +66,7 @@ WRONG = {
     ),
     "two kinds of warm-up": (
         {"+segment.critic_pretraining_steps": 3, "trainer.critic_warmup": 2},
-        "two counts of steps",
+        "two settings for steps",
         "Set trainer.critic_warmup=0.",
     ),
     "adapters on the critic": ({"critic.model.lora_rank": 8}, "stays frozen", "lora_rank=0"),
