@@ -10,8 +10,8 @@ from torch import Tensor
 from segcredit.columns import Column
 from segcredit.core.checks import sent
 from segcredit.models.inputs import as_responses, encode_all
+from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics
-from segcredit.train.micro import micro_batches
 from segcredit.train.provider import Sampler
 from segcredit.train.source import generator
 from segcredit.train.state import State

@@ -25,9 +25,8 @@ from segcredit.train import checkpoint
 from segcredit.train.collect import Context, forward_in_parts
 from segcredit.train.continuations import ContinuationProvider
 from segcredit.train.distributed import shard_critic, shard_policy
-from segcredit.train.learners import CriticLearner
 from segcredit.train.models import freeze, fuse_on_gpu, load_saved_policy, make_ready, own_memory
-from segcredit.train.optim import make_optimizer
+from segcredit.train.optim import CriticLearner, make_optimizer
 from segcredit.train.provider import Provider, SavedRun
 from segcredit.train.state import State
 from segcredit.train.tracker import UnstartedTracker

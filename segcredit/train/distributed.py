@@ -1,10 +1,11 @@
-"""Data-parallel training with torch.distributed, sharded models, and collective file writes.
+"""Division of a batch: data-parallel ranks, sharded models, collective writes, micro-batches.
 
 Rollouts are gathered once, so that every rank computes segments, advantages and denominators from
 the whole batch. Then each rank processes its share of every mini-batch, and gradients are summed.
 No denominator depends on the number of ranks.
 """
 
+import heapq
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Int
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from segcredit.models import Critic, Policy
+from segcredit.models.inputs import distinct
 from segcredit.models.weights import shard, unshard
 from segcredit.runlog.storage import CheckpointError
 from segcredit.types import Encoded, Rollouts
@@ -217,3 +220,86 @@ def whole_model(
     critic = unshard(model, device, keep)
     assert critic is None or isinstance(critic, Critic)
     return critic
+
+
+def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
+    """Split rows into padded micro-batches of at most ``budget`` prompt and response tokens.
+
+    Rows of one prompt stay together, so that the prompt is read once. Prompts whose longest rows
+    have similar lengths stay together, so that there is little padding. One row (or ``item``
+    neighboring rows that must stay together) is a micro-batch even if it alone exceeds the budget.
+    Returns the row numbers of each micro-batch, in main memory.
+    """
+    assert rollouts.prompts is not None
+    both = _lengths(rollouts).view(-1, item, 2).amax(dim=1)
+    prompt = distinct(rollouts.prompts)[1][::item]
+    order = _longest_first(both.sum(dim=1), prompt).tolist()
+    parts: list[list[int]] = []
+    longest = (0, 0)
+    for i in order:
+        ask, write = both[i].tolist()
+        grown = (max(longest[0], ask), max(longest[1], write))
+        if parts and (len(parts[-1]) + 1) * item * sum(grown) <= budget:
+            parts[-1].append(i)
+            longest = grown
+        else:
+            parts.append([i])
+            longest = (ask, write)
+    return [_rows(part, item) for part in parts]
+
+
+def _lengths(rollouts: Rollouts) -> Int[Tensor, "B 2"]:
+    """Count the tokens of each prompt, and of each response up to its last token."""
+    assert rollouts.prompts is not None
+    position = torch.arange(1, rollouts.mask.shape[1] + 1)
+    written = (rollouts.mask.cpu() * position).amax(dim=1)
+    asked = torch.tensor([len(x.tokens) for x in rollouts.prompts])
+    return torch.stack([asked, written], dim=1)
+
+
+def _rows(items: list[int], item: int) -> Tensor:
+    return (torch.tensor(items)[:, None] * item + torch.arange(item)).flatten()
+
+
+def _longest_first(length: Int[Tensor, " N"], prompt: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """Sort by the longest row of the same prompt, then by prompt, then by length."""
+    longest = torch.zeros_like(length).scatter_reduce(0, prompt, length, "amax")[prompt]
+    order = length.argsort(descending=True, stable=True)
+    order = order[prompt[order].argsort(stable=True)]
+    return order[longest[order].argsort(descending=True, stable=True)]
+
+
+def balanced(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
+    """Split rows into packed micro-batches, without padding and of about equal length.
+
+    The longest row goes first, each to the micro-batch with the fewest tokens so far.
+    """
+    length = _lengths(rollouts).sum(dim=1).view(-1, item).sum(dim=1)
+    order = length.argsort(descending=True, stable=True).tolist()
+    count = max(1, -(-int(length.sum()) // budget))
+    while True:
+        heap = [(0, number) for number in range(count)]
+        parts: list[list[int]] = [[] for _ in heap]
+        for i in order:
+            filled, number = heapq.heappop(heap)
+            parts[number].append(i)
+            heapq.heappush(heap, (filled + int(length[i]), number))
+        fits = all(filled <= budget or len(parts[number]) == 1 for filled, number in heap)
+        if fits or count == len(order):
+            return [_rows(part, item) for part in parts if part]
+        count += 1
+
+
+def numbered(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
+    """Return the number of each row's micro-batch."""
+    number = torch.empty(rows, dtype=torch.long)
+    for i, part in enumerate(parts):
+        number[part] = i
+    return number
+
+
+def micro_batches(
+    rollouts: Rollouts, budget: int, packed: bool = False, item: int = 1
+) -> list[Tensor]:
+    """Split rows into packed or padded micro-batches."""
+    return (balanced if packed else by_tokens)(rollouts, budget, item)

@@ -1,4 +1,4 @@
-"""What a step measured: sums, means and times, gathered where they arise."""
+"""Metrics of one step: means, maxima and times."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Metrics:
-    """Numbers of one step. Values added under one name are averaged, times are summed."""
+    """Metrics of one step. Values added under one name are averaged, times are summed."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -19,14 +19,14 @@ class Metrics:
         self._times: dict[str, float] = {}
         self._highest: dict[str, float] = {}
         self._inside: list[float] = []
-        """Of each phase that goes on, the seconds of the phases inside it."""
+        """For each phase in progress, the seconds of the phases inside it."""
 
     def highest(self, name: str, value: Tensor | float) -> None:
-        """A number of which the largest counts."""
+        """Add a value of which the maximum is kept."""
         self._highest[name] = max(float(value), self._highest.get(name, -float("inf")))
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Numbers to be averaged over the calls that name them."""
+        """Add values, which are averaged over the calls that name them."""
         for name, value in values.items():
             value = value.detach() if isinstance(value, Tensor) else value
             self._sums[name] = self._sums.get(name, 0.0) + value
@@ -34,10 +34,10 @@ class Metrics:
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
-        """Wall time of a phase, the device's work included, and the memory it took.
+        """Measure a phase's wall time, including the device's work, and its peak memory.
 
-        The time of phases inside it is theirs alone. What is still on its way
-        to main memory, beside the next phase's work, is not counted.
+        Time of nested phases counts for these alone. Copies to main memory that overlap with the
+        next phase are not counted.
         """
         on_gpu = torch.cuda.is_available()
         if on_gpu:
@@ -57,11 +57,11 @@ class Metrics:
 
     @property
     def seconds(self) -> float:
-        """All phases together."""
+        """Time of all phases."""
         return sum(self._times.values())
 
     def result(self) -> dict[str, float]:
-        """Plain numbers."""
+        """Return all metrics as plain numbers."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         return (
             means
@@ -71,7 +71,7 @@ class Metrics:
 
 
 def resident_bytes() -> int | None:
-    """Memory this process holds now; None where the system does not say."""
+    """Return this process's resident memory; None if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):

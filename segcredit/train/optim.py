@@ -1,4 +1,6 @@
-"""AdamW for whole, offloaded, streamed and sharded models, and its state in a checkpoint.
+"""Learners and their AdamW: for whole, offloaded, streamed and sharded models, with checkpoints.
+
+A learner is a model with its optimizer, and knows how a loss reaches the model's weights.
 
 Every variant computes the same step. They differ in where fp32 master weights and moments are kept
 between steps: on the device, in CPU memory (``offload``, ``stream``) or sharded over ranks.
@@ -8,9 +10,10 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -18,9 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from segcredit.config import OptimizerSettings
+from segcredit.models import Critic, Policy
 from segcredit.models.weights import is_sharded, trained_weights, without_data
 from segcredit.runlog.storage import Part, Parts, file_name, save_parts
 from segcredit.train.offload import CpuOffload
+from segcredit.types import Algorithm, Batch, Outputs, Rollouts
 
 LIBRARY = "bitsandbytes"
 Kind = Literal["adamw", "adamw_8bit"]
@@ -587,3 +592,72 @@ class _WholeState(_SavedState):
 
 def _files(name: str) -> str:
     return f"{name}-optimizer"
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A model that gradient steps train."""
+
+    name: ClassVar[str]
+    optimizer: Optimizer
+
+    def output(self, rollouts: Rollouts) -> Tensor:
+        """What the model computes for each token, with gradients; shape (B, T)."""
+        ...
+
+    def backward(
+        self, algorithm: Algorithm, micro: Batch
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Add the gradients of a micro-batch; returns metrics and log π if it was computed."""
+        ...
+
+
+@dataclass
+class PolicyLearner:
+    """The policy π_θ."""
+
+    name: ClassVar[str] = "policy"
+
+    policy: Policy
+    optimizer: Optimizer
+    temperature: float
+    """Temperature of log π in the loss."""
+
+    def output(self, rollouts: Rollouts) -> Tensor:
+        return self.policy.score(rollouts, self.temperature)[0]
+
+    def backward(
+        self, algorithm: Algorithm, micro: Batch
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        with self.policy.active():  # until the backward pass is done: it may recompute activations
+            logp = self.output(micro.rollouts)
+            loss = algorithm.loss(Outputs(logp, micro.rollouts.value), micro)
+            loss.policy.backward()
+        metrics = {key: x for key, x in loss.metrics.items() if key != "value_loss"}
+        return metrics, logp.detach().float()
+
+
+@dataclass
+class CriticLearner:
+    """The critic V_φ."""
+
+    name: ClassVar[str] = "critic"
+
+    critic: Critic
+    optimizer: Optimizer
+
+    def output(self, rollouts: Rollouts) -> Tensor:
+        return self.critic(rollouts)
+
+    def backward(
+        self, algorithm: Algorithm, micro: Batch
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        with self.critic.active():  # until the backward pass is done: it may recompute activations
+            outputs = Outputs(micro.rollouts.logp_old, self.output(micro.rollouts))
+            loss = algorithm.loss(outputs, micro)
+            if loss.value is None:
+                raise ValueError(
+                    f"expected a value loss to train the critic by; got none from {algorithm!r}."
+                )
+            loss.value.backward()
+        return {"value_loss": loss.metrics["value_loss"]}, None

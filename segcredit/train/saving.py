@@ -38,8 +38,7 @@ from segcredit.runlog.untrusted import requests_of
 from segcredit.train import checkpoint
 from segcredit.train.columns import ADAPTERS, restore_columns
 from segcredit.train.distributed import CollectiveWrite, whole_model
-from segcredit.train.learners import PolicyLearner
-from segcredit.train.optim import ShardedOptimizer, load_moments, save_part
+from segcredit.train.optim import PolicyLearner, ShardedOptimizer, load_moments, save_part
 from segcredit.train.provider import SavedRun, trained_policy
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State

@@ -12,10 +12,9 @@ from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.train.collect import Context, collect
 from segcredit.train.columns import prepare_columns
-from segcredit.train.learners import CriticLearner, PolicyLearner
+from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics
-from segcredit.train.micro import micro_batches
-from segcredit.train.optim import rate
+from segcredit.train.optim import CriticLearner, PolicyLearner, rate
 from segcredit.train.records import StepResult, describe, describe_rewards
 from segcredit.train.source import Generated
 from segcredit.train.state import State
@@ -130,16 +129,8 @@ def as_rollouts(state: State, shown: Sequence[Demonstration]) -> Rollouts:
     device = state.policy.device
     padded = pad(tokens, batch_first=True).to(device)
     mask = pad([torch.ones(len(x), dtype=torch.bool) for x in tokens], batch_first=True).to(device)
-    zeros = torch.zeros(len(shown), device=device)
-    return Rollouts(
-        tokens=padded,
-        mask=mask,
-        logp_old=torch.zeros(padded.shape, device=device),
-        reward=zeros,
-        group=torch.arange(len(shown), device=device),
-        truncated=zeros.bool(),
-        prompts=[state.policy.encode(x.prompt) for x in shown],
-    )
+    prompts = [state.policy.encode(x.prompt) for x in shown]
+    return Rollouts.from_columns(mask, tokens=padded, prompts=prompts)
 
 
 @dataclass(frozen=True)

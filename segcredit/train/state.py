@@ -15,8 +15,7 @@ from segcredit.models import Policy
 from segcredit.models.weights import copy_weights
 from segcredit.rollout import HFEngine
 from segcredit.train.distributed import Parallel
-from segcredit.train.learners import Learner, PolicyLearner
-from segcredit.train.optim import Optimizer, make_optimizer
+from segcredit.train.optim import Learner, Optimizer, PolicyLearner, make_optimizer
 from segcredit.train.provider import Provider, Providers
 from segcredit.train.source import PromptSource
 from segcredit.types import Algorithm, RewardFn, RolloutEngine
@@ -57,10 +56,9 @@ class State:
     micro_batches_halved: int = 0
     """How often memory did not suffice."""
 
-    @property
-    def requirements(self) -> Requirements:
+    def __post_init__(self) -> None:
+        self.requirements: Requirements = requirements(self.algorithm)
         """What the method requires of the run."""
-        return requirements(self.algorithm)
 
     @property
     def columns(self) -> tuple[Column, ...]:

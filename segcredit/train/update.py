@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from segcredit.algorithms.requirements import requirements
 from segcredit.core.checks import sent
 from segcredit.train.collect import Context
-from segcredit.train.learners import Learner
-from segcredit.train.micro import micro_batches, numbered
+from segcredit.train.distributed import micro_batches, numbered
+from segcredit.train.optim import Learner
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Batch, Rollouts
 
@@ -44,7 +43,7 @@ def update(
     items = len(batch.rollouts) // batch.rows_per_item
     wanted = state.recipe.update.minibatches if minibatches is None else minibatches
     count = min(wanted, items)  # a method that selects rows may leave few
-    is_offline = requirements(algorithm).offline
+    is_offline = state.requirements.offline
     errors: list[Tensor] = []
     for name in trained:
         learner = state.learners[name]

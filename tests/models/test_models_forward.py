@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from segcredit.models import Critic
 from segcredit.models.attention import full_attention
 from segcredit.rollout.prefill import SPARE_COLUMNS, GrowingLayer
-from segcredit.train.micro import by_tokens
+from segcredit.train.distributed import by_tokens
 from segcredit.types import Encoded, Rollouts, Sampling
 
 CLOSE = 1e-5

@@ -18,7 +18,7 @@ from segcredit.models import Critic, Policy
 from segcredit.models.attention import PACKED, packs, set_attention
 from segcredit.models.inputs import packed_inputs
 from segcredit.models.layers import recompute_activations, recomputes
-from segcredit.train.micro import balanced
+from segcredit.train.distributed import balanced
 from segcredit.types import Encoded, Rollouts, Sampling
 
 CLOSE = 1e-5
