@@ -18,7 +18,7 @@ DEFAULT_PROMPT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What an engine is told about the run, beside the policy."""
+    """Settings of an engine, besides the policy."""
 
     rows: int = 256
     """Maximum number of responses that are sampled at once."""
