@@ -141,7 +141,7 @@ def test_processes_that_train_together_stop_and_go_on_together(tmp_path: Path) -
         time.sleep(0.005)
     assert [call.wait() for call in calls] == [130, 130], [x.complained for x in calls]
     step = step_of(calls[0].said)[1]
-    assert f"stopped after step {step}; another process saves it." in calls[1].said
+    assert f"stopped after step {step}; rank 0 saves it." in calls[1].said
     for call in several(tmp_path, 2, "train", "--resume", "run"):
         assert call.wait() == 0, call.complained
     for name in ("run", "whole"):
