@@ -54,6 +54,7 @@ class BadRows(ValueError):  # noqa: N818
 MARK = "<image>"
 ROLES = ("system", "user", "assistant")
 _EXTRA = "extra_info"
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -318,23 +319,17 @@ def _final_answer(text: str) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    opening = r"\boxed{"
-    start = text.rfind(opening)
-    if start < 0:
-        return None
-    depth, place = 1, start + len(opening)
-    first = place
-    while place < len(text):
-        match text[place]:
-            case "\\":
-                place += 1  # an escaped brace opens nothing
-            case "{":
-                depth += 1
-            case "}":
-                depth -= 1
+    start = text.rfind(r"\boxed{")
+    return None if start < 0 else braced(text, start + len(r"\boxed"))
+
+
+def braced(text: str, start: int) -> str | None:
+    """Return the text between the brace at ``start`` and its closing brace; None if it has none."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)  # an escaped brace opens nothing
         if depth == 0:
-            return text[first:place].strip()
-        place += 1
+            return text[start + 1 : brace.start()].strip()
     return None
 
 

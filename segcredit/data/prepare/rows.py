@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from segcredit.data.formats import Keys, RowError, check_text, either, split_row
+from segcredit.data.formats import Keys, RowError, braced, check_text, either, split_row
 from segcredit.data.images import as_source
 from segcredit.data.readers import RawRow
 from segcredit.models.images import ImageError
@@ -19,7 +19,6 @@ Rule = Callable[[Mapping[str, Any], str | None], str | None]
 
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def as_it_is(row: Mapping[str, Any], answer: str | None) -> str | None:
@@ -73,12 +72,7 @@ def last_box(text: str) -> str | None:
     start = starts[-1]
     if text[start : start + 1] != "{":
         return re.split(r"[$\n]", text[start:], maxsplit=1)[0].strip().rstrip(".") or None
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)  # an escaped brace opens nothing
-        if depth == 0 and brace.group() == "}":
-            return text[start + 1 : brace.start()].strip() or None
-    return None
+    return braced(text, start) or None
 
 
 def _filled(value: object) -> bool:
