@@ -17,7 +17,7 @@ def text(*tokens: int) -> Encoded:
 
 
 def seen(tokens: list[int], positions: list[list[int]], first: int, last: int) -> Encoded:
-    """A prompt with pictures: rows first to last of the pixels."""
+    """A prompt with images: rows first to last of the pixels."""
     pixels = {"pixel_values": PIXELS[first:last], "image_grid_thw": torch.tensor([[1, 2, last]])}
     return Encoded(ASKED, torch.tensor(tokens), torch.tensor(positions), pixels)
 
@@ -40,8 +40,8 @@ def test_responses_begin_together_and_count_on_from_their_prompts() -> None:
     assert made.positions[0].tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 2, 3, 4]]
 
 
-def test_a_response_behind_a_picture_begins_after_its_largest_position() -> None:
-    # one token, a picture of 1 × 3 merged patches, nothing behind it: heights 1, widths 1 to 3
+def test_a_response_behind_an_image_begins_after_its_largest_position() -> None:
+    # one token, an image of 1 × 3 merged patches, nothing behind it: heights 1, widths 1 to 3
     wide = seen([7, 8, 8, 8], [[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 2, 3]], 0, 4)
     plain = Encoded(ASKED, torch.tensor([7]), torch.zeros(3, 1, dtype=torch.long))
     tall = seen([8, 8, 7], [[0, 0, 2], [0, 1, 2], [0, 0, 2]], 4, 12)

@@ -67,7 +67,7 @@ def ask(text: str, *images: bytes, id: str = "asked") -> Prompt:
 
 
 def vision_prompts() -> list[Prompt]:
-    """No picture, one, several of different sizes; text before, between, behind, or nowhere."""
+    """No image, one, several of different sizes; text before, between, behind, or nowhere."""
     return [
         ask("list ?"),
         ask("count <image>red circle plus <image><image> blue square ?", *pictures(3)),

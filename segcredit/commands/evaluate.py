@@ -112,6 +112,14 @@ def evaluate(
             show_default="the run's, or hf",
         ),
     ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            "--family",
+            help="Model family: a built-in name, or your own (file.py:Name).",
+            show_default="the run's, or by the model's type",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write all responses to this jsonl file.")
@@ -152,6 +160,7 @@ def evaluate(
                 suffix=suffix,
                 template=template,
                 engine=engine,
+                family=family,
                 seed=seed,
                 output=output,
                 trust_run=trust_run,

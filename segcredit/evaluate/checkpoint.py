@@ -97,6 +97,7 @@ def evaluate_checkpoint(
     template: str | None = None,
     greedy: bool = True,
     engine: str | None = None,
+    family: str | None = None,
     seed: int = 0,
     output: Path | None = None,
     trust_run: bool = False,
@@ -117,11 +118,18 @@ def evaluate_checkpoint(
         template: Prompt for a base model without a chat template, with ``{question}`` in it.
         greedy: Whether to sample the greedy response, too.
         engine: Rollout engine: hf, vllm, or file.py:Name; None: as in the run.
+        family: Model family: a built-in name, or file.py:Name; None: as in the run, or by the
+            model's type.
         output: JSON lines file for all responses.
         trust_run: Run the code that the run's config.yaml names; if False, refuse such a run.
         allow_outside: Allow rows to name images outside the folder of their file.
     """
-    given = {"reward": reward, "data.allow_outside": data is not None or allow_outside or None}
+    given = {
+        "reward": reward,
+        "rollout.engine": engine,
+        "model.family": family,
+        "data.allow_outside": data is not None or allow_outside or None,
+    }
     found = _find(checkpoint, trust_run, [name for name, x in given.items() if x is not None])
     recipe = found.recipe
     if data is None and (recipe is None or "test" in found.objects):
@@ -141,7 +149,7 @@ def evaluate_checkpoint(
         grade.check_signature(asked)
     sampling = _sampling(recipe, max_tokens, temperature, top_p)
     settings = _rollout(recipe, engine, sampling)
-    policy = _load_policy(found.source, recipe, template, asked, sampling.max_tokens)
+    policy = _load_policy(found.source, recipe, template, family, asked, sampling.max_tokens)
     longest = None if recipe is None else recipe.data.max_prompt_tokens
     rollout_engine = make_engine(settings.engine, policy, settings.engine_settings(longest))
     try:
@@ -254,6 +262,7 @@ def _load_policy(
     source: str,
     recipe: Recipe | None,
     template: str | None,
+    family: str | None,
     asked: Sequence[Prompt],
     max_tokens: int,
 ) -> Policy:
@@ -264,7 +273,8 @@ def _load_policy(
     elif torch.cuda.is_available():
         dtype = torch.bfloat16
     trusted = recipe is not None and recipe.model.trust_remote_code
-    family = None if recipe is None else recipe.model.family
+    if family is None and recipe is not None:
+        family = recipe.model.family
     place, config = load_config(source, trusted, family)
     codec = load_codec(place, config, trusted, template, family)
     codec.require_template()  # before the weights are read

@@ -74,8 +74,10 @@ def test_a_family(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> N
     assert done.code == 0, done.complained
     with pytest.raises(ValueError, match="no model family here describes"):
         Policy.from_pretrained(policy)
-    loaded = Policy.from_pretrained(policy, family=f"{tmp_path}/my_family.py:Llava")
-    assert loaded.family.name == "llava"
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "how many ?", "answer": "1"}\n')
+    folder = ("evaluate", policy, "--data", "rows.jsonl", "--reward", "exact", "--samples", 1)
+    done = run(tmp_path, *folder, "--max-tokens", 4, "--family", "my_family.py:Llava")
+    assert done.code == 0, done.complained
 
 
 def test_a_familys_model_is_sampled_and_scored_alike(tmp_path: Path) -> None:

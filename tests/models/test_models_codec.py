@@ -1,4 +1,4 @@
-"""Text and pictures to tokens and back."""
+"""Text and images to tokens and back."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ QWEN_TEMPLATE = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Qwen2.5-VL's own, without video and numbered pictures: it knows parts, not marks."""
+"""Qwen2.5-VL's own, without video and numbered images: it knows parts, not marks."""
 
 
 def prompts_for(name: str) -> list[Prompt]:
@@ -54,7 +54,7 @@ def codec_with(name: str, template: str | None) -> Codec:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_a_mark_becomes_as_many_tokens_as_the_picture_has_merged_patches(name: str) -> None:
+def test_a_mark_becomes_as_many_tokens_as_the_image_has_merged_patches(name: str) -> None:
     codec = policy(name).codec
     side = 28 if name == "qwen2_5_vl" else 32
     sizes = [(2, 3), (1, 1), (4, 2)]
@@ -68,7 +68,7 @@ def test_a_mark_becomes_as_many_tokens_as_the_picture_has_merged_patches(name: s
     assert codec.decode(tokens).count("red ") == 1
 
 
-def test_pictures_keep_their_order() -> None:
+def test_images_keep_their_order() -> None:
     codec = policy("qwen2_5_vl").codec
     red, blue = picture(56, 56, seed=1), picture(56, 56, seed=2)
     one, other = (
@@ -79,7 +79,7 @@ def test_pictures_keep_their_order() -> None:
     assert not torch.equal(one, other)
 
 
-def test_pictures_from_files(tmp_path: Path) -> None:
+def test_images_from_files(tmp_path: Path) -> None:
     codec = policy("qwen3_vl").codec
     (tmp_path / "a.png").write_bytes(picture(70, 90))
     asked = Prompt(
@@ -110,7 +110,7 @@ SIZES = [(84, 56), (28, 500), (1000, 7), (1, 1), (3, 3), (1, 40), (90, 3), (2, 9
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_tokens_are_counted_by_the_size_of_a_picture(
+def test_tokens_are_counted_by_the_size_of_an_image(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count equals the encoded length, and both refuse the same prompts."""
@@ -134,7 +134,7 @@ def test_tokens_are_counted_by_the_size_of_a_picture(
 
 
 @pytest.mark.parametrize("size", [(2000, 8), (8, 2000)])
-def test_a_picture_that_is_too_wide_or_tall_is_refused_with_its_size(size: tuple[int, int]) -> None:
+def test_an_image_that_is_too_wide_or_tall_is_refused_with_its_size(size: tuple[int, int]) -> None:
     codec, prompt = policy("qwen2_5_vl").codec, ask("<image>?", picture(*size))
     for read in (codec.encode, codec.count_tokens):
         with pytest.raises(ValueError, match=rf"an image of {size[0]}×{size[1]} pixels"):
@@ -195,7 +195,7 @@ def test_marks_and_images_must_agree(text: str, images: int, template: str) -> N
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_a_text_model_refuses_pictures(name: str) -> None:
+def test_a_text_model_refuses_images(name: str) -> None:
     with pytest.raises(ValueError, match=r"prompt 'row 8' has 1 image.*reads text alone"):
         policy(name).encode(ask("<image>?", IMAGE, id="row 8"))
 

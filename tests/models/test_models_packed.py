@@ -125,7 +125,7 @@ def test_nothing_leaks_between_sequences(name: str) -> None:
 
 @pytest.mark.parametrize("name", VISION)
 def test_the_vision_tower_takes_all_windows_at_once(name: str) -> None:
-    """Each attention of the tower is called once, however many windows and pictures there are."""
+    """Each attention of the tower is called once, however many windows and images there are."""
     from transformers import AttentionInterface
 
     owner, calls = packing(name), []

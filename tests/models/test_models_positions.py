@@ -1,4 +1,4 @@
-"""Rotary positions of pictures (M-RoPE): ours are those of the model's own path, always."""
+"""Rotary positions of images (M-RoPE): ours are those of the model's own path, always."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from segcredit.models.inputs import Inputs, full_inputs, prompt_inputs
 from segcredit.types import Sampling
 
 WITH_PICTURES = [1, 2, 3, 4, 5, 6]
-"""Among the prompts, those with pictures."""
+"""Among the prompts, those with images."""
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def test_a_prompt_has_the_model_s_own_positions(name: str, row: int) -> None:
 
 @pytest.mark.parametrize("name", VISION)
 def test_a_batch_has_the_model_s_own_positions(name: str) -> None:
-    """Left padding, responses behind, prompts without pictures among the others."""
+    """Left padding, responses behind, prompts without images among the others."""
     owner, rollouts = fresh_policy(name), drawn(name)
     inputs = full_inputs(encoded(name), rollouts.tokens, rollouts.mask)
     own_positions, own, our_positions, ours = both_paths(owner, inputs)
@@ -75,7 +75,7 @@ def test_a_batch_has_the_model_s_own_positions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_a_prompt_without_pictures_counts_plainly(name: str) -> None:
+def test_a_prompt_without_images_counts_plainly(name: str) -> None:
     owner, prompt = fresh_policy(name), encoded(name)[0]
     assert prompt.vision == {}
     assert torch.equal(prompt.positions, torch.arange(len(prompt.tokens)).expand(3, -1))
@@ -125,7 +125,7 @@ def test_what_an_earlier_generation_left_behind_changes_nothing(name: str) -> No
 
 @pytest.mark.parametrize("name", VISION)
 def test_positions_are_remembered_by_shape(name: str) -> None:
-    """Other words, the same positions; a picture of as many patches but another form: others."""
+    """Other words, the same positions; an image of as many patches but another form: others."""
     side = 28 if name == "qwen2_5_vl" else 32
     tall, wide = picture(side, 3 * side), picture(3 * side, side)
     asked = [ask("red <image>?", tall), ask("blue <image>?", tall), ask("red <image>?", wide)]

@@ -10,7 +10,7 @@ from segcredit.models.inputs import encode_all
 from segcredit.types import Encoded, Prompt
 
 
-def test_many_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = fresh_policy("qwen2_5_vl")  # nothing is remembered yet
     asked = [
         ask(f"<image>list {'red ' * (n % 7)}?", picture(28 * (1 + n % 4), 56, seed=n))

@@ -186,7 +186,7 @@ def test_begun_responses_go_on(kind: str, name: str) -> None:
 
 @each
 def test_new_weights_are_drawn_from(kind: str, name: str) -> None:
-    """Pictures and prompts seen before are not remembered as the old weights saw them."""
+    """Images and prompts seen before are not remembered as the old weights saw them."""
     before = engine(kind, name).sample(prompts(name), Sampling(8), seeded())
     other = fresh(name, seed=5)
     try:
@@ -269,7 +269,7 @@ def test_vllm_need_not_tell_all_log_probabilities(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_equal_pictures_in_different_prompts(kind: str) -> None:
+def test_equal_images_in_different_prompts(kind: str) -> None:
     owner = policy("qwen2_5_vl")
     same, other = picture(56, 84, seed=1), picture(56, 84, seed=2)
     asked = [ask("<image>list ?", x) for x in (same, other, same)]

@@ -51,7 +51,7 @@ def check_scores(owner: Policy, rollouts: Rollouts, temperature: float) -> None:
 @pytest.mark.parametrize("sampling", SETTINGS)
 @pytest.mark.parametrize("name", VISION)
 def test_vision_tokens(name: str, sampling: Sampling) -> None:
-    """One <|image_pad|> in a response, and scoring would miss a picture."""
+    """One <|image_pad|> in a response, and scoring would miss an image."""
     vocabulary = policy(name).codec.tokenizer.get_vocab()
     ids = [vocabulary[token] for token in QwenVL.prompt_only_tokens]
     owner = changed_head(name, pushed(len(vocabulary), ids))
