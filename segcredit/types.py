@@ -1,4 +1,4 @@
-"""The central types and protocols: what flows through one training step."""
+"""Central types and protocols: the data of one training step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,45 +18,45 @@ from segcredit.core.segments import Segments
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question of the data, as it was read: nothing tokenised, no image decoded."""
+    """One prompt of the data as it was read: not tokenized, images not decoded."""
 
     id: str
     messages: tuple[Mapping[str, str], ...]
     """Chat messages, ``{"role": …, "content": …}``; ``<image>`` marks where an image goes."""
     images: tuple[bytes | Path, ...] = ()
-    """An encoded picture (PNG, JPEG, …) or where it lies, one per ``<image>``."""
+    """An encoded image (PNG, JPEG, …) or its path, one per ``<image>``."""
     answer: str | None = None
     """The verifiable answer."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the row holds: handed to reward functions by name."""
+    """Other columns of the row; reward functions get them by name."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """One answer of the policy, for whoever grades it."""
+    """One response of the policy, to be graded."""
 
     prompt: Prompt
     text: str
-    """Without special tokens."""
+    """Text without special tokens."""
     num_tokens: int
     truncated: bool
-    """Cut off at the length limit."""
+    """Whether it was cut off at the length limit."""
     max_tokens: int
     """The length limit."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A number, and why."""
+    """The reward of a response, and its reason."""
 
     value: float
     reason: str
     correct: bool | None = None
     """Whether the answer was correct; None: the reward does not report correctness."""
     answered: bool | None = None
-    """Whether an answer was found in the response at all; None: the function does not say."""
+    """Whether an answer was found in the response; None: not reported."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What was added up: accuracy, format, length, …"""
+    """Summands of the value: accuracy, format, length, …"""
     verdict: bool = True
     """False: the grader timed out, crashed or refused to compute, and ``reason`` says why. Such a
     response counts as not correct."""
@@ -75,18 +75,18 @@ def correctness(rewards: Sequence[Reward]) -> list[bool] | None:
 
 @runtime_checkable
 class RewardFn(Protocol):
-    """Grades a batch of responses: one Reward each, in their order."""
+    """Reward function: grades a batch of responses and returns one Reward each, in order."""
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward]: ...
 
     def close(self) -> None:
-        """Stop whatever processes it holds."""
+        """Stop its worker processes."""
         ...
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as the model reads it."""
+    """A tokenized prompt: the inputs of the model."""
 
     prompt: Prompt
     tokens: Int[Tensor, " P"]
@@ -96,7 +96,7 @@ class Encoded:
     """Extra inputs of the model (pixel values, grids), concatenated along their first axis."""
 
     def extended(self, prefix: Int[Tensor, " L"]) -> "Encoded":
-        """The prompt with a begun response behind it."""
+        """Append a prefix of a response to the prompt."""
         first = int(self.positions.max()) + 1
         more = torch.arange(first, first + len(prefix)).expand(len(self.positions), -1)
         return replace(
@@ -108,7 +108,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn."""
+    """Sampling parameters."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -120,10 +120,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Sampled responses, padded to one width, with what is known about them: constants all.
+    """Sampled responses, padded to one width, and their columns; all are constants in the loss.
 
-    Columns below the blank line arrive later by :meth:`replace`, and only if the algorithm's
-    ``needs`` names them.
+    Columns below the blank line are filled later, and only if the method needs them
+    (segcredit/columns.py).
     """
 
     tokens: Int[Tensor, "B T"]
@@ -135,15 +135,15 @@ class Rollouts:
     reward: Float[Tensor, " B"]
     """Outcome reward r(x, y)."""
     group: Int[Tensor, " B"]
-    """Which prompt: equal numbers, same prompt."""
+    """Number of the prompt; responses to one prompt have equal numbers."""
     truncated: Bool[Tensor, " B"]
-    """Cut off at the length limit."""
+    """Whether it was cut off at the length limit."""
 
     correct: Bool[Tensor, " B"] | None = None
     """Whether each response was correct; None if the reward does not report correctness. Filled
     for every method."""
     logp_sampler: Float[Tensor, "B T"] | None = None
-    """log π of each token as the sampler computed it, where log π_old was computed again."""
+    """log π of each token as the sampler computed it, if log π_old was recomputed."""
     entropy: Float[Tensor, "B T"] | None = None
     """H_t under π_old, full vocabulary, at the sampling temperature."""
     value: Float[Tensor, "B T"] | None = None
@@ -153,7 +153,7 @@ class Rollouts:
     pieces: Sequence[Sequence[str]] | None = None
     """Text of each token; special tokens are ''."""
     baseline: Float[Tensor, " B"] | None = None
-    """A value of the prompt, known before this step (single-stream SPO: the tracker's)."""
+    """Value of the prompt before this step, tracked over the run (single-stream SPO)."""
     parent: Int[Tensor, " B"] | None = None
     """Row of the response that this one continues; −1 at a tree's root (SPO-tree)."""
     prompts: Sequence[Encoded] | None = None
@@ -184,7 +184,7 @@ class Rollouts:
         return x
 
     def token_texts(self, reader: str) -> Sequence[Sequence[str]]:
-        """The pieces, or one sentence on who wanted them."""
+        """Return the pieces; if they are missing, the error says who reads them."""
         if self.pieces is None:
             raise ValueError(
                 f"{reader} needs the rollouts' 'pieces'; got none. Decode each token by itself: "
@@ -193,7 +193,7 @@ class Rollouts:
         return self.pieces
 
     def is_correct(self, threshold: float) -> Bool[Tensor, " B"]:
-        """Whether each response is correct: as the reward reports, else by a threshold.
+        """Return whether each response is correct: as the reward reports, else by a threshold.
 
         Args:
             threshold: Minimum reward of a correct response, if correctness is not reported.
@@ -215,7 +215,7 @@ class Rollouts:
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def select(self, rows: Int[Tensor, " R"]) -> "Rollouts":
-        """Some responses, in the given order; numbers in main memory spare waiting for a device."""
+        """Select responses in the given order; row numbers in main memory avoid a device sync."""
         _check_rows(rows)
         numbers, rows = rows, sent(rows, self.mask.device)
         columns: dict[str, object] = {}
@@ -240,7 +240,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the models say about a micro-batch now."""
+    """Outputs of the current models for a micro-batch."""
 
     logp: Float[Tensor, "B T"]
     """log π_θ of each token."""
@@ -250,22 +250,22 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Loss:
-    """A micro-batch's part of its mini-batch's loss."""
+    """A micro-batch's share of the loss of its mini-batch."""
 
     policy: Float[Tensor, ""]
     value: Float[Tensor, ""] | None = None
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Detached parts that add up over the micro-batches."""
+    """Detached metrics that add up over the micro-batches."""
 
     @property
     def total(self) -> Float[Tensor, ""]:
-        """Policy and value loss; they reach different parameters."""
+        """Sum of policy and value loss, which have separate parameters."""
         return self.policy if self.value is None else self.policy + self.value
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts with their credit, ready to be cut into mini- and micro-batches.
+    """Rollouts with their credit, to be split into mini- and micro-batches.
 
     ``shares`` holds, for each term of the loss, the denominators as per-entry shares of the
     mini-batch (see core/reduce.py); :meth:`Algorithm.minibatch` fills it, and selecting rows
@@ -281,10 +281,10 @@ class Batch:
     weight: Float[Tensor, "B T"] | None = None
     """Factor of each token's term of the policy loss, after every normalization; None: 1."""
     rows_per_item: int = 1
-    """Neighbouring rows that must stay together (2 for preference pairs)."""
+    """Number of neighboring rows that must stay together (2 for preference pairs)."""
 
     def select(self, rows: Int[Tensor, " R"]) -> "Batch":
-        """Some responses, in the given order; numbers in main memory spare waiting for a device."""
+        """Select responses in the given order; row numbers in main memory avoid a device sync."""
         _check_rows(rows)
         if not _whole_items(rows, self.rows_per_item):
             raise ValueError(
@@ -306,7 +306,7 @@ class Batch:
         )
 
     def share(self, term: str) -> Tensor:
-        """The shares of one term of the loss."""
+        """Return the shares of one term of the loss."""
         if term not in self.shares:
             raise ValueError(
                 f"the batch carries no denominators for {term!r}. Call "
@@ -315,11 +315,11 @@ class Batch:
         return self.shares[term]
 
     def split(self, num: int, generator: torch.Generator | None = None) -> "list[Batch]":
-        """Shuffled mini-batches of (almost) equal numbers of items."""
+        """Split into shuffled mini-batches of (almost) equal size."""
         return [self.select(rows) for rows in self.split_rows(num, generator)]
 
     def split_rows(self, num: int, generator: torch.Generator | None = None) -> list[Tensor]:
-        """The row numbers of those mini-batches, in main memory."""
+        """Return the row numbers of those mini-batches, in main memory."""
         items = len(self.rollouts) // self.rows_per_item
         if not 1 <= num <= items:
             raise ValueError(
@@ -335,7 +335,7 @@ class Batch:
 
 
 def _whole_items(rows: Tensor, size: int) -> bool:
-    """Whether the rows are whole runs of ``size`` neighbours, each from its beginning."""
+    """Return whether the rows are complete groups of ``size`` neighbors."""
     if size == 1:
         return True
     if len(rows) % size:
@@ -353,7 +353,7 @@ def _check_rows(rows: Tensor) -> None:
 
 
 def named_repr(part: Any) -> str:
-    """A frozen part's repr with functions by name: the record of what ran, equal in every run."""
+    """Return the repr of a frozen part with functions by name, so that it is equal in every run."""
     shown = []
     for f in fields(part):
         x = getattr(part, f.name)
@@ -396,12 +396,12 @@ class RolloutEngine(Protocol):
 
 
 class NothingToLearn(ValueError):  # noqa: N818
-    """A batch holds nothing that the method can learn from; another one may."""
+    """Raised if a batch has nothing that the method can learn from."""
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A training method: what it needs, how it credits, what it minimises."""
+    """A training method: the columns it needs, its credit, its loss."""
 
     @property
     def needs(self) -> Needs:
@@ -409,20 +409,20 @@ class Algorithm(Protocol):
         ...
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """Segments, advantages and targets, once per rollout batch, under π_old.
+        """Compute segments, advantages and targets, once per rollout batch, under π_old.
 
-        Raises :class:`NothingToLearn` where all responses together are of no use to it.
+        Raises :class:`NothingToLearn` if no response is of use to the method.
         """
         ...
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
-        """What is decided per mini-batch: the denominators of every term of the loss.
+        """Compute the denominators of every term of the loss of a mini-batch.
 
-        ``micro_batch`` numbers each response's micro-batch; only a reduction that depends on it
-        (the authors' code) asks.
+        ``micro_batch`` has the number of each response's micro-batch, which only a reduction that
+        depends on micro-batches reads (the authors' code).
         """
         ...
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """A micro-batch's part of the mini-batch's loss."""
+        """Compute a micro-batch's share of the mini-batch's loss."""
         ...

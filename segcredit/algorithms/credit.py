@@ -1,4 +1,4 @@
-"""Parts that assign credit: rollouts and token rewards in, advantages over units out."""
+"""Credit estimators: from rollouts and token rewards to advantages over units."""
 
 import math
 from dataclasses import dataclass
@@ -30,24 +30,24 @@ from segcredit.types import MonteCarlo, Rollouts
 
 
 class Case(NamedTuple):
-    """What a credit part is given."""
+    """Input of a credit estimator."""
 
     rollouts: Rollouts
     reward: Float[Tensor, "B T"]
-    """Per token, KL penalty included."""
+    """Reward per token, KL penalty included."""
     segments: Segments
-    """The part's own units."""
+    """The estimator's own units."""
     monte_carlo: MonteCarlo | None = None
 
     @property
     def total_reward(self) -> Float[Tensor, " B"]:
-        """The response's summed reward."""
+        """Sum of a response's token rewards."""
         return keep(self.rollouts.mask, self.reward).sum(dim=1)
 
 
 @runtime_checkable
 class CreditPart(Protocol):
-    """How a method turns rewards into advantages over units."""
+    """Credit estimator: turns rewards into advantages over units."""
 
     @property
     def over(self) -> Partition:
@@ -56,11 +56,11 @@ class CreditPart(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """Columns of the rollouts that it reads, beside the partition's."""
+        """Columns that it reads, besides those of its partition."""
         ...
 
     def __call__(self, case: Case) -> Credit:
-        """The credit of every token."""
+        """Compute the credit of every token."""
         ...
 
 
@@ -72,7 +72,7 @@ class GAE:
     lam: float
     gamma: float = 1.0
     lam_critic: float | None = None
-    """λ of the value targets; None: the same (VC-PPO and VAPO: 1)."""
+    """λ of the value targets; None: ``lam`` (VC-PPO and VAPO: 1)."""
     value_at: ValueAt = "start"
 
     def __post_init__(self) -> None:
@@ -172,10 +172,10 @@ class ValueDifference:
 
     over: Partition
     samples: int = 9
-    """Fresh continuations per estimated prefix."""
+    """Continuations sampled per estimated prefix."""
     most: int | None = None
-    """Estimate the prompt and at most this many units of a response after it, so ``most`` + 1
-    states (VinePPO, GSM8K: 25); None: all."""
+    """Maximum number of units of a response that are estimated in addition to the prompt
+    (VinePPO, GSM8K: 25); None: all."""
     truncated_reward: float | None = None
     """Reward of a truncated response or continuation; None: the graded reward."""
 
@@ -197,7 +197,7 @@ class ValueDifference:
         return self.credit_and_estimated(case)[0]
 
     def credit_and_estimated(self, case: Case) -> tuple[Credit, Bool[Tensor, "B M"]]:
-        """The credit, and the units whose start has a value in the end: a budget may be spent."""
+        """Compute the credit, and which units got a value: a budget may leave some without."""
         rollouts, reward, segments, monte_carlo = case
         if monte_carlo is None:
             raise ValueError(
@@ -214,13 +214,13 @@ class ValueDifference:
         return Credit(segments.spread(advantage), None, segments), estimated
 
     def scored(self, reward: Float[Tensor, "*N"], truncated: Bool[Tensor, "*N"]) -> Tensor:
-        """Rewards of responses or continuations, with ``truncated_reward`` applied."""
+        """Return rewards of responses, with ``truncated_reward`` applied."""
         if self.truncated_reward is None:
             return reward
         return keep(~truncated, reward, self.truncated_reward)
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
-        """The units whose start gets a value; the others get no credit."""
+        """Return the units whose start gets a value; the others get no credit."""
         estimated = self.over.estimated(rollouts, segments)
         if self.most is None:
             return estimated

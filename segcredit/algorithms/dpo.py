@@ -1,4 +1,4 @@
-"""DPO and DPO+: pairs of a correct and an incorrect response to one prompt."""
+"""DPO and DPO+: preference pairs of a correct and an incorrect response to one prompt."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -25,7 +25,7 @@ from segcredit.types import Batch, Loss, MonteCarlo, NothingToLearn, Outputs, Ro
 
 @dataclass(frozen=True)
 class DirectPreference:
-    """Direct preference optimisation (arXiv 2305.18290); with a penalty, DPO+ (2402.13228)."""
+    """Direct preference optimization (arXiv 2305.18290); with a penalty, DPO+ (2402.13228)."""
 
     offline: ClassVar[bool] = True
     draws: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class DirectPreference:
     def _pairs(
         self, rollouts: Rollouts, generator: torch.Generator | None
     ) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
-        """Rows of the chosen and of the rejected responses.
+        """Return the rows of the chosen and of the rejected responses.
 
         A prompt with more pairs than ``pairs_per_prompt`` gives a random sample of them, without
         replacement. A truncated response is never the chosen one, but it may be the rejected one.
@@ -101,14 +101,14 @@ class DirectPreference:
         return order[first + i], order[first + right[of] + j]
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
-        """Mean over pairs; both rows of a pair carry its share."""
+        """Compute the mean over pairs; both rows of a pair carry its share."""
         num_pairs = len(batch.rollouts) // 2
         like = at_least_float32(batch.rollouts.logp_old)
         share = like.new_full((len(like),), 1.0 / num_pairs)
         return replace(batch, shares={"policy": share})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """−log σ of the pair's margin."""
+        """Compute −log σ of each pair's margin."""
         chosen, rejected = self._log_ratios(outputs, batch)
         if self.penalty:
             per_pair = dpo_positive_loss(chosen, rejected, self.beta, self.penalty)
@@ -134,7 +134,7 @@ def dpo(
     threshold: float = 0.5,
     temperature: float | None = None,
 ) -> DirectPreference:
-    """DPO with β = .1; pairs and temperature are those of DPO+."""
+    """DPO with β = .1; pairs and temperature as in :func:`dpo_positive`."""
     return DirectPreference(beta, 0.0, pairs_per_prompt, threshold, temperature)
 
 

@@ -1,4 +1,4 @@
-"""DVO: each step's log-ratio to the reference is fitted to the change of its value."""
+"""DVO: regression of each step's log-ratio to the reference on the change of its value."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -34,13 +34,11 @@ class DirectValue:
 
     def __post_init__(self) -> None:
         if self.weight_cap is not None:
-            require_positive(
-                "weight_cap", self.weight_cap, "SPO's code uses 10; None does not weigh."
-            )
+            require_positive("weight_cap", self.weight_cap, "SPO's code uses 10; None: no weight.")
 
     @property
     def offline(self) -> bool:
-        """Whether the loss reads no π_old: true without the weight."""
+        """Whether the loss does not read π_old: true without the weight."""
         return self.weight_cap is None
 
     @property
@@ -49,17 +47,17 @@ class DirectValue:
 
     @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """Steps and their targets."""
+        """Compute steps and their targets."""
         segments = self.credit.over(rollouts)
         reward = terminal_reward(rollouts.reward, rollouts.mask)
         case = Case(rollouts, reward, segments, monte_carlo)
         credit, known = self.credit.credit_and_estimated(case)
-        # a step without a value is no target of zero: it is left out
+        # a step without a value has no target; it is left out
         learned = segments.spread(known.to(credit.advantage.dtype)).bool()
         return Batch(rollouts=rollouts, loss_mask=learned, credit=credit)
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
-        """Mean over estimated steps."""
+        """Compute the mean over estimated steps."""
         if batch.credit is None:
             raise ValueError("the batch has no targets. Make it with algorithm.prepare(rollouts).")
         segments = batch.credit.segments
@@ -67,7 +65,7 @@ class DirectValue:
         return replace(batch, shares={"policy": token_shares(known, batch.credit.advantage.dtype)})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """The squared error of every step."""
+        """Compute the squared error of every step."""
         if batch.credit is None:
             raise ValueError("the batch has no targets. Make it with algorithm.prepare(rollouts).")
         segments = batch.credit.segments

@@ -41,12 +41,12 @@ Estimator = Callable[[Tensor, Tensor], Tensor]
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Which share of the mini-batch's loss each entry carries (core/reduce.py)."""
+    """Share of the mini-batch's loss that each entry carries (core/reduce.py)."""
 
     def __call__(
         self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
-        """Shares of a mini-batch."""
+        """Compute the shares of a mini-batch."""
         ...
 
 
@@ -115,24 +115,24 @@ def reduction(name: str) -> Reduction:
 
 @runtime_checkable
 class Surrogate(Protocol):
-    """What is minimised in place of −Â, as a function of the ratio."""
+    """Surrogate loss per token, a function of ratio and advantage."""
 
     def __call__(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
-        """Per token."""
+        """Compute the loss of each token."""
         ...
 
     def metrics(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> dict[str, Float[Tensor, "B T"]]:
-        """Numbers to watch, per token; they are averaged as the loss is."""
+        """Compute metrics per token; they are averaged as the loss is."""
         ...
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """The clipped surrogate (Eq. 9), asymmetric and dual-clipped on request."""
+    """The clipped surrogate (Eq. 9), optionally asymmetric and dual-clipped."""
 
     low: float = 0.2
     high: float = 0.2
@@ -155,7 +155,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Unclipped:
-    """−ρ Â; with log π in the ratio's place, REINFORCE."""
+    """−ρ Â; REINFORCE, if log π takes the place of the ratio ρ."""
 
     def __call__(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
@@ -170,18 +170,18 @@ class Unclipped:
 
 @runtime_checkable
 class Adjustment(Protocol):
-    """A change of the advantages before the loss."""
+    """Change of the advantages before the loss."""
 
     def __call__(
         self, advantage: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
-        """The adjusted advantages; the mask holds the tokens of the loss."""
+        """Adjust the advantages; the mask has the tokens of the loss."""
         ...
 
 
 @dataclass(frozen=True)
 class Whiten:
-    """Advantages to zero mean and unit variance over the tokens of the loss."""
+    """Normalize advantages to zero mean and unit variance over the tokens of the loss."""
 
     def __call__(
         self, advantage: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
@@ -191,7 +191,7 @@ class Whiten:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Advantages limited to ±limit."""
+    """Clamp advantages to ±limit."""
 
     limit: float
 
@@ -203,16 +203,16 @@ class Clamp:
 
 @runtime_checkable
 class TokenFilter(Protocol):
-    """Which tokens enter the policy loss."""
+    """Selection of the tokens that enter the policy loss."""
 
     def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "B T"]:
-        """True at those that do."""
+        """Return True at tokens that enter the loss."""
         ...
 
 
 @dataclass(frozen=True)
 class LowProbability:
-    """Only tokens that π_old found unlikely enter the loss (SPO)."""
+    """Select tokens of low probability under π_old (SPO)."""
 
     threshold: float = 0.9
 
@@ -225,7 +225,7 @@ class LowProbability:
 
 @dataclass(frozen=True)
 class RewardKL:
-    """The k1 penalty −β(log π_old − log π_ref), added to each token's reward."""
+    """KL penalty −β(log π_old − log π_ref) (k1), added to each token's reward."""
 
     coef: float
 
@@ -237,7 +237,7 @@ class RewardKL:
         return frozenset({LOGP_REF})
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
-        """Token rewards: the outcome on the last token, less the penalty on each."""
+        """Compute token rewards: the outcome on the last token, minus the penalty on each."""
         return kl_shaped_reward(
             rollouts.reward,
             rollouts.logp_old,
@@ -249,21 +249,21 @@ class RewardKL:
 
 @dataclass(frozen=True)
 class BoundaryMSE:
-    """The critic's squared error where V was read (Eq. 10)."""
+    """Squared error of the critic where V was read (Eq. 10)."""
 
     reduce: Reduction = field(default_factory=ResponseMean)
     half: bool = False
     clip: float | None = None
     everywhere: bool = False
-    """At every token, with its segment's target, which looks past the segment's end for any of
-    them: then V means something between boundaries too."""
+    """Train V at every token, with the target of its segment, so that V is meaningful between
+    boundaries too."""
 
     def __post_init__(self) -> None:
         if self.clip is not None:
             require_positive("clip", self.clip, "verl uses 0.5; None does not clip.")
 
     def _read(self, credit: Credit) -> tuple[Segments, ValueAt]:
-        """Units at which V is read."""
+        """Return the units at which V is read."""
         if self.everywhere:
             mask = credit.segments.token_mask
             # as wide as the batch: a micro-batch may lack the longest response
@@ -271,7 +271,7 @@ class BoundaryMSE:
         return credit.segments, credit.value_at
 
     def shares(self, credit: Credit, micro_batch: Int[Tensor, " B"] | None) -> Float[Tensor, "B M"]:
-        """One share per boundary."""
+        """Compute one share per boundary."""
         return self.reduce(self._read(credit)[0].mask, micro_batch, credit.advantage.dtype)
 
     def __call__(
@@ -298,29 +298,29 @@ class BoundaryMSE:
 
 @runtime_checkable
 class Term(Protocol):
-    """A further term of the policy's loss."""
+    """Additional term of the policy's loss."""
 
     @property
     def name(self) -> str:
-        """Its name among the metrics."""
+        """Name of the metric."""
         ...
 
     @property
     def needs(self) -> Needs:
-        """Columns of the rollouts that it reads."""
+        """Columns that it reads."""
         ...
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
-        """Tokens on which it acts."""
+        """Return the tokens that it applies to."""
         ...
 
     @property
     def reduce(self) -> Reduction:
-        """How it is averaged over them."""
+        """Reduction over these tokens."""
         ...
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
-        """Per token, coefficient included."""
+        """Compute the term of each token, coefficient included."""
         ...
 
 
@@ -345,7 +345,7 @@ class K3:
 
 @dataclass(frozen=True, repr=False)
 class LossKL:
-    """β · KL estimate between π_θ and π_ref, as a loss (GRPO)."""
+    """KL penalty as a loss: β times an estimate of KL(π_θ ‖ π_ref) (GRPO)."""
 
     coef: float
     estimator: Estimator = k3

@@ -1,4 +1,4 @@
-"""Every policy-gradient method as one composition: units of credit, units of ratio."""
+"""Policy-gradient methods as a composition of parts: units of credit, units of ratio, objective."""
 
 from dataclasses import dataclass, replace
 
@@ -29,9 +29,9 @@ from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """Credit over some units, a ratio over some units, a surrogate, and how they are averaged.
+    """A method composed of a credit estimator, an importance ratio, a surrogate and a reduction.
 
-    Frozen parts are the configuration: ``repr(algorithm)`` is the record of what ran.
+    The frozen parts are the configuration: ``repr(algorithm)`` records what ran.
     """
 
     credit: CreditPart
@@ -41,11 +41,11 @@ class PolicyGradient:
     critic: BoundaryMSE | None = None
     kl: RewardKL | None = None
     adjust: tuple[Adjustment, ...] = ()
-    """Applied to the advantages over the whole rollout batch."""
+    """Adjustments of the advantages over the whole rollout batch."""
     adjust_minibatch: tuple[Adjustment, ...] = ()
-    """Applied to the advantages over each mini-batch (VinePPO, SPO)."""
+    """Adjustments of the advantages over each mini-batch (VinePPO, SPO)."""
     only: TokenFilter | None = None
-    """Which tokens enter the policy loss; None: all."""
+    """Selects the tokens that enter the policy loss; None: all."""
     terms: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class PolicyGradient:
 
     @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """Segments and credit, once per rollout batch; equal partitions are computed once."""
+        """Compute segments and credit, once per rollout batch and distinct partition."""
         if self.kl is not None:
             reward = self.kl(rollouts)
         else:
@@ -86,7 +86,7 @@ class PolicyGradient:
         reward: Float[Tensor, "B T"],
         monte_carlo: MonteCarlo | None = None,
     ) -> Batch:
-        """The same from rewards per token, whatever they hold: ``kl`` is not applied to them."""
+        """Prepare from given rewards per token; ``kl`` is not applied to them."""
         segments: dict[Partition, Segments] = {}
         for partition in (self.credit.over, self.ratio.over):
             if partition not in segments:
@@ -110,7 +110,7 @@ class PolicyGradient:
         return ratio(logp, batch.rollouts.logp_old, batch.ratio_segments)
 
     def returns_only(self) -> "PolicyGradient":
-        """The same units and value loss with Monte-Carlo targets, to pretrain a critic by."""
+        """Return the method with Monte-Carlo returns as value targets, to pretrain its critic."""
         if not isinstance(self.credit, GAE | LengthAdaptiveGAE) or self.critic is None:
             raise ValueError(f"this method has no critic to pretrain: {self!r}")
         credit = self.credit
@@ -118,7 +118,7 @@ class PolicyGradient:
         return replace(self, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
-        """The denominators of every term, and the adjustments made per mini-batch."""
+        """Compute the denominators of every term, and the adjustments per mini-batch."""
         advantage = _credit(batch).advantage
         if advantage.is_inference():
             raise ValueError(
@@ -134,7 +134,7 @@ class PolicyGradient:
         return replace(_adjusted(batch, self.adjust_minibatch), shares=shares)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """Σ share · term over a micro-batch; adding micro-batches gives the mini-batch's loss."""
+        """Compute Σ share · term over a micro-batch; the sum over micro-batches is the loss."""
         credit, rollouts = _credit(batch), batch.rollouts
         if batch.ratio_segments is None:
             raise ValueError("the batch has no ratio segments. Make it with algorithm.prepare(…).")
@@ -163,7 +163,7 @@ class PolicyGradient:
         logp_old, advantage = batch.rollouts.logp_old, _credit(batch).advantage
         share, weight = batch.share("policy"), batch.weight
         ratio_part, clip = self.ratio, self.surrogate
-        # exactly these two, no subclass: the pair that one kernel computes on CUDA
+        # exactly these types, no subclasses: one CUDA kernel computes this pair
         if type(ratio_part) is GeometricMean and ratio_part.limit is None and type(clip) is Clipped:
             clips = (clip.low, clip.high, clip.dual)
             # the loss is proportional to the advantage, so this weights the token's term
@@ -186,7 +186,7 @@ def _adjusted(batch: Batch, adjustments: tuple[Adjustment, ...]) -> Batch:
     if not adjustments:
         return batch
     credit = _credit(batch)
-    # without unlikely tokens SPO's code falls back to all; one has no variance, so it does here too
+    # SPO's code falls back to all tokens without unlikely ones; a single one has no variance either
     mask = batch.loss_mask if int(batch.loss_mask.sum()) > 1 else batch.rollouts.mask
     for adjustment in adjustments:
         credit = replace(credit, advantage=adjustment(credit.advantage, mask))

@@ -1,4 +1,4 @@
-"""Parts that form the importance ratio, each over its own units."""
+"""Importance ratios, each over its own units."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from segcredit.partition import Partition, Token
 
 @runtime_checkable
 class RatioPart(Protocol):
-    """How a method compares π_θ with π_old."""
+    """Importance ratio: compares π_θ with π_old."""
 
     @property
     def over(self) -> Partition:
@@ -24,7 +24,7 @@ class RatioPart(Protocol):
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
     ) -> Float[Tensor, "B T"]:
-        """The ratio of each token's unit."""
+        """Compute the ratio of each token's unit."""
         ...
 
 
@@ -71,7 +71,7 @@ class GeometricMean:
 
 @dataclass(frozen=True)
 class RawRatio:
-    """exp of the summed log-ratio of the token's unit: exact, and wild for long units."""
+    """exp of the summed log-ratio of the token's unit: exact, with high variance for long units."""
 
     over: Partition
     limit: float | None = None
@@ -103,7 +103,7 @@ class TokenwiseGeometricMean:
 
 @dataclass(frozen=True)
 class LogProb:
-    """log π_θ in the ratio's place: the score function of REINFORCE, no importance weight."""
+    """log π_θ in place of the ratio: the score function of REINFORCE, no importance weight."""
 
     @property
     def over(self) -> Partition:

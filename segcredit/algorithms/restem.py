@@ -1,4 +1,4 @@
-"""RestEM: keep the correct responses, imitate them."""
+"""RestEM: supervised fine-tuning on the correct responses."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -24,7 +24,7 @@ from segcredit.types import Batch, Loss, MonteCarlo, NothingToLearn, Outputs, Ro
 
 @dataclass(frozen=True)
 class RestEM:
-    """Expectation-maximisation self-training (arXiv 2312.06585): filter, then NLL.
+    """Expectation-maximization self-training (arXiv 2312.06585): filter, then NLL.
 
     Keeps responses that are correct and not truncated. Each round, a step of the run, fits from
     the *initial* checkpoint with a fresh optimizer.
@@ -35,7 +35,7 @@ class RestEM:
     threshold: float = 1.0
     """Minimum reward of a correct response, if the reward does not report correctness."""
     per_prompt: int = 10
-    """At most so many kept responses per prompt."""
+    """Maximum number of kept responses per prompt."""
     temperature: float | None = None
     """Temperature of log π in the loss; None: the sampling temperature (VinePPO's code)."""
 
@@ -49,7 +49,7 @@ class RestEM:
         return frozenset({INITIAL_POLICY})
 
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
-        """The kept responses."""
+        """Keep correct responses."""
         require(finite_vector("reward", rollouts.reward))
         kept = rollouts.is_correct(self.threshold) & ~rollouts.truncated
         if not bool(kept.any()):
@@ -64,11 +64,11 @@ class RestEM:
         return Batch(rollouts=kept_rollouts, loss_mask=kept_rollouts.mask)
 
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
-        """Mean over responses of each response's mean."""
+        """Compute the mean over responses of each response's mean."""
         return replace(batch, shares={"policy": response_shares(batch.loss_mask, _dtype(batch))})
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
-        """−log π_θ."""
+        """Compute −log π_θ."""
         policy = weighted_sum(keep(batch.loss_mask, nll(outputs.logp)), batch.share("policy"))
         return Loss(policy=policy, metrics={"nll": policy.detach()})
 

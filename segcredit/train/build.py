@@ -1,4 +1,4 @@
-"""From a recipe to a state: everything that can be wrong is found before a model loads."""
+"""From a recipe to the state of a run: all checks come before a model is loaded."""
 
 import copy
 import os
@@ -52,7 +52,7 @@ SOME = 16
 
 @dataclass
 class Plan:
-    """A recipe's parts, checked, with no model loaded yet."""
+    """A recipe's checked parts, before a model is loaded."""
 
     recipe: Recipe
     algorithm: Algorithm
@@ -61,7 +61,7 @@ class Plan:
     train: PromptSource
     test: PromptSource | None
     bad: list[BadRow]
-    """Rows that were left out."""
+    """Rows that were skipped."""
     codec: Codec
 
 
@@ -124,7 +124,7 @@ def make_plan(
 
 
 def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = None) -> State:
-    """Load the model and put everything together; ``policy`` is one that was saved on the way."""
+    """Load the model and build the state; ``policy`` replaces the recipe's model on resume."""
     recipe = plan.recipe
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
@@ -175,7 +175,7 @@ def _reads_drawn(plan: Plan) -> bool:
 
 
 def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
-    """The policy's adapter, the same on every process; critic and reference get theirs later."""
+    """Add the policy's adapter, with the same initial weights on every rank."""
     settings = recipe.model.lora
     assert settings is not None
     return policy.with_lora(
@@ -218,7 +218,7 @@ def _world(recipe: Recipe) -> World | None:
 
 
 def _config(recipe: Recipe, world: World | None) -> tuple[str | None, PreTrainedConfig]:
-    """Where the model lies, if it is not made in code, and its configuration."""
+    """Return the model's path (None: made in code) and its configuration."""
     settings = recipe.model
     if settings.path is not None:
         try:
@@ -237,7 +237,7 @@ def _config(recipe: Recipe, world: World | None) -> tuple[str | None, PreTrained
 
 
 def _check_lora(recipe: Recipe, config: PreTrainedConfig) -> None:
-    """Whether the model has the layers that are named; it is built without memory for weights."""
+    """Check that the model has the layers that LoRA names, without allocating weights."""
     settings = recipe.model.lora
     if settings is None:
         return
@@ -252,7 +252,7 @@ def _check_lora(recipe: Recipe, config: PreTrainedConfig) -> None:
 
 
 def _check_critic(recipe: Recipe, config: PreTrainedConfig) -> None:
-    """Whether the critic to begin with is there, and reads the policy's tokens."""
+    """Check that the initial critic exists and has the policy's vocabulary."""
     if recipe.model.critic is None:
         return
     try:
@@ -264,7 +264,7 @@ def _check_critic(recipe: Recipe, config: PreTrainedConfig) -> None:
 def _codec(
     recipe: Recipe, world: World | None, place: str | None, config: PreTrainedConfig
 ) -> Codec:
-    """How the model will read prompts, known from small files alone."""
+    """Load tokenizer, processor and chat template, without weights."""
     template = recipe.data.template
     if place is None:
         assert world is not None

@@ -17,22 +17,22 @@ from segcredit.train.state import State
 from segcredit.types import Encoded, MonteCarlo, Response, Rollouts, Sampling
 
 
-class Begun(NamedTuple):
-    """A prompt and the beginning of a response to it."""
+class Prefix(NamedTuple):
+    """A prompt and a prefix of a response to it."""
 
     prompt: Encoded
     tokens: Int[Tensor, " L"]
 
 
 @dataclass(frozen=True)
-class Beginnings:
-    """The distinct beginnings at which values are wanted."""
+class Prefixes:
+    """The distinct prefixes whose values are estimated."""
 
-    begun: list[Begun]
+    prefixes: list[Prefix]
     number: Int[Tensor, "B M"]
-    """Which of them stands before each unit; −1: none is wanted there, or none is afforded."""
+    """Index of the prefix before each unit; −1: not estimated, or beyond the budget."""
     left_out: int
-    """Units whose beginning is beyond the budget."""
+    """Number of units whose prefix is beyond the budget."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ class MonteCarloValues:
         context = self.context
         with context.log.time("continue"):
             limit = context.state.recipe.rollout.prefixes
-            found = beginnings(rollouts, segments, estimated, limit)
+            found = distinct_prefixes(rollouts, segments, estimated, limit)
             context.log.add({"continuations/left_out": float(found.left_out)})
             value = torch.full(found.number.shape, torch.nan)
-            if found.begun:
-                each = self._value(found.begun, samples)
+            if found.prefixes:
+                each = self._value(found.prefixes, samples)
                 known = found.number >= 0
                 value[known] = each[found.number[known]]
             return value.to(rollouts.mask.device)
 
-    def _value(self, begun: Sequence[Begun], samples: int) -> Float[Tensor, " P"]:
-        """Mean reward behind each beginning."""
+    def _value(self, begun: Sequence[Prefix], samples: int) -> Float[Tensor, " P"]:
+        """Compute the mean reward of each prefix's continuations."""
         rows = [x for x in begun for _ in range(samples)]
         graded = self.context.state.parallel.gather(self._graded(rows))
         graded_at = torch.tensor([reward for reward, _, _ in graded])
@@ -99,8 +99,8 @@ class MonteCarloValues:
         )
         return reward.mean(dim=1)
 
-    def _graded(self, rows: Sequence[Begun]) -> list[tuple[float, bool, int]]:
-        """Reward, truncation and drawn tokens of this process's share of the continuations."""
+    def _graded(self, rows: Sequence[Prefix]) -> list[tuple[float, bool, int]]:
+        """Sample this rank's share of continuations; returns reward, truncation and length."""
         state, settings = self.context.state, self.context.state.recipe.rollout
         drawn = self.context.generator("continue", *self.context.purpose)
         own = state.parallel.own(rows)
@@ -120,23 +120,23 @@ class MonteCarloValues:
         ]
 
 
-def beginnings(
+def distinct_prefixes(
     rollouts: Rollouts,
     segments: Segments,
     estimated: Bool[Tensor, "B M"],
     most: int | None = None,
-) -> Beginnings:
-    """Equal beginnings of responses to one prompt are one; at most ``most`` are kept.
+) -> Prefixes:
+    """Collect the distinct prefixes of responses to one prompt, at most ``most`` of them.
 
-    Where there are more, first units go first, then second ones, and so on; among equal ones the
-    earlier response. So every response is valued from its prompt on, as far as the budget goes.
+    The budget covers the first units of all responses, then the second ones, and so on; within a
+    unit, earlier responses first.
     """
     assert rollouts.prompts is not None
     tokens, group = rollouts.tokens.cpu(), rollouts.group.tolist()
     start, written = segments.start.cpu(), rollouts.tokens.cpu().numpy()
     number = torch.full(estimated.shape, -1)
     known: dict[tuple[int, bytes], int] = {}
-    begun: list[Begun] = []
+    begun: list[Prefix] = []
     left_out = 0
     for unit, row in estimated.T.nonzero().tolist():
         length = int(start[row, unit])
@@ -146,13 +146,13 @@ def beginnings(
             continue
         if key not in known:
             known[key] = len(begun)
-            begun.append(Begun(rollouts.prompts[row], tokens[row, :length]))
+            begun.append(Prefix(rollouts.prompts[row], tokens[row, :length]))
         number[row, unit] = known[key]
-    return Beginnings(begun, number, left_out)
+    return Prefixes(begun, number, left_out)
 
 
-def whole_responses(state: State, begun: Sequence[Begun], made: Rollouts) -> list[Response]:
-    """Beginnings and what was drawn behind them, for those who grade it."""
+def whole_responses(state: State, begun: Sequence[Prefix], made: Rollouts) -> list[Response]:
+    """Join prefixes with their continuations into responses to grade."""
     limit, decode = state.recipe.rollout.max_tokens, state.policy.codec.decode
     found = []
     for (prompt, prefix), tokens, mask, cut in zip(

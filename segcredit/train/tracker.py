@@ -20,11 +20,11 @@ from segcredit.types import Prompt, Rollouts
 Score = Callable[[Rollouts], Tensor]
 """Function that computes log π of each token under the current policy, (B, T)."""
 OFFLINE_SAMPLES = 8
-"""Responses per prompt from which its first value comes."""
+"""Responses per prompt for its first value."""
 
 
 class Tracker:
-    """Beta(α, β) per prompt, with the prompt's last response for measuring how π has moved."""
+    """Beta(α, β) per prompt, and the prompt's last response, to measure how far π has moved."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self.place = {prompt.id: i for i, prompt in enumerate(prompts)}
@@ -34,7 +34,7 @@ class Tracker:
         """Each prompt's last response: its tokens, and their log π after the step that drew it."""
 
     def begin(self, names: Sequence[str], reward: Float[Tensor, " B"]) -> None:
-        """First values, from offline samples of the policy."""
+        """Set the first values from samples of the policy."""
         where = self._where(names)
         successes = torch.zeros_like(self.alpha).index_add_(0, where, reward.cpu())
         count = torch.bincount(where, minlength=len(self.alpha))
@@ -43,12 +43,12 @@ class Tracker:
         self.alpha, self.beta = tracker_init(successes, samples)
 
     def value(self, names: Sequence[str]) -> Float[Tensor, " B"]:
-        """v̂ of these prompts, before this step's update."""
+        """Return v̂ of these prompts, before this step's update."""
         where = self._where(names)
         return tracker_value(self.alpha[where], self.beta[where])
 
     def draw(self, count: int, generator: torch.Generator) -> list[int]:
-        """Places of different prompts, those of middling difficulty more often."""
+        """Sample distinct prompts, those of medium difficulty more often; returns their indices."""
         weight = tracker_weight(tracker_value(self.alpha, self.beta))
         drawn = torch.multinomial(weight, min(count, len(weight)), generator=generator)
         return drawn.tolist()

@@ -12,7 +12,7 @@ from segcredit.models import Policy
 from segcredit.partition import FixedLength
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, IndependentSampler, collect
-from segcredit.train.continuations import beginnings
+from segcredit.train.continuations import distinct_prefixes
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts
 from segcredit.train.state import State
@@ -62,14 +62,14 @@ def test_equal_beginnings_of_one_prompt_are_one(warm) -> None:
     state = build(make_plan(made().recipe), Policy.from_pretrained(warm("chains")))
     rollouts = collected(state)
     segments = cut(rollouts)
-    found = beginnings(rollouts, segments, segments.mask)
+    found = distinct_prefixes(rollouts, segments, segments.mask)
     wanted = naive(rollouts, segments)
-    assert len(found.begun) == len({(prompt, begun) for _, prompt, begun in wanted})
-    assert 6 < len(found.begun) < len(wanted) - 3 * 6, "prompts once, and more that is shared"
+    assert len(found.prefixes) == len({(prompt, begun) for _, prompt, begun in wanted})
+    assert 6 < len(found.prefixes) < len(wanted) - 3 * 6, "prompts once, and more that is shared"
     assert found.left_out == 0
     assert torch.equal(found.number >= 0, segments.mask)
     for row, unit in segments.mask.nonzero().tolist():
-        begun = found.begun[int(found.number[row, unit])]
+        begun = found.prefixes[int(found.number[row, unit])]
         assert begun.prompt is rollouts.prompts[row]
         assert torch.equal(begun.tokens, rollouts.tokens[row, : segments.start[row, unit]])
     assert int(found.number[0, 0]) == int(found.number[3, 0]) != int(found.number[4, 0])
@@ -79,8 +79,8 @@ def test_a_budget_is_spent_on_first_units_first() -> None:
     rollouts = collected(made())
     segments = cut(rollouts)
     wanted = list(dict.fromkeys((prompt, begun) for _, prompt, begun in naive(rollouts, segments)))
-    found = beginnings(rollouts, segments, segments.mask, most=9)
-    assert [(x.prompt.prompt.id, tuple(x.tokens.tolist())) for x in found.begun] == [
+    found = distinct_prefixes(rollouts, segments, segments.mask, most=9)
+    assert [(x.prompt.prompt.id, tuple(x.tokens.tolist())) for x in found.prefixes] == [
         (rollouts.prompts[4 * prompt].prompt.id, begun) for prompt, begun in wanted[:9]
     ]
     afforded = {x: n for n, x in enumerate(wanted[:9])}
@@ -161,7 +161,7 @@ def test_what_a_truncated_continuation_earns(algorithm: Any, warm) -> None:
     )
     finished = torch.tensor([not x.truncated for x in reward.asked]).float().view(-1, 4)
     assert 0.0 < float(finished.mean()) < 1.0
-    number = beginnings(rollouts, segments, segments.mask).number
+    number = distinct_prefixes(rollouts, segments, segments.mask).number
     expected = finished.mean(dim=1) if algorithm is VINE else torch.ones(len(finished))
     assert torch.equal(value[segments.mask], expected[number[segments.mask]])
 
