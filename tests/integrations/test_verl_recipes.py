@@ -20,7 +20,14 @@ from segcredit.integrations.verl.dumps import (
     rotate_log,
 )
 from segcredit.integrations.verl.mapping import Cluster
-from segcredit.integrations.verl.settings import METHODS, SegmentSettings, parse_settings, refusal
+from segcredit.integrations.verl.settings import (
+    METHODS,
+    SegmentSettings,
+    VerlKeys,
+    make_method,
+    parse_settings,
+    refusal,
+)
 from segcredit.integrations.verl.translate import translate
 from segcredit.partition import PARTITIONS, Newline, TopEntropy, partition_of
 from segcredit.runlog import read_run
@@ -286,3 +293,51 @@ def test_rows_that_verl_cannot_read_are_found_before_it_starts(tmp_path: Path) -
     pq.write_table(pa.Table.from_pylist([{"question": "1 + 1?"}]), tmp_path / "y.parquet")
     with pytest.raises(ValueError, match=r"y\.parquet holds rows that verl cannot read"):
         translate(load_recipe(RECIPE, [f"data.train=[{tmp_path}/y.parquet]"]), tmp_path)
+
+
+OWN = """
+from dataclasses import dataclass
+
+from segcredit.algorithms import sapo
+from segcredit.partition import FixedLength
+
+@dataclass(frozen=True)
+class Pairs(FixedLength):
+    size: int = 2
+
+def short_sapo(lam=0.9, **settings):
+    return sapo(lam=lam, **settings)
+
+def group(**settings):
+    from segcredit.algorithms import gspo
+    return gspo()
+"""
+
+
+def test_own_partitions_and_methods_arrive_by_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin builds the same method from verl's settings, wherever its process runs."""
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path.resolve() / "own.py"
+    chosen = ["algorithm={name: sapo, partition: {name: 'own.py:Pairs', size: 3}}"]
+    settings = translate(load_recipe(RECIPE, chosen), tmp_path).settings
+    assert settings["+segment.partition.name"] == f"{file}:Pairs"
+    assert settings["+segment.partition.size"] == 3
+    chosen = ["algorithm={name: 'own.py:short_sapo', lam: 0.8}"]
+    settings = translate(load_recipe(RECIPE, chosen), tmp_path).settings
+    assert settings["+segment.algorithm"] == f"{file}:short_sapo"
+    assert settings["algorithm.lam"] == 0.8
+    assert settings["+segment.recorded_every"] >= 1
+    monkeypatch.chdir("/")
+    section = {"algorithm": f"{file}:short_sapo", "partition": {"name": f"{file}:Pairs"}}
+    method = make_method(parse_settings(section), VerlKeys.from_settings(settings))
+    assert type(method.credit.over).__name__ == "Pairs"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"own\.py:group does not run on verl.*GAE, a critic"):
+        translate(load_recipe(RECIPE, ["algorithm=own.py:group", "rollout.samples=8"]), tmp_path)
+    with pytest.raises(ValueError, match="expected a method with GAE, a critic"):
+        make_method(
+            parse_settings({"algorithm": f"{file}:group"}), VerlKeys.from_settings(settings)
+        )

@@ -317,3 +317,30 @@ def test_without_tuning_rates_are_the_recipes(tmp_path: Path) -> None:
     found = made.rate("ppo")
     assert found is not None
     assert (found.rate, found.tried, found.at_edge) == (1e-3, {}, False)
+
+
+def test_an_arms_method_and_partition_may_come_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from segcredit.algorithms import sapo\n"
+        "from segcredit.partition import FixedLength\n"
+        "@dataclass(frozen=True)\n"
+        "class Pairs(FixedLength):\n"
+        "    size: int = 2\n"
+        "def mine(lam=0.9, kl=0.0):\n"
+        "    return sapo(lam=lam, kl=kl)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arms = {
+        "sapo": {},
+        "pairs": {"algorithm": {"name": "sapo", "partition": "own.py:Pairs"}},
+        "mine": {"algorithm": "own.py:mine"},
+    }
+    found = plan(tmp_path, Options(tune=False), arms=arms)
+    runs = {run.arm: run for run in found.runs() if run.kind == "run"}
+    assert len({run.digest for run in runs.values()}) == 3
+    assert "Pairs(size=2)" in repr(runs["pairs"].recipe("start").make_algorithm())
+    assert runs["mine"].recipe("start").make_algorithm().credit.lam == 0.9
+    assert runs["mine"].start == runs["sapo"].start, "and share the warm start"
