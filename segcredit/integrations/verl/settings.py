@@ -225,7 +225,7 @@ def published_method(settings: SegmentSettings) -> PolicyGradient:
     if not has_segment_critic(method):
         raise ValueError(
             f"segment.algorithm: expected a method with GAE, a critic and a clipped surrogate; got "
-            f"{settings.algorithm}. Start from segcredit.algorithms.sapo(…), or use segcredit train."
+            f"{settings.algorithm}. Build on segcredit.algorithms.sapo, or use segcredit train."
         )
     assert isinstance(method, PolicyGradient)
     assert isinstance(method.credit, GAE)
