@@ -97,10 +97,12 @@ def sapo(
     """Segment-Aligned Policy Optimization (arXiv 2605.01327, Algorithm 1), as the paper states it.
 
     Defaults: §5.1 (k = 30) and Table 7 (λ, γ, KL). The paper's ε is symmetric and never given;
-    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3). The next five
-    are what the authors' code does otherwise, to be tried one at a time: where V is read, whitened
-    and limited advantages, the dual clip, a mean over tokens instead of each response's own. The
-    last is ours: the critic learns at every token, not at boundaries alone.
+    .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3).
+
+    ``value_at``, ``whiten``, ``clamp``, ``dual_clip`` and ``token_mean`` are the differences of the
+    authors' code, each a setting: where V is read, whitened and clamped advantages, the dual clip,
+    and a mean over all tokens instead of each response's own. ``value_everywhere`` is ours: the
+    critic is trained at every token, not only at boundaries.
     """
     segments = _units(fraction, partition)  # §4.2, Eq. 11
     adjust: tuple[Adjustment, ...] = (Whiten(),) if whiten else ()
@@ -139,8 +141,8 @@ def sapo_authors(
 ) -> PolicyGradient:
     """SAPO as the authors' released code computes it (their run_sapo.sh).
 
-    Every difference from the paper that lies in the mathematics, one per line; docs/deviations.md
-    has them all, with those that lie in the reward and the plumbing.
+    Each mathematical difference from the paper has its line; docs/deviations.md lists all
+    differences, including those in the reward and the training loop.
     """
     return PolicyGradient(
         credit=GAE(

@@ -79,9 +79,9 @@ class MonteCarloValues:
                 value[known] = each[found.number[known]]
             return value.to(rollouts.mask.device)
 
-    def _value(self, begun: Sequence[Prefix], samples: int) -> Float[Tensor, " P"]:
+    def _value(self, prefixes: Sequence[Prefix], samples: int) -> Float[Tensor, " P"]:
         """Compute the mean reward of each prefix's continuations."""
-        rows = [x for x in begun for _ in range(samples)]
+        rows = [x for x in prefixes for _ in range(samples)]
         graded = self.context.state.parallel.gather(self._graded(rows))
         graded_at = torch.tensor([reward for reward, _, _ in graded])
         truncated = torch.tensor([cut for _, cut, _ in graded])
@@ -91,7 +91,7 @@ class MonteCarloValues:
         tokens = sum(count for _, _, count in graded)
         self.context.log.add(
             {
-                "continuations/prefixes": float(len(begun)),
+                "continuations/prefixes": float(len(prefixes)),
                 "continuations/count": float(len(graded)),
                 "continuations/tokens": float(tokens),
                 "continuations/value": float(reward.mean()),
@@ -136,27 +136,27 @@ def distinct_prefixes(
     start, written = segments.start.cpu(), rollouts.tokens.cpu().numpy()
     number = torch.full(estimated.shape, -1)
     known: dict[tuple[int, bytes], int] = {}
-    begun: list[Prefix] = []
+    prefixes: list[Prefix] = []
     left_out = 0
     for unit, row in estimated.T.nonzero().tolist():
         length = int(start[row, unit])
         key = (group[row], written[row, :length].tobytes())
-        if key not in known and most is not None and len(begun) >= most:
+        if key not in known and most is not None and len(prefixes) >= most:
             left_out += 1
             continue
         if key not in known:
-            known[key] = len(begun)
-            begun.append(Prefix(rollouts.prompts[row], tokens[row, :length]))
+            known[key] = len(prefixes)
+            prefixes.append(Prefix(rollouts.prompts[row], tokens[row, :length]))
         number[row, unit] = known[key]
-    return Prefixes(begun, number, left_out)
+    return Prefixes(prefixes, number, left_out)
 
 
-def whole_responses(state: State, begun: Sequence[Prefix], made: Rollouts) -> list[Response]:
+def whole_responses(state: State, prefixes: Sequence[Prefix], made: Rollouts) -> list[Response]:
     """Join prefixes with their continuations into responses to grade."""
     limit, decode = state.recipe.rollout.max_tokens, state.policy.codec.decode
     found = []
     for (prompt, prefix), tokens, mask, cut in zip(
-        begun, made.tokens.cpu(), made.mask.cpu(), made.truncated.tolist(), strict=True
+        prefixes, made.tokens.cpu(), made.mask.cpu(), made.truncated.tolist(), strict=True
     ):
         written = [*prefix.tolist(), *tokens[mask].tolist()]
         found.append(Response(prompt.prompt, decode(written), len(written), cut, limit))

@@ -2,7 +2,7 @@
 
 :class:`Provider` lists everything that a column may ask of a run. All of it is optional: a provider
 overrides what its column needs. ``segcredit/train/columns.py`` has the providers of the built-in
-columns; a user's column (:class:`OwnColumn`) is its own provider. :class:`Providers` asks all
+columns; a user's column (:class:`OwnColumn`) is its own provider. :class:`Providers` calls all
 providers of a method in turn, so that the training step has no branch for any of them.
 """
 
@@ -72,7 +72,7 @@ class Provider:
     is_prepared: ClassVar[bool] = False
     """Whether it can be used without :meth:`prepare`: it holds no model and no state."""
     prepares_every_stage: ClassVar[bool] = False
-    """Whether it is prepared anew when a stage begins, and not only once per run."""
+    """Whether it is prepared at the start of every stage, and not only once per run."""
     held_out: ClassVar[bool] = True
     """Whether it can be filled for held-out prompts."""
     continues: ClassVar[bool] = False
@@ -160,7 +160,7 @@ class OwnColumn(Column, Provider):
 
 @dataclass(frozen=True)
 class Providers:
-    """The providers of a method's columns, asked one after the other."""
+    """The providers of a method's columns, called one after the other."""
 
     each: tuple[Provider, ...]
 

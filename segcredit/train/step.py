@@ -81,7 +81,7 @@ class Selection:
     learned: Batch | None
     """What gradient steps are computed on; None: there is nothing to learn from in this step."""
     rows: Int[Tensor, " R"] | None = None
-    """Rows of ``shown`` that ``learned`` has; None: its rows are arranged anew, as pairs are."""
+    """Rows of ``shown`` in ``learned``; None: they are rearranged, such as into pairs."""
 
     def with_learned(self, logp: Float[Tensor, "R T"]) -> Float[Tensor, "B T"]:
         """Return log π of all rows: new where they entered the update, π_old's elsewhere."""
