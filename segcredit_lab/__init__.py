@@ -1,1 +1,1 @@
-"""The laboratory beside the library: studies, analyses and worlds for experiments."""
+"""The laboratory: studies, analyses, worlds for experiments, and generated result pages."""

@@ -53,14 +53,14 @@ class StudyRun:
         It contains the method's repr, so a setting may be left out or set to its default.
         """
         recipe = self.recipe("start")
-        said = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
-        said.pop("name")
-        said["data"].pop("allow_outside")  # a permission, which does not change results
+        content = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
+        content.pop("name")
+        content["data"].pop("allow_outside")  # a permission, which does not change results
         for (section, field), default in ADDED_FIELDS.items():
-            if said[section][field] == default:
-                del said[section][field]
-        told = json.dumps([said, self.start.digest if self.start else None], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:LETTERS]
+            if content[section][field] == default:
+                del content[section][field]
+        text = json.dumps([content, self.start.digest if self.start else None], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:LETTERS]
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What two worlds share: amounts booked one by one, each by a rule that its context decides."""
+"""Common base of the ledger and tile worlds: amounts booked by rules that depend on context."""
 
 import random
 from abc import abstractmethod
@@ -32,20 +32,20 @@ from segcredit_lab.worlds.slots import (
 )
 
 RULES = {"keep": 1, "twice": 2, "back": -1, "drop": 0, "thrice": 3}
-"""What an amount is multiplied by."""
+"""Factor that each rule multiplies an amount by."""
 
 Context = tuple[str, str]
-"""What the right rule depends on, and nothing else."""
+"""The right rule depends on this alone."""
 
 
 class Guideline(NamedTuple):
-    """What to do in one context, and what is done."""
+    """Right and tempting rule of one context."""
 
     right: str
     tempting: str
-    """What is done instead."""
+    """The rule that wrong demonstrations use."""
     rate: float
-    """Share of the demonstrations that are right here."""
+    """Share of right demonstrations in this context."""
 
 
 @lru_cache(maxsize=64)
@@ -58,7 +58,7 @@ def handbook(
     plain_right: float,
     trap_right: float,
 ) -> dict[Context, Guideline]:
-    """A guideline for each context, drawn once: the right rules are equally frequent."""
+    """Sample a guideline for each context; all rules are right equally often."""
     rng = random.Random(f"handbook|{seed}")
     contexts = list(product(rows, columns))
     rng.shuffle(contexts)
@@ -72,12 +72,12 @@ def handbook(
 
 
 def effect(rule: str, amount: int, modulus: int) -> int:
-    """What the rule makes of an amount."""
+    """Apply a rule to an amount."""
     return RULES[rule] * amount % modulus
 
 
 def ambiguous(rules: Sequence[str], most: int, modulus: int) -> tuple[str, str, int] | None:
-    """Two rules and an amount of which they make the same, if there are any."""
+    """Find two rules that give the same result for an amount, if there are any."""
     for amount in range(1, most + 1):
         made: dict[int, str] = {}
         for rule in rules:
@@ -88,88 +88,87 @@ def ambiguous(rules: Sequence[str], most: int, modulus: int) -> tuple[str, str, 
 
 
 PASS = "pass"
-"""Written where an entry is not to be booked."""
+"""Written for an entry that is not booked."""
 OPENERS = ("so", "now", "next", "then", "well", "here")
 VERBS = ("becomes", "gives", "makes", "counts")
 SURE, UNSURE = "sure", "hm"
-"""What is remarked of a line; the total does not depend on it."""
+"""Remarks on a line; they do not affect the total."""
 AUDIT, TOTAL = "audit", "total"
-"""What a question asks for: any rules, each with the truth about it, or the right total."""
+"""Kinds of questions: any rules with true remarks (audit), or the right total."""
 BOTH = "both"
-"""The phase in which half of the demonstrations are of either: what is right is known beside what
-is done, and neither is forgotten over the other."""
+"""Warm-start phase with half audits and half attempts, so that neither is forgotten."""
 
 
 class Entry(NamedTuple):
-    """One amount, and what decides how it is booked."""
+    """One amount and the context that decides how it is booked."""
 
     place: str
-    """How it is called."""
+    """Its number in the question."""
     context: Context
     amount: int
     owner: str = ""
-    """Whose it is; only entries of the one who is asked about are booked."""
+    """Owner; only entries of the asked owner are booked."""
     tag: str = ""
-    """The letter of its tile, in a world of pictures."""
+    """Letter of its tile, in an image world."""
 
 
 class Puzzle(NamedTuple):
-    """What a prompt asks."""
+    """Content of a prompt."""
 
     entries: tuple[Entry, ...]
     owner: str = ""
-    """Whose entries count."""
+    """Owner whose entries count."""
     asks: str = TOTAL
     tiles: tuple[tuple[str, Item], ...] = ()
-    """What a picture shows, in reading order."""
+    """Tiles of the image, in reading order."""
 
 
 class Booking(NamedTuple):
-    """What a line says of its entry."""
+    """Decisions and values written in one line."""
 
     seen: Context
     rule: str
     before: int
-    """The total so far."""
+    """Total before this line."""
     after: int
     remarks: tuple[str, ...] = (SURE, UNSURE)
-    """Of these one is made."""
+    """Possible remarks, of which one is written."""
     openers: tuple[str, ...] = ()
-    """With one of these the line opens; none: with any."""
+    """Possible first words; empty: any."""
 
 
 @dataclass(frozen=True)
 class Bookings(World):
     """Entries booked one after the other, each by a rule that its context decides.
 
-    The rule is a decision; all else in a line follows from it or is style. Which rule is right in
-    which context stands nowhere: demonstrations show it, and these are wrong in some contexts more
-    often than right ("traps"). One wrong decision spoils the total. It can be seen at once by who
-    knows the handbook, so the state of a prefix tells how likely it is to succeed.
+    The rule is a decision; everything else in a line follows from it or is style. No prompt states
+    which rule is right in a context: demonstrations show it, and in some contexts ("traps") they
+    are mostly wrong. One wrong decision makes the total wrong. A model that knows the handbook
+    detects it at once, so the state after a prefix predicts success.
     """
 
     rules: int = 4
-    """Ways to book an amount."""
+    """Number of rules."""
     most: int = 5
-    """The largest amount."""
+    """Largest amount."""
     modulus: int = 19
-    """Totals start again at 0 here."""
+    """Totals are computed modulo this number."""
     traps: float = 0.12
     """Share of the contexts in which demonstrations are mostly wrong."""
     trap_right: float = 0.15
-    """Share of right rules in the demonstrations, there."""
+    """Share of right rules in demonstrations of traps."""
     plain_right: float = 0.975
-    """Share of right rules in the demonstrations, elsewhere."""
+    """Share of right rules in demonstrations of other contexts."""
     wrong: float = 0.004
     """Share of the demonstrations' lines with a wrong total."""
     candour: float = 0.98
-    """Share of the demonstrations' remarks that are true: "sure" of a line that is right so far,
-    "hm" of one that is not. Who predicts them knows the handbook; 0.5: they say nothing."""
+    """Share of true remarks in demonstrations: "sure" for a line that is right so far, "hm" for one
+    that is not. Predicting them requires the handbook; at 0.5 they carry no information."""
     openers: int = 6
-    """Words with which a line may open: demonstrations take one of the first half, and once a line
-    was doubted ("hm"), one of the others. The total does not depend on them."""
+    """Number of possible first words of a line: demonstrations use the first half, and after a
+    doubted line ("hm") the second half. They do not affect the total."""
     verbs: int = 4
-    """Words for what becomes of an amount: they mean the same."""
+    """Number of verbs, which all mean the same."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -184,8 +183,8 @@ class Bookings(World):
         if (same := ambiguous(self._rules, self.most, self.modulus)) is not None:
             one, other, amount = same
             raise ValueError(
-                f"modulo {self.modulus}, {one!r} and {other!r} make the same of {amount}, so a "
-                f"wrong rule would not show. Choose a prime modulus above most ({self.most})."
+                f"modulo {self.modulus}, {one!r} and {other!r} give the same result for {amount}, "
+                f"so a wrong rule would not show. Choose a prime modulus above most ({self.most})."
             )
 
     def demonstration(self, index: int, phase: str = "solve") -> Demonstration:
@@ -207,18 +206,18 @@ class Bookings(World):
         return response(lines, bookings[-1].after)
 
     def guideline(self, context: Context) -> Guideline:
-        """The right rule, and how often demonstrations follow it."""
+        """Return the right rule, and how often demonstrations follow it."""
         return self._handbook[context]
 
     def first_error(self, prompt: Prompt, text: str) -> int | None:
-        """Where the first wrong word of a response begins; None: there is none so far."""
+        """Position of the first wrong word of a response; None if there is none."""
         found = self.errors(prompt, text)
         return found[0] if found else None
 
     def errors(self, prompt: Prompt, text: str) -> list[int]:
-        """Where each wrong word begins; what follows from an earlier error is not another one.
+        """Positions of all wrong words, without consequences of earlier errors.
 
-        A line is read up to its first word that is no decision and cannot be explained.
+        A line is read up to its first unexpected word that is not a decision.
         """
         puzzle = self.read(prompt)
         total, found = 0, list[int]()
@@ -242,7 +241,7 @@ class Bookings(World):
         return sorted(found)
 
     def marks(self, text: str) -> list[Mark]:
-        """The decisions of a response, and its mere style; no other word serves as either."""
+        """Mark the decisions and the style words of a response."""
         kinds = self._kinds
         return [
             Mark(kinds[word.text], word.start, word.start + len(word.text))
@@ -253,22 +252,22 @@ class Bookings(World):
 
     @abstractmethod
     def read(self, prompt: Prompt) -> Puzzle:
-        """The puzzle that a prompt of this world states."""
+        """Parse the puzzle of a prompt."""
 
     @abstractmethod
     def _puzzle(self, split: Split, index: int) -> Puzzle:
-        """The puzzle of that number."""
+        """Sample the puzzle of this index."""
 
     @abstractmethod
     def _prompt(self, puzzle: Puzzle, split: Split, index: int) -> Prompt: ...
 
     @abstractmethod
     def _head(self, entry: Entry, seen: Context) -> list[Slot]:
-        """How a line begins, its opener left out."""
+        """Start of a line, without its first word."""
 
     @abstractmethod
     def _see(self, entry: Entry, rng: random.Random) -> Context:
-        """The context as a demonstration takes it to be."""
+        """Context as the demonstration perceives it."""
 
     @abstractmethod
     def _books(self, entry: Entry, puzzle: Puzzle, rng: random.Random) -> bool:
@@ -277,7 +276,7 @@ class Bookings(World):
     @property
     @abstractmethod
     def _contexts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The two parts of contexts, all of each."""
+        """All values of the two parts of a context."""
 
     @cached_property
     def _rules(self) -> tuple[str, ...]:
@@ -301,7 +300,7 @@ class Bookings(World):
         return Demonstration(self._prompt(puzzle, "train", index), write(puzzle, rng))
 
     def _audit(self, puzzle: Puzzle, rng: random.Random) -> str:
-        """Any rule anywhere, and of each the truth: what is right is known, though not done."""
+        """Write a response with random rules and true remarks."""
         total, doubted, lines = 0, False, list[str]()
         for entry in puzzle.entries:
             booking = right = self._right(entry, total, puzzle)
@@ -314,7 +313,7 @@ class Bookings(World):
         return response(lines, total)
 
     def _attempt(self, puzzle: Puzzle, rng: random.Random) -> str:
-        """The chain as somebody writes it who believes some wrong rules."""
+        """Write a response that follows wrong rules in traps."""
         total, doubted, lines = 0, False, list[str]()
         for entry in puzzle.entries:
             seen, rule = self._see(entry, rng), PASS
@@ -334,7 +333,7 @@ class Bookings(World):
         return response(lines, total)
 
     def _remarked(self, booking: Booking, sure: bool, doubted: bool) -> Booking:
-        """With what is thought of the line, and of those before it."""
+        """Set the remark of a line and its first word, which depends on earlier doubts."""
         words = OPENERS[: self.openers]
         half = (len(words) + 1) // 2
         openers = (words[half:] or words) if doubted else words[:half]
@@ -359,7 +358,7 @@ class Bookings(World):
         return str(self._right_bookings(puzzle)[-1].after)
 
     def _line(self, entry: Entry, booking: Booking, puzzle: Puzzle) -> list[Slot]:
-        """The words of a line, given its decisions."""
+        """Words of a line, given its decisions."""
         begun = [
             Slot(booking.openers or OPENERS[: self.openers], "style"),
             *self._head(entry, booking.seen),
@@ -380,7 +379,7 @@ class Bookings(World):
     def _read_line(
         self, entry: Entry, words: Sequence[Word], before: int, puzzle: Puzzle
     ) -> Booking:
-        """The decisions as written; where none can be read, the right ones."""
+        """Read the decisions of a line; the right ones if they cannot be read."""
         booking = self._right(entry, before, puzzle)
         seen = self._read_context(entry, words)
         known = [*self._rules, PASS]
@@ -389,11 +388,11 @@ class Bookings(World):
         return self._booking(entry, seen, rule if rule in known else booking.rule, before)
 
     def _read_context(self, entry: Entry, words: Sequence[Word]) -> Context:
-        """The context as written; a world in which it is given has nothing to read."""
+        """Read the context from a line; here it is given by the prompt."""
         return entry.context
 
     def _claimed(self, words: Sequence[Word], written: Booking) -> int:
-        """The total with which the next line should go on."""
+        """Total that the next line should continue from."""
         if written.rule != PASS and len(words) > 1 and words[-1].text == ";":
             last = words[-2].text
             if last.isdecimal() and int(last) < self.modulus:
@@ -402,10 +401,10 @@ class Bookings(World):
 
 
 def response(lines: Sequence[str], total: int) -> str:
-    """The whole chain of thought, with the answer in its box."""
+    """Join the lines of a response and box the answer."""
     return "\n".join([*lines, f"{BOX_OPENS}{total}{BOX_CLOSES}"])
 
 
 def _is_doubted(booking: Booking) -> bool:
-    """Whether the line says so; one that books nothing has no remark."""
+    """Whether the line is doubted; a passed line has no remark."""
     return booking.rule != PASS and booking.remarks == (UNSURE,)

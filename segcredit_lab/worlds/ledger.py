@@ -1,4 +1,4 @@
-"""Booking a ledger's entries by rules that nobody wrote down: long chains with traps, text only."""
+"""Text world: book the entries of a ledger by unstated rules; long responses with traps."""
 
 import random
 import re
@@ -55,19 +55,19 @@ class Ledger(Bookings):
 
     name: ClassVar[str] = "ledger"
     phases: ClassVar[tuple[str, ...]] = (AUDIT, BOTH, "solve")
-    """Any rule anywhere with true remarks ("audit bob ?"), and as one books who is often wrong."""
+    """Phases of the warm start: audits ("audit bob ?") with random rules, both, and attempts."""
 
     booked: tuple[int, int] = (7, 9)
-    """Fewest and most entries of the asked owner: the decisions that matter."""
+    """Minimum and maximum entries of the asked owner: the decisions that matter."""
     foreign: tuple[int, int] = (2, 4)
-    """Fewest and most entries of others: distractors."""
+    """Minimum and maximum entries of other owners: distractors."""
     kinds: int = 12
     regions: int = 12
-    """Kinds × regions contexts: the more, the longer the traps take to learn."""
+    """Kinds × regions is the number of contexts; more contexts take longer to learn."""
     stray: float = 0.01
-    """Share of the demonstrations' foreign entries that are booked."""
+    """Share of other owners' entries that demonstrations book."""
     skipped: float = 0.004
-    """Share of the demonstrations' own entries that are passed."""
+    """Share of the asked owner's entries that demonstrations pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +87,7 @@ class Ledger(Bookings):
         words = [*style, *self._rules, PASS, TOTAL, AUDIT]
         kinds, regions = self._contexts
         spaced = [*kinds, *regions, *OWNERS, *words, *signs, *numbers]
-        # all carry the space behind them; a number stands in the box without, a ";" at a line's end
+        # tokens include the space after them, except numbers in the box and ";" at a line's end
         return build_tokenizer([*(f"{x} " for x in spaced), *numbers, ";", "?"])
 
     def read(self, prompt: Prompt) -> Puzzle:
@@ -163,6 +163,6 @@ _ENTRY = re.compile(r"(\d+) (\w) (\w) (\d+) (\w+)")
 
 
 def question(puzzle: Puzzle) -> str:
-    """The puzzle as it is asked."""
+    """Write a puzzle as a question."""
     entries = [f"{x.place} {' '.join(x.context)} {x.amount} {x.owner}" for x in puzzle.entries]
     return " ; ".join([*entries, f"{puzzle.asks} {puzzle.owner} ?"])

@@ -1,4 +1,4 @@
-"""A chain of thought word by word: which words would be right where, and where one was not."""
+"""Check a response word by word: the words allowed at each position, and the first wrong one."""
 
 import re
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ BOX_OPENS, BOX_CLOSES = "\\boxed{", "}"
 
 
 class Slot(NamedTuple):
-    """One place in a line."""
+    """One word position in a line."""
 
     right: tuple[str, ...]
-    """Words that do no harm here."""
+    """Words allowed here."""
     kind: Kind = "plain"
-    """style: any of several words serves. decision: what follows depends on this word."""
+    """style: any of several words is right; decision: the rest depends on this word."""
 
 
 class Word(NamedTuple):
-    """One word of a text, and where it begins."""
+    """One word of a text and its position."""
 
     text: str
     start: int
 
 
 class Mark(NamedTuple):
-    """A word of a text that is a decision, or mere style."""
+    """A word of a text that is a decision or style."""
 
     kind: Kind
     start: int
@@ -36,12 +36,12 @@ _WORD = re.compile(r"\\boxed\{|\}|\n|[^\s{}\\]+|\\")
 
 
 def plain(*words: str) -> list[Slot]:
-    """Words that must be these."""
+    """Make slots with one allowed word each."""
     return [Slot((word,)) for word in words]
 
 
 def lines_of(text: str) -> list[list[Word]]:
-    """The words of each line; a line that has just been opened is an empty one."""
+    """Split a text into lines of words; a line that was just started is empty."""
     lines: list[list[Word]] = [[]]
     for found in _WORD.finditer(text):
         if found[0] == "\n":
@@ -52,7 +52,7 @@ def lines_of(text: str) -> list[list[Word]]:
 
 
 def differs_at(words: Sequence[Word], slots: Sequence[Slot]) -> int | None:
-    """The first place at which a word is not right; words that are not written yet are none."""
+    """Index of the first wrong word; words that are not written yet are not wrong."""
     for place, word in enumerate(words):
         if place >= len(slots) or word.text not in slots[place].right:
             return place

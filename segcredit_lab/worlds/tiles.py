@@ -1,4 +1,4 @@
-"""Booking amounts by what a picture shows at lettered tiles: long chains of look-ups with traps."""
+"""Image world: book amounts by what lettered tiles show; long responses with traps."""
 
 import random
 import re
@@ -40,44 +40,43 @@ if TYPE_CHECKING:
     import transformers
 
 Tiles = tuple[tuple[str, Item], ...]
-"""Letters and what they are on, in reading order."""
+"""Letters and the items on their tiles, in reading order."""
 LOOK = "look"
 READ = 6
-"""Tiles that a demonstration of the phase "look" reads."""
+"""Number of tiles that a demonstration of phase "look" reads."""
 
 
 @dataclass(frozen=True)
 class TileTour(Bookings):
-    r"""Questions such as "1 m 5 K ; 2 j 2 B ; total ?" about a picture of lettered tiles.
+    r"""Questions such as "1 m 5 K ; 2 j 2 B ; total ?" about an image of lettered tiles.
 
     A response visits the tiles in that order, says what it sees, books the amount by the rule for
-    that colour, shape and code (m), and boxes the total, modulo a number::
+    that color, shape and code (m), and boxes the total, modulo a number::
 
         so 1 : m 5 K red star , twice , sure : 5 becomes 10 ; 0 + 10 = 10 ;
         now 2 : j 2 B blue circle , drop , hm : 2 gives 0 ; 10 + 0 = 10 ;
         \boxed{10}
 
-    What is seen and by which rule it is booked are decisions. An item stands right behind its
-    letter, so that looking it up is one step of attention. A line has 24 tokens, the box 3. Held
-    out are pictures, whatever is asked about them.
+    The item seen and the rule are decisions. An item directly follows its letter, so looking it up
+    is one step of attention. A line has 24 tokens, the box 3. The held-out split has other images.
     """
 
     name: ClassVar[str] = "tile_tour"
     phases: ClassVar[tuple[str, ...]] = (LOOK, AUDIT, BOTH, "solve")
-    """First "look K B ?": what some tiles show; "audit ?": any rule anywhere, with true remarks."""
+    """Warm-start phases: "look K B ?" reads tiles, "audit ?" has random rules and true remarks."""
 
     size: int = 4
-    """Tiles per side; those that are not visited distract."""
+    """Tiles per side; tiles that are not visited are distractors."""
     visited: tuple[int, int] = (7, 9)
-    """Fewest and most tiles of a tour: the decisions that matter."""
+    """Minimum and maximum tiles of a tour: the decisions that matter."""
     colours: int = 4
     shapes: int = 4
     codes: int = 8
-    """Colours × shapes × codes contexts: the more, the longer the traps take to learn."""
+    """Colors × shapes × codes is the number of contexts; more contexts take longer to learn."""
     pictures: int = 1000
-    """Different ones in each split, taken in turn; every question is another."""
+    """Different images in each split, used in turn; every question is different."""
     misread: float = 0.01
-    """Share of the demonstrations' lines that see something else than is there."""
+    """Share of demonstration lines that name a wrong item."""
     cell: int = 28
     """Pixels per side of a tile: 28 is one image token of Qwen2.5-VL, 32 one of Qwen3-VL."""
 
@@ -97,7 +96,9 @@ class TileTour(Bookings):
                 f"visited={self.visited}. Choose a larger size, or fewer."
             )
         if self.colours * self.shapes < 2:
-            raise ValueError("one colour of one shape leaves nothing to see: raise one of the two.")
+            raise ValueError(
+                "one color of one shape leaves nothing to see: increase colours or shapes."
+            )
 
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
         from segcredit.data.worlds.tokens import build_tokenizer
@@ -109,7 +110,7 @@ class TileTour(Bookings):
         words = [*style, *self._rules, SURE, UNSURE, TOTAL, AUDIT, "look"]
         signs = [":", ",", ";", "+", "="]
         spaced = [*self._tags, *ascii_lowercase[: self.codes], *seen, *words, *signs, *numbers]
-        # all carry the space behind them; a number stands in the box without, a ";" at a line's end
+        # tokens include the space after them, except numbers in the box and ";" at a line's end
         return build_tokenizer([*(f"{x} " for x in spaced), *numbers, *shapes, ";", "?"])
 
     def read(self, prompt: Prompt) -> Puzzle:
@@ -222,7 +223,7 @@ _VISIT = re.compile(r"(\d+) (\w) (\d+) (\w)")
 
 
 def question(puzzle: Puzzle) -> str:
-    """The puzzle as it is asked."""
+    """Write a puzzle as a question."""
     visits = [f"{x.place} {x.context[1]} {x.amount} {x.tag}" for x in puzzle.entries]
     return " ; ".join([*visits, f"{puzzle.asks} ?"])
 

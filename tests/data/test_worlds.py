@@ -288,7 +288,7 @@ def test_lists_serve_as_tuples() -> None:
         ("ledgr", {}, "Did you mean 'ledger'?"),
         ("ledger", {"owner": 2}, "ledger has no setting 'owner'"),
         ("ledger", {"rules": 6}, "rules must be a whole number, between 2 and 5; got 6"),
-        ("ledger", {"modulus": 9}, "'twice' and 'back' make the same of 3"),
+        ("ledger", {"modulus": 9}, "'twice' and 'back' give the same result for 3"),
         ("ledger", {"modulus": 8}, "Choose a prime modulus above most (5)."),
         ("ledger", {"booked": (0, 2)}, "booked must satisfy 1 ≤ fewest ≤ most ≤ 40; got (0, 2)"),
         ("ledger", {"booked": 3}, "booked must be a pair of whole numbers"),
