@@ -32,9 +32,9 @@ from segcredit.columns import VALUE, Column
 from segcredit.config import Optimize, PretrainCritic, WarmStart, load_recipe
 from segcredit.core.advantages import explained_variance
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import Context, RolloutBatch, collect
+from segcredit.train.collect import Context, collect
 from segcredit.train.loop import evaluate_state
-from segcredit.train.metrics import Metrics
+from segcredit.train.metrics import Metrics, RolloutBatch
 from segcredit.train.source import generator
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State

@@ -11,30 +11,17 @@ from segcredit.columns import Column
 from segcredit.core.checks import sent
 from segcredit.models.inputs import as_responses, encode_all
 from segcredit.train.distributed import micro_batches
-from segcredit.train.metrics import Metrics
+from segcredit.train.metrics import Metrics, RolloutBatch
 from segcredit.train.provider import Sampler
 from segcredit.train.source import generator
 from segcredit.train.state import State
 from segcredit.types import (
     Encoded,
     Prompt,
-    Response,
-    Reward,
     Rollouts,
     Sampling,
     correctness,
 )
-
-
-@dataclass(frozen=True)
-class RolloutBatch:
-    """Rollouts, with the same responses as text and their rewards."""
-
-    rollouts: Rollouts
-    responses: list[Response]
-    rewards: list[Reward]
-    weight: Tensor | None = None
-    """Weight of each row in means over responses; None: equal weights."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rol
 from segcredit.runlog.files import read_lines
 from segcredit.runlog.folder import by_step, step_name
 from segcredit.train.health import Health
+from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
-from segcredit.train.records import StepResult, rollout_rows
 from segcredit.train.saving import help_save, save
 from segcredit.train.source import derive
 from segcredit.train.stages import AnyStage, stage_of

@@ -1,13 +1,22 @@
-"""Metrics of one step: means, maxima and times."""
+"""Metrics of a step (docs/metrics.md), and the records of its responses."""
 
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from segcredit.core.advantages import explained_variance
+from segcredit.core.ratios import geometric_mean_ratio
+from segcredit.core.segments import Segments
+from segcredit.models import Codec
+from segcredit.runlog.rollouts import save_image
+from segcredit.types import Algorithm, Batch, Response, Reward, Rollouts, correctness
 
 
 class Metrics:
@@ -77,3 +86,178 @@ def resident_bytes() -> int | None:
     except (OSError, IndexError, ValueError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Rollouts, with the same responses as text and their rewards."""
+
+    rollouts: Rollouts
+    responses: list[Response]
+    rewards: list[Reward]
+    weight: Tensor | None = None
+    """Weight of each row in means over responses; None: equal weights."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The rollouts of a step with their credit, and its metrics."""
+
+    sampled: RolloutBatch
+    batch: Batch
+    """All sampled responses; without credit if the method gives none to each of them."""
+    logp_new: Tensor
+    """log π of each token when it last entered a gradient."""
+    metrics: dict[str, float]
+
+
+def describe_rewards(sampled: RolloutBatch) -> dict[str, float]:
+    """Compute metrics of rewards and responses."""
+    rollouts, rewards = sampled.rollouts, sampled.rewards
+    if sampled.weight is not None:
+        return _describe_tree(sampled, sampled.weight.double())
+    length = rollouts.mask.sum(dim=1).float()
+    values = rollouts.reward
+    found = {
+        "reward": float(values.mean()),
+        "reward_std": float(values.std(correction=0)),
+        "response_length": float(length.mean()),
+        "response_length_max": float(length.max()),
+        "truncated": float(rollouts.truncated.float().mean()),
+        "no_verdict": sum(not x.verdict for x in rewards) / len(rewards),
+    }
+    if (share := _zero_std(values, rollouts.group)) is not None:
+        found["groups/zero_std"] = share
+    if (right := correctness(rewards)) is not None:
+        found["accuracy"] = sum(right) / len(right)
+    return found
+
+
+def _zero_std(reward: Tensor, group: Tensor) -> float | None:
+    """Share of prompts whose responses all got the same reward; None if each has one response."""
+    _, number, count = group.unique(return_inverse=True, return_counts=True)
+    if int(count.max()) < 2:
+        return None
+    limits = [
+        torch.zeros(len(count), device=reward.device).scatter_reduce(
+            0, number, reward, how, include_self=False
+        )
+        for how in ("amax", "amin")
+    ]
+    return float((limits[0] - limits[1] <= 1e-6)[count > 1].float().mean())
+
+
+def _describe_tree(sampled: RolloutBatch, weight: Tensor) -> dict[str, float]:
+    """Compute them for trees: means over finished responses, weighted by their probability.
+
+    A plain mean would overweight prompts whose trees branched most often.
+    """
+    finished = (weight > 0).nonzero().flatten().tolist()
+    share = weight[finished] / weight.sum()
+    responses = [sampled.responses[row] for row in finished]
+    rewards = [sampled.rewards[row] for row in finished]
+
+    def mean(values: list[float]) -> float:
+        return float((share * torch.tensor(values, dtype=torch.float64)).sum())
+
+    average = mean([x.value for x in rewards])
+    found = {
+        "reward": average,
+        "reward_std": mean([(x.value - average) ** 2 for x in rewards]) ** 0.5,
+        "response_length": mean([float(x.num_tokens) for x in responses]),
+        "response_length_max": float(max(x.num_tokens for x in responses)),
+        "truncated": mean([float(x.truncated) for x in responses]),
+        "no_verdict": mean([float(not x.verdict) for x in rewards]),
+        "tree/branches": float(len(weight)),
+        "tree/responses": float(len(finished)),
+        "tree/tokens": float(sampled.rollouts.mask.sum()),
+    }
+    if (right := correctness(rewards)) is not None:
+        found["accuracy"] = mean([float(x) for x in right])
+    return found
+
+
+def describe(batch: Batch, offline: bool = False) -> dict[str, float]:
+    """Compute metrics of the policy's distribution, its credit and its critic.
+
+    Args:
+        offline: Whether log π_old and log π_ref may be at different temperatures; then there is
+            no KL.
+    """
+    rollouts, mask = batch.rollouts, batch.rollouts.mask
+    found: dict[str, float] = {}
+    if rollouts.entropy is not None:
+        found["entropy"] = float(rollouts.entropy[mask].mean())
+    if rollouts.logp_ref is not None and not offline:
+        found["kl"] = float((rollouts.logp_old - rollouts.logp_ref)[mask].mean())
+    if batch.credit is None:
+        return found
+    credit = batch.credit
+    advantage = credit.advantage[mask]
+    found["advantage_mean"] = float(advantage.mean())
+    found["advantage_std"] = float(advantage.std(correction=0))
+    found["advantage_max"] = float(advantage.abs().max())
+    segments = credit.segments
+    found["segments"] = float(segments.num.float().mean())
+    found["segment_length"] = float(segments.length[segments.mask].float().mean())
+    if credit.value_target is not None and rollouts.value is not None:
+        value = segments.read(rollouts.value, credit.value_at)[segments.mask]
+        target = segments.read(credit.value_target, credit.value_at)[segments.mask]
+        outcome = rollouts.reward[:, None].expand_as(segments.mask)[segments.mask]
+        found["value_mean"] = float(value.mean())
+        found["return_mean"] = float(target.mean())
+        found["return_std"] = float(target.std(correction=0))
+        found["explained_variance"] = explained_variance(value, outcome)
+    return found
+
+
+def rollout_rows(
+    result: StepResult, algorithm: Algorithm, codec: Codec, count: int, images: Path
+) -> Iterator[dict[str, Any]]:
+    """Yield records of the first ``count`` responses of a step; images are saved to ``images``."""
+    batch, sampled = result.batch, result.sampled
+    rollouts = batch.rollouts
+    columns: dict[str, Tensor] = {"logp_old": rollouts.logp_old}
+    for name in ("entropy", "value"):
+        if (column := getattr(rollouts, name)) is not None:
+            columns[name] = column
+    if batch.credit is not None:
+        columns["advantage"] = batch.credit.advantage
+        columns["segment"] = batch.credit.segments.index
+    if batch.ratio_segments is not None:
+        columns["ratio"] = _ratio(algorithm, batch, batch.ratio_segments, result.logp_new)
+    for row in range(min(count, len(rollouts))):
+        mask = rollouts.mask[row]
+        tokens = rollouts.tokens[row][mask].tolist()
+        response, reward = sampled.responses[row], sampled.rewards[row]
+        yield {
+            "prompt_id": response.prompt.id,
+            "prompt": codec.render(response.prompt),
+            "messages": [dict(x) for x in response.prompt.messages],
+            "images": [save_image(images, x) for x in response.prompt.images],
+            "response": response.text,
+            "tokens": tokens,
+            "pieces": codec.pieces(tokens),
+            **{name: _plain(x[row][mask]) for name, x in columns.items()},
+            "reward": reward.value,
+            "reason": reward.reason,
+            "parts": dict(reward.parts),
+            "correct": reward.correct,
+            "verdict": reward.verdict,
+            "truncated": response.truncated,
+            "answer": response.prompt.answer,
+        }
+
+
+def _ratio(algorithm: Algorithm, batch: Batch, units: Segments, logp: Tensor) -> Tensor:
+    """Compute the method's own ratio after the update; by default the geometric mean per unit."""
+    if hasattr(algorithm, "recorded_ratio"):
+        return algorithm.recorded_ratio(logp, batch)
+    return geometric_mean_ratio(logp, batch.rollouts.logp_old, units)
+
+
+def _plain(x: Tensor) -> list[float] | list[int]:
+    """Convert to plain numbers, rounded to six digits."""
+    if not x.is_floating_point():
+        return x.tolist()
+    return [float(f"{v:.6g}") for v in x.tolist()]

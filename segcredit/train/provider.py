@@ -24,7 +24,8 @@ from segcredit.runlog.folder import POLICY
 from segcredit.types import Batch, MonteCarlo, Prompt, Rollouts
 
 if TYPE_CHECKING:
-    from segcredit.train.collect import Context, RolloutBatch
+    from segcredit.train.collect import Context
+    from segcredit.train.metrics import RolloutBatch
     from segcredit.train.state import State
 
 

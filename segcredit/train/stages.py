@@ -13,9 +13,8 @@ from segcredit.data.worlds import Demonstration
 from segcredit.train.collect import Context, collect
 from segcredit.train.columns import prepare_columns
 from segcredit.train.distributed import micro_batches
-from segcredit.train.metrics import Metrics
+from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewards
 from segcredit.train.optim import CriticLearner, PolicyLearner, rate
-from segcredit.train.records import StepResult, describe, describe_rewards
 from segcredit.train.source import Generated
 from segcredit.train.state import State
 from segcredit.train.step import train_step

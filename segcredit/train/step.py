@@ -9,10 +9,9 @@ from torch import Tensor
 from segcredit.columns import ENTROPY, LOGP_OLD
 from segcredit.train.collect import Context, collect
 from segcredit.train.continuations import MonteCarloValues
-from segcredit.train.metrics import Metrics
+from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewards
 from segcredit.train.optim import PolicyLearner
 from segcredit.train.provider import Providers
-from segcredit.train.records import StepResult, describe, describe_rewards
 from segcredit.train.state import State
 from segcredit.train.update import update
 from segcredit.types import Batch, NothingToLearn, Prompt, Rollouts

@@ -11,7 +11,8 @@ from torch import Tensor
 from segcredit.config import TreeSettings
 from segcredit.core.group import tree_advantage
 from segcredit.models.inputs import encode_all
-from segcredit.train.collect import Context, RolloutBatch
+from segcredit.train.collect import Context
+from segcredit.train.metrics import RolloutBatch
 from segcredit.train.provider import Provider
 from segcredit.train.state import State
 from segcredit.types import Batch, Encoded, Prompt, Response, Reward, Rollouts, Sampling

@@ -18,8 +18,7 @@ from segcredit.report.overview import overview
 from segcredit.runlog import read_run
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, collect
-from segcredit.train.metrics import Metrics
-from segcredit.train.records import describe_rewards
+from segcredit.train.metrics import Metrics, describe_rewards
 from segcredit.train.state import State
 from segcredit.types import Response, Reward
 

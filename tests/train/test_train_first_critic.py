@@ -12,7 +12,8 @@ from segcredit.config import Optimize, RecipeError, parse_recipe
 from segcredit.models import Critic
 from segcredit.train import stages, step
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import Context, RolloutBatch, collect
+from segcredit.train.collect import Context, collect
+from segcredit.train.metrics import RolloutBatch
 from segcredit.train.optim import Optimizer
 from segcredit.train.stages import stage_of
 from segcredit.train.trainer import Trainer

@@ -16,7 +16,7 @@ from segcredit.report.overview import overview
 from segcredit.runlog import read_run
 from segcredit.train.health import STEPS, Health
 from segcredit.train.loop import Silent
-from segcredit.train.records import describe_rewards
+from segcredit.train.metrics import describe_rewards
 
 HEALTHY = {"reward": 0.4, "reward_std": 0.5, "truncated": 0.1, "groups/zero_std": 0.3}
 SICK: list[tuple[str, dict[str, float], list[str]]] = [

@@ -11,8 +11,7 @@ from segcredit.core.losses import nll
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context
-from segcredit.train.metrics import Metrics
-from segcredit.train.records import StepResult
+from segcredit.train.metrics import Metrics, StepResult
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.train.update import update

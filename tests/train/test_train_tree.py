@@ -9,9 +9,8 @@ from train.test_train_restem import step
 
 from segcredit.models import Policy
 from segcredit.train.build import build, make_plan
-from segcredit.train.collect import Context, RolloutBatch, collect
-from segcredit.train.metrics import Metrics
-from segcredit.train.records import describe_rewards
+from segcredit.train.collect import Context, collect
+from segcredit.train.metrics import Metrics, RolloutBatch, describe_rewards
 from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
 
