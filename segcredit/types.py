@@ -215,7 +215,7 @@ class Rollouts:
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def select(self, rows: Int[Tensor, " R"]) -> "Rollouts":
-        """Select responses in the given order; row numbers in main memory avoid a device sync."""
+        """Select responses in the given order; row numbers in CPU memory avoid a device sync."""
         _check_rows(rows)
         numbers, rows = rows, sent(rows, self.mask.device)
         columns: dict[str, object] = {}
@@ -284,7 +284,7 @@ class Batch:
     """Number of neighboring rows that must stay together (2 for preference pairs)."""
 
     def select(self, rows: Int[Tensor, " R"]) -> "Batch":
-        """Select responses in the given order; row numbers in main memory avoid a device sync."""
+        """Select responses in the given order; row numbers in CPU memory avoid a device sync."""
         _check_rows(rows)
         if not _whole_items(rows, self.rows_per_item):
             raise ValueError(
@@ -319,7 +319,7 @@ class Batch:
         return [self.select(rows) for rows in self.split_rows(num, generator)]
 
     def split_rows(self, num: int, generator: torch.Generator | None = None) -> list[Tensor]:
-        """Return the row numbers of those mini-batches, in main memory."""
+        """Return the row numbers of those mini-batches, in CPU memory."""
         items = len(self.rollouts) // self.rows_per_item
         if not 1 <= num <= items:
             raise ValueError(

@@ -150,7 +150,7 @@ def forward_in_parts(
 def _gather(
     state: State, own: list[Sequence[Tensor | None]], device: torch.device
 ) -> list[Sequence[Tensor | None]]:
-    """Gather the results of all ranks, by way of main memory."""
+    """Gather the results of all ranks, through CPU memory."""
     if state.parallel.size == 1:
         return own
     found = state.parallel.gather([[None if x is None else x.cpu() for x in part] for part in own])

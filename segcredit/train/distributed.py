@@ -228,7 +228,7 @@ def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
     Rows of one prompt stay together, so that the prompt is read once. Prompts whose longest rows
     have similar lengths stay together, so that there is little padding. One row (or ``item``
     neighboring rows that must stay together) is a micro-batch even if it alone exceeds the budget.
-    Returns the row numbers of each micro-batch, in main memory.
+    Returns the row numbers of each micro-batch, in CPU memory.
     """
     assert rollouts.prompts is not None
     both = _lengths(rollouts).view(-1, item, 2).amax(dim=1)

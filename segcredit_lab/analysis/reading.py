@@ -177,7 +177,7 @@ class Step:
 
 
 def run_name(run: Run) -> str:
-    """Name of the run's folder, shortened and printable."""
+    """Name of the run's directory, shortened and printable."""
     return printable(run.path.name, 60)
 
 
