@@ -11,7 +11,7 @@ from forked_cli import run
 from tiny_runs import changed
 
 from segcredit.config import load_recipe, load_run_recipe
-from segcredit.integrations.verl.settings import parse_settings
+from segcredit.integrations.verl.settings import parse_settings, published_method
 from segcredit.integrations.verl.translate import translate
 from segcredit.partition import partition_of, spec_of
 
@@ -106,7 +106,7 @@ def test_verl_gets_its_path(tmp_path: Path) -> None:
     recipe = load_recipe("geo3k/qwen2.5-vl-3b-sapo", [f"algorithm={method}"])
     settings = translate(recipe, tmp_path).settings
     assert {key: settings[f"+segment.partition.{key}"] for key in spec} == spec
-    partition = parse_settings({"partition": spec}).cut()
+    partition = published_method(parse_settings({"partition": spec})).credit.over
     assert partition == recipe.make_algorithm().credit.over  # type: ignore[attr-defined]
     assert spec_of(partition) == spec
 
