@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any
 
-from segcredit.partition.base import Partition
+from segcredit.partition.base import (
+    FixedLength,
+    Partition,
+    Response,
+    Token,
+    fixed_length,
+    response,
+    tokens,
+)
 from segcredit.partition.entropy import (
     EntropyPeaks,
     SmoothEntropy,
@@ -30,14 +38,6 @@ from segcredit.partition.probability import (
     probability_cutpoints,
 )
 from segcredit.partition.text import Newline, StepMarkers, newline, step_markers
-from segcredit.partition.units import (
-    FixedLength,
-    Response,
-    Token,
-    fixed_length,
-    response,
-    tokens,
-)
 from segcredit.registry import USER_MODULES, Registry, require_settings
 
 PARTITIONS: Registry[type[Partition]] = Registry(

@@ -18,7 +18,7 @@ from segcredit.models.images import ImageError, open_image
 from segcredit.partition import PARTITIONS, Partition
 from segcredit.report.segments import column_names
 from segcredit.runlog import Run
-from segcredit.runlog.rollouts import evenly, sample_rollouts
+from segcredit.runlog.records import evenly, sample_rollouts
 from segcredit.types import Rollouts
 
 Kind = Literal["rollouts", "watched"]

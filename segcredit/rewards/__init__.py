@@ -13,8 +13,7 @@ from segcredit.registry import Registry, names_code, require_settings
 from segcredit.rewards import math as _math
 from segcredit.rewards.checks import RewardError
 from segcredit.rewards.custom import CustomReward
-from segcredit.rewards.exact import ExactReward
-from segcredit.rewards.extract import boxed, format_ok, hash_answer
+from segcredit.rewards.extract import ExactReward, boxed, format_ok, hash_answer
 from segcredit.rewards.math import MathReward, authors_length_penalty, geo3k, geo3k_strict, gsm8k
 from segcredit.types import RewardFn
 

@@ -11,8 +11,15 @@ from segcredit.rewards.checks import (
     require_seconds,
     require_weight,
 )
-from segcredit.rewards.exact import ExactReward, gold_answer, no_answer
-from segcredit.rewards.extract import READERS, format_ok, last_box, verl_format_ok
+from segcredit.rewards.extract import (
+    READERS,
+    ExactReward,
+    format_ok,
+    gold_answer,
+    last_box,
+    no_answer,
+    verl_format_ok,
+)
 from segcredit.rewards.mathruler import MathRuler
 from segcredit.rewards.verify import Verdict, Verifier
 from segcredit.types import Response, Reward

@@ -2,9 +2,8 @@
 
 from segcredit.runlog.environment import describe_environment
 from segcredit.runlog.folder import RunError, RunFolder, new_run_path, resume_command
-from segcredit.runlog.metrics import MetricsWriter
 from segcredit.runlog.reader import Run, read_run
-from segcredit.runlog.rollouts import write_rollouts
+from segcredit.runlog.records import MetricsWriter, write_rollouts
 from segcredit.runlog.trackers import Tracker, open_trackers
 
 __all__ = [

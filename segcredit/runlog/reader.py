@@ -12,8 +12,7 @@ from segcredit.printable import printable
 from segcredit.registry import nearest
 from segcredit.runlog.files import read_lines, restore_nonfinite
 from segcredit.runlog.folder import RunFolder, by_step, require_run
-from segcredit.runlog.metrics import WARNING
-from segcredit.runlog.rollouts import read_rollouts
+from segcredit.runlog.records import WARNING, read_rollouts
 from segcredit.runlog.storage import CheckpointError, verify
 from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from segcredit.algorithms.requirements import requirements
 from segcredit.config import Recipe
-from segcredit.runlog.metrics import WARNING
+from segcredit.runlog.records import WARNING
 from segcredit.types import Algorithm
 
 STEPS = 5

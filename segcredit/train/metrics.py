@@ -15,7 +15,7 @@ from segcredit.core.advantages import explained_variance
 from segcredit.core.ratios import geometric_mean_ratio
 from segcredit.core.segments import Segments
 from segcredit.models import Codec
-from segcredit.runlog.rollouts import save_image
+from segcredit.runlog.records import save_image
 from segcredit.types import Algorithm, Batch, Response, Reward, Rollouts, correctness
 
 

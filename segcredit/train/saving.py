@@ -33,7 +33,7 @@ from segcredit.runlog.folder import (
     resume_command,
     step_name,
 )
-from segcredit.runlog.metrics import lines_after
+from segcredit.runlog.records import lines_after
 from segcredit.runlog.untrusted import requests_of
 from segcredit.train import checkpoint
 from segcredit.train.columns import ADAPTERS, restore_columns

@@ -18,7 +18,7 @@ from segcredit.runlog import (
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import POLICY
-from segcredit.runlog.metrics import lines_after
+from segcredit.runlog.records import lines_after
 from segcredit.train import checkpoint
 from segcredit.train.build import Plan, build, make_plan
 from segcredit.train.distributed import Parallel

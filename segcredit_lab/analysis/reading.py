@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from segcredit.printable import number_text, printable
 from segcredit.runlog import Run
-from segcredit.runlog.rollouts import evenly, sample_rollouts
+from segcredit.runlog.records import evenly, sample_rollouts
 
 if TYPE_CHECKING:
     from segcredit.algorithms import PolicyGradient

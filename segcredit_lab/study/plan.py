@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from segcredit.config import Recipe, RecipeError
 from segcredit_lab.study.definition import Scale, Study
-from segcredit_lab.study.measure import read_measurement
 from segcredit_lab.study.recipes import (
     arm_recipe,
     pretraining_of,
@@ -13,7 +12,7 @@ from segcredit_lab.study.recipes import (
     shortened,
     warm_start_of,
 )
-from segcredit_lab.study.store import Kind, Store, StudyRun
+from segcredit_lab.study.store import Kind, Store, StudyRun, read_measurement
 
 WARM, PRETRAINED_CRITIC = "start", "critic"
 """Names of shared starts, which belong to no arm."""

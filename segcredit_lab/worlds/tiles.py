@@ -33,8 +33,7 @@ from segcredit_lab.worlds.bookings import (
     Entry,
     Puzzle,
 )
-from segcredit_lab.worlds.lettered import draw_tagged
-from segcredit_lab.worlds.slots import Kind, Slot, Word, plain
+from segcredit_lab.worlds.slots import Kind, Slot, Word, draw_tagged, plain
 
 if TYPE_CHECKING:
     import transformers

@@ -13,7 +13,7 @@ from PIL import Image
 from segcredit.runlog import MetricsWriter, RunFolder, write_rollouts
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import step_name
-from segcredit.runlog.rollouts import save_image
+from segcredit.runlog.records import save_image
 
 WORDS = ("red ", "blue ", "is ", "3", " + ", "4", " = ", "7", "\n", "so ", "Step 2: ", "\\boxed{")
 HOSTILE = (

@@ -27,7 +27,7 @@ from segcredit.report.data import Limits
 from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server
 from segcredit.runlog import MetricsWriter, read_run, write_rollouts
-from segcredit.runlog.rollouts import read_rollouts
+from segcredit.runlog.records import read_rollouts
 from segcredit.types import Rollouts
 
 playwright = pytest.importorskip(

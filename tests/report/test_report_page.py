@@ -32,7 +32,7 @@ from segcredit.report.data import Limits, Rows
 from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
-from segcredit.runlog.rollouts import read_rollouts
+from segcredit.runlog.records import read_rollouts
 from segcredit.train.trainer import Result as TrainResult
 
 

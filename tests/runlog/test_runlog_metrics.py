@@ -14,7 +14,7 @@ import pytest
 import torch
 from each import each
 
-from segcredit.runlog.metrics import MetricsWriter
+from segcredit.runlog.records import MetricsWriter
 
 
 def lines(path: Path) -> list[dict]:
@@ -116,7 +116,7 @@ def test_truncate_refuses_a_file_that_was_changed(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from segcredit.runlog.metrics import MetricsWriter
+from segcredit.runlog.records import MetricsWriter
 writer = MetricsWriter(Path(sys.argv[1]))
 writer.write(1, "train", {"x": 1})
 resource.setrlimit(resource.RLIMIT_FSIZE, (writer.position() + 10, resource.RLIM_INFINITY))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from segcredit.runlog.folder import later_than
-from segcredit.runlog.rollouts import COLUMNS, read_rollouts, write_rollouts
+from segcredit.runlog.records import COLUMNS, read_rollouts, write_rollouts
 
 ODD = '\ud83d lone \udc00\x00\x1b[31m \u2028 {} \\ " \n NaN'
 

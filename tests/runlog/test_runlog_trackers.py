@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from segcredit.runlog.folder import RunFolder
-from segcredit.runlog.metrics import MetricsWriter
+from segcredit.runlog.records import MetricsWriter
 from segcredit.runlog.trackers import open_trackers
 
 

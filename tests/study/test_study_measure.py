@@ -9,7 +9,7 @@ from small import plan, pretend
 
 from segcredit.runlog import read_run
 from segcredit_lab.study import Options
-from segcredit_lab.study.measure import area_under, measure, read_measurement
+from segcredit_lab.study.store import area_under, measure, read_measurement
 
 
 def test_the_area_is_the_mean_over_the_curve() -> None:

@@ -11,7 +11,7 @@ from small import plan, pretend
 
 from segcredit.runlog import write_rollouts
 from segcredit_lab.study import Options, StudyPlan
-from segcredit_lab.study.measure import read_measurement
+from segcredit_lab.study.store import read_measurement
 from segcredit_lab.study.summary import Summary, estimate, paired, summarize
 from segcredit_lab.study.tables import (
     arms_csv,

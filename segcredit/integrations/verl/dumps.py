@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segcredit.integrations.verl.credit import ENDS
 from segcredit.runlog.files import read_lines, replacing, to_line
-from segcredit.runlog.rollouts import write_rollouts
+from segcredit.runlog.records import write_rollouts
 
 METRICS, ROLLOUTS = Path("verl", "metrics.jsonl"), Path("verl", "rollouts")
 """Where verl writes them, in the run folder."""
