@@ -55,7 +55,6 @@ DIGITS = 12
 """Hexadecimal digits of a hash that are kept."""
 
 Tree = dict[str, Any]
-Run = Callable[..., None]
 
 # ── The runs ─────────────────────────────────────────────────────────────────────────────────────
 
