@@ -98,6 +98,20 @@ def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
     return settings if found is None else f"{found}:{name}"
 
 
+def keep_written(settings: Any, written: Any, run: Path, key: str = "") -> Any:
+    """Undo :func:`resolve_files` wherever a path is still the one that config.yaml names.
+
+    So a run folder that was started with relative paths never gets paths of this machine.
+    """
+    if isinstance(settings, Mapping) and isinstance(written, Mapping):
+        return {
+            x: keep_written(y, written.get(x), run, f"{key}.{x}" if key else str(x))
+            for x, y in settings.items()
+        }
+    same = isinstance(written, str) and resolve_files(written, run, key) == settings
+    return written if same else settings
+
+
 def load_object(spec: str, kind: str) -> Any:
     """Import the object that ``file.py:Name`` or ``package.module:Name`` names.
 

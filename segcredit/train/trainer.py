@@ -7,6 +7,7 @@ from typing import Any
 
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
+from segcredit.registry import keep_written
 from segcredit.runlog import (
     MetricsWriter,
     RunFolder,
@@ -212,7 +213,8 @@ class Trainer:
         changed = changed_settings(run, self.recipe)
         if changed:
             watch.note(f"Settings changed from this step on: {', '.join(changed)}")
-            write_yaml_atomically(run.config, self._record())
+            written = read_run(run.path).config
+            write_yaml_atomically(run.config, keep_written(self._record(), written, run.path))
         self._note_environment(run, state, watch)
         return roll_back(state, run, position)
 

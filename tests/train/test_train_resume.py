@@ -352,8 +352,6 @@ def test_on_a_full_disk_it_stops_and_goes_on_when_there_is_room(
     call = server.run(tmp_path, "train", "--resume", "disk/run", "save.every=2")
     assert call.code == 0, call.complained
     assert server.ask({"shell": f"cp -r {disk}/run {tmp_path}/run"}) == 0
-    config = tmp_path / "run" / "config.yaml"  # changed settings are saved with absolute paths
-    config.write_text(config.read_text().replace(f"reward: {tmp_path}/", "reward: "))
     assert_same_run(tmp_path / "run", whole)
 
 

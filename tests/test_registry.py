@@ -1,0 +1,66 @@
+"""The registry: names, hints, files of users, and paths in run folders."""
+
+from pathlib import Path
+
+import pytest
+
+from segcredit.registry import (
+    Registry,
+    keep_written,
+    load_object,
+    names_code,
+    nearest,
+    resolve_files,
+)
+
+SHAPES: Registry[object] = Registry("shape", {"circle": dict, "square": "builtins:list"})
+
+
+def test_names_files_and_modules() -> None:
+    assert SHAPES["circle"] is dict
+    assert SHAPES["square"] is list  # imported on first use
+    assert SHAPES["collections:OrderedDict"].__name__ == "OrderedDict"  # type: ignore[attr-defined]
+    assert list(SHAPES) == ["circle", "square"]
+
+
+def test_mistakes_name_the_nearest_and_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown shape 'Circel'. Did you mean 'circle'\? The "):
+        SHAPES["Circel"]
+    with pytest.raises(ValueError, match=r"there is no file .*none.py"):
+        SHAPES["none.py:Shape"]
+    with pytest.raises(ValueError, match="cannot import 'no_such_package'"):
+        SHAPES["no_such_package:Shape"]
+    file = tmp_path / "mine.py"
+    file.write_text("class Hexagon: ...\n")
+    with pytest.raises(ValueError, match=r"has no shape 'Hexagn'. Did you mean 'Hexagon'\?"):
+        SHAPES[f"{file}:Hexagn"]
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    with pytest.raises(ValueError, match=r"broken.py cannot be imported: ZeroDivisionError"):
+        load_object(f"{broken}:Anything", "shape")
+    with pytest.raises(ValueError, match=r"Hexagon has no setting .side.. It has no settings"):
+        SHAPES.make(f"{file}:Hexagon", {"side": 2})
+    assert nearest("value-jumps", ["value_jumps"]) == " Did you mean 'value_jumps'?"
+    assert nearest("something else", ["value_jumps"]) == ""
+
+
+def test_what_names_code() -> None:
+    assert all(map(names_code, ("file.py:Name", "a/b c/file.py:name", "package.module:Name")))
+    rest = ("entropy", "file.py", "https://x", "12:30", "a: b", "", 3, None, "x:1", "file.py:")
+    assert not any(map(names_code, rest))
+
+
+def test_a_run_folder_keeps_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed from elsewhere, files are found beside the run; config.yaml stays as it was."""
+    (tmp_path / "mine.py").touch()
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    monkeypatch.chdir("/")
+    written = {"reward": "mine.py:score", "data": {"world": "gone.py:World"}, "seed": 0}
+    resolved = resolve_files(written, run)
+    assert resolved["reward"] == f"{tmp_path}/mine.py:score"
+    assert resolved["data"] == written["data"]  # not found: said when it is loaded
+    changed = resolved | {"seed": 1, "algorithm": "grpo"}
+    assert keep_written(changed, written, run) == written | {"seed": 1, "algorithm": "grpo"}
+    other = resolved | {"reward": "/other.py:score"}
+    assert keep_written(other, written, run)["reward"] == "/other.py:score"
