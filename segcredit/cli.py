@@ -25,7 +25,7 @@ studying = import_module("segcredit_lab.commands.study")
 
 app = typer.Typer(
     help="Reinforcement learning for reasoning models whose unit of credit is the reasoning step.",
-    epilog="See it at work: [bold]segcredit demo[/bold]",
+    epilog="Try it: [bold]segcredit demo[/bold]",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -183,7 +183,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return name
         raise ValueError(
             f"unknown {self.kind} {name!r}.{nearest(name, self._entries)} The {self.plural} are: "
-            f"{', '.join(self._entries)}. One of your own is written 'file.py:Name'."
+            f"{', '.join(self._entries)}. Write your own as 'file.py:Name'."
         )
 
     def __contains__(self, name: object) -> bool:

@@ -163,7 +163,7 @@ class Rollouts:
 
     @classmethod
     def from_columns(cls, mask: Bool[Tensor, "B T"], **columns: Any) -> "Rollouts":
-        """Rollouts made of known columns; a required column that is not given is zeros."""
+        """Make rollouts of known columns; a required column that is not given is zeros."""
         filled = {
             "tokens": torch.zeros_like(mask, dtype=torch.long),
             "logp_old": torch.zeros_like(mask, dtype=torch.float32),
@@ -174,7 +174,7 @@ class Rollouts:
         return cls(mask=mask, **filled | columns)
 
     def column(self, name: str, reader: str) -> Tensor:
-        """Return a column; if it is not filled, the error says what is missing and who reads it."""
+        """Return a column; if it is not filled, raise an error that names it and its reader."""
         x = self.extra[name] if name in self.extra else getattr(self, name, None)
         if x is None:
             raise ValueError(
@@ -184,7 +184,7 @@ class Rollouts:
         return x
 
     def token_texts(self, reader: str) -> Sequence[Sequence[str]]:
-        """Return the pieces; if they are missing, the error says who reads them."""
+        """Return the token texts; if they are missing, raise an error that names their reader."""
         if self.pieces is None:
             raise ValueError(
                 f"{reader} needs the rollouts' 'pieces'; got none. Decode each token by itself: "
@@ -288,7 +288,7 @@ class Batch:
         _check_rows(rows)
         if not _whole_items(rows, self.rows_per_item):
             raise ValueError(
-                f"rows must keep each {self.rows_per_item} neighbours together and in order "
+                f"rows must keep groups of {self.rows_per_item} adjacent rows together, in order "
                 f"(chosen, rejected); got {rows.tolist()[:8]}."
             )
         rollouts = self.rollouts.select(rows)

@@ -126,7 +126,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     [
         ([], "name a recipe, for example: segcredit train demo"),
         (["demo", "--resume", "x"], "give a recipe or --resume RUN, not both"),
-        (["--resume", "x", "--folder", "y"], "--resume names the run's folder already"),
+        (["--resume", "x", "--folder", "y"], "--resume already names the run directory"),
         (["demo", "--chek"], "No such option: --chek"),
     ],
 )

@@ -142,7 +142,7 @@ def test_boolean_rows_and_torn_pairs_are_refused() -> None:
         rollouts.select(rollouts.reward > 0)
     batch = algorithms.dpo().prepare(rollouts)
     for rows in ([1, 0], [0], [1, 2]):
-        with pytest.raises(ValueError, match="neighbours together"):
+        with pytest.raises(ValueError, match="adjacent rows together"):
             batch.select(torch.tensor(rows))
 
 

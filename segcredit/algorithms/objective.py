@@ -41,12 +41,12 @@ Estimator = Callable[[Tensor, Tensor], Tensor]
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Share of the mini-batch's loss that each entry carries (core/reduce.py)."""
+    """Share (weight) of each entry in a mini-batch's loss Σ share · x (core/reduce.py)."""
 
     def __call__(
         self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype
     ) -> Float[Tensor, "B N"]:
-        """Compute the shares of a mini-batch."""
+        """Compute the share of each entry of a mini-batch."""
         ...
 
 
@@ -170,12 +170,12 @@ class Unclipped:
 
 @runtime_checkable
 class Adjustment(Protocol):
-    """Change of the advantages before the loss."""
+    """Transformation of the advantages before the loss, such as whitening."""
 
     def __call__(
         self, advantage: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
-        """Adjust the advantages; the mask has the tokens of the loss."""
+        """Adjust the advantages; ``mask`` is True at tokens that enter the loss."""
         ...
 
 

@@ -8,7 +8,7 @@ from segcredit.types import Algorithm
 
 @dataclass(frozen=True)
 class Requirements:
-    """Requirements of one method; :func:`requirements` reads them off it.
+    """Requirements of one method, as returned by :func:`requirements`.
 
     A method, built-in or custom, sets those that differ from the default as attributes.
     """

@@ -37,7 +37,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             "--data",
-            help="Files of prompts, or the prepared geo3k, gsm8k, math.",
+            help="Prompt files, or a prepared dataset: geo3k, gsm8k, math.",
             show_default="the run's test data",
         ),
     ] = None,
@@ -46,14 +46,15 @@ def evaluate(
         typer.Option(
             "--reward",
             help="math, geo3k, geo3k_strict, gsm8k, exact or file.py:function.",
-            show_default="that of the run or of the prepared data",
+            show_default="the run's, or the prepared dataset's",
         ),
     ] = None,
     paper: Annotated[
         bool,
         typer.Option(
             "--paper",
-            help="As in the SAPO paper: --temperature 0.6 --top-p 0.95 --no-greedy --prompts 0.",
+            help="Evaluate as in the SAPO paper: --temperature 0.6 --top-p 0.95 --no-greedy "
+            "--prompts 0.",
         ),
     ] = False,
     prompts: Annotated[

@@ -60,7 +60,7 @@ class LastingStream:
 
 
 def lasting(stream: IO[str] | None, note: str = "") -> IO[str]:
-    """Wrap a stream so that losing it does not end the command."""
+    """Wrap a stream so that the command continues if the stream breaks (a closed pipe)."""
     return cast(IO[str], LastingStream(stream, note))
 
 

@@ -29,7 +29,7 @@ def plan(
         str | None,
         typer.Option(
             "--gpus",
-            help="Count and name, as 8xA100-80G; default: the GPUs of this machine.",
+            help="GPUs, such as 8xA100-80G; default: the GPUs of this machine.",
             metavar="COUNTxNAME",
         ),
     ] = None,
@@ -37,7 +37,7 @@ def plan(
         int | None,
         typer.Option(
             "--mean-length",
-            help="Mean tokens of a response; default: half of rollout.max_tokens.",
+            help="Mean response length in tokens; default: half of rollout.max_tokens.",
             min=1,
             metavar="TOKENS",
         ),
@@ -46,7 +46,7 @@ def plan(
         int | None,
         typer.Option(
             "--prompt-tokens",
-            help="Mean tokens of a prompt, images included; default: from the data.",
+            help="Mean prompt length in tokens, images included; default: from the data.",
             min=1,
             metavar="TOKENS",
         ),
@@ -55,7 +55,7 @@ def plan(
         int | None,
         typer.Option(
             "--longest-prompt",
-            help="Tokens of the longest prompt of a batch, to which prompts are padded.",
+            help="Length of a batch's longest prompt in tokens; the others are padded to it.",
             min=1,
             metavar="TOKENS",
         ),
@@ -64,7 +64,7 @@ def plan(
         int | None,
         typer.Option(
             "--picture-tokens",
-            help="Mean number of image tokens among a prompt's tokens.",
+            help="Mean number of image tokens per prompt.",
             min=0,
             metavar="TOKENS",
         ),

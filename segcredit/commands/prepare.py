@@ -42,7 +42,7 @@ def prepare(
         list[str] | None,
         typer.Option(
             "--from",
-            help="Folder, file or Hub id of the dataset; test=PLACE for one split.",
+            help="Where to read the dataset: folder, file or Hub id; test=PLACE for one split.",
             metavar="PLACE",
         ),
     ] = None,
@@ -51,7 +51,7 @@ def prepare(
         typer.Option("--output", "-o", help="Output folder.", show_default="data/NAME or prepared"),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", help="Part of a dataset that has several.")
+        str | None, typer.Option("--config", help="Configuration (subset) of a Hub dataset.")
     ] = None,
     question: Annotated[
         str | None, typer.Option("--question", help="Column with the question.", metavar="COLUMN")
@@ -64,7 +64,7 @@ def prepare(
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option("--keep", help="Further column to copy into extra_info.", metavar="COLUMN"),
+        typer.Option("--keep", help="Another column to copy into extra_info.", metavar="COLUMN"),
     ] = None,
     suffix: Annotated[
         str | None,
@@ -74,19 +74,25 @@ def prepare(
         str | None, typer.Option("--data-source", help="Name by which verl selects its scorer.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Folder or Hub id; counts the tokens.")
+        str | None,
+        typer.Option(
+            "--tokenizer", help="Count prompt tokens with this tokenizer (folder or Hub id)."
+        ),
     ] = None,
     max_prompt_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-prompt-tokens", help="Count longer prompts.", min=1, show_default="1024"
+            "--max-prompt-tokens",
+            help="Report how many prompts are longer; needs --tokenizer.",
+            min=1,
+            show_default="1024",
         ),
     ] = None,
     drop_duplicates: Annotated[
         bool,
         typer.Option(
             "--drop-duplicates",
-            help="Drop training rows with the question and image of a held-out row.",
+            help="Drop training rows that share question and image with a held-out row.",
         ),
     ] = False,
     skip_bad_rows: Annotated[

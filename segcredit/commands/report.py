@@ -37,23 +37,24 @@ def report(
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Recorded steps shown of each run, evenly spaced.")
+        int, typer.Option("--steps", min=1, help="Recorded steps to show per run, evenly spaced.")
     ] = 20,
     responses: Annotated[
-        int, typer.Option("--responses", min=1, help="Responses shown of each step.")
+        int, typer.Option("--responses", min=1, help="Responses to show per step.")
     ] = 24,
     megabytes: Annotated[
-        float, typer.Option("--megabytes", min=0.1, help="Maximum size of all responses.")
+        float, typer.Option("--megabytes", min=0.1, help="Maximum size of all responses, in MB.")
     ] = 18.0,
     analyses: Annotated[
-        bool, typer.Option("--analyses/--no-analyses", help="Include the analyses.")
+        bool,
+        typer.Option("--analyses/--no-analyses", help="Include the results of segcredit analyze."),
     ] = True,
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Serve the page to a browser on this machine, and update it."),
+        typer.Option("--serve", help="Serve the page on this machine and keep it up to date."),
     ] = False,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port of --serve; 0: any free port.")
+        int, typer.Option("--port", min=0, max=65535, help="Port for --serve; 0: any free port.")
     ] = 0,
     trust_run: TrustRun = False,
 ) -> None:

@@ -16,18 +16,18 @@ _CREDIT = CreditSettings()
 EPILOG = r"""[bold]Partitions[/bold]
   segcredit segment --list describes them, with their settings
   [cyan]-s entropy -s newline[/cyan]         two of them
-  [cyan]-s all[/cyan]                        each for which the row has the numbers
-  [cyan]-s my_partitions.py:Name[/cyan]      one of your own
+  [cyan]-s all[/cyan]                        every partition whose inputs the row has
+  [cyan]-s my_partitions.py:Name[/cyan]      your own partition
   [cyan]-s '{name: fixed, size: 8}'[/cyan]   with settings, as in recipes
 
 [bold]A line of FILE[/bold]
   {"tokens": \["So", " x", " =", " 2"], "entropy": \[1.2, 0.3, 0.1, 0.9]}
 
-  Instead of "tokens": "text", a string. One entry per token, as far as known:
-  "entropy", "prob" or "logp", "value" (V of the prefix before the token),
-  "mask" (false at tool output). Once: "reward", "id", "prompt".
-  It also reads the files that training writes (RUN/rollouts, RUN/watched,
-  RUN/evaluations); RUN alone shows its last rollouts.
+  "tokens" (a list) or "text" (a string) is required. Optional lists with one
+  entry per token: "entropy", "prob" or "logp", "value" (V of the prefix before
+  the token), "mask" (false at tool output). Optional per response: "reward",
+  "id", "prompt". FILE can also be a file that training writes (in RUN/rollouts,
+  RUN/watched or RUN/evaluations), or RUN itself for its last rollouts.
 
 [bold]Examples[/bold]
   segcredit segment --example
@@ -36,7 +36,7 @@ EPILOG = r"""[bold]Partitions[/bold]
   segcredit segment runs/demo-20261115-101500 -s all --limit 1
   segcredit segment rollouts.jsonl --fraction 0.1 --json | jq .segments
 
-The responses of --example are hand-written; their numbers are made up to illustrate."""
+The responses of --example are hand-written, and their numbers are illustrative."""
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
@@ -52,7 +52,7 @@ def segment(
         str | None,
         typer.Argument(
             metavar="FILE",
-            help="JSONL, one response per line; a run (its last rollouts); - is standard input.",
+            help="JSONL file, one response per line; or a run directory; - reads standard input.",
         ),
     ] = None,
     example: Annotated[
@@ -96,13 +96,13 @@ def segment(
     ] = _CREDIT.lam,
     value_at: Annotated[
         ValueAt,
-        _option("Credit", "V before a segment's first token (paper) or last (authors' code)."),
+        _option("Credit", "Read V before a segment's first token (paper) or last (authors' code)."),
     ] = _CREDIT.value_at,
     limit: Annotated[
         int | None,
         _option(
             "Output",
-            "Maximum number of rows; 0 is all.",
+            "Maximum number of rows; 0: all.",
             metavar="N",
             show_default=f"{MAX_ROWS}; with --json all",
         ),

@@ -46,7 +46,8 @@ PATIENCE = 2.0
 """Seconds for a clean stop; a Ctrl-C after that ends the process immediately."""
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings, as key.path=value.", metavar="[KEY=VALUE]…")
+    list[str] | None,
+    typer.Argument(help="Override settings with key.path=value.", metavar="[KEY=VALUE]…"),
 ]
 TrustRun = Annotated[
     bool,
@@ -54,7 +55,7 @@ TrustRun = Annotated[
 ]
 """Option of every command that loads a run's model or reward."""
 Folder = Annotated[
-    Path | None, typer.Option("--folder", "-o", help="Run folder; runs/NAME-DATE if not given.")
+    Path | None, typer.Option("--folder", "-o", help="Run directory; default: runs/NAME-DATE.")
 ]
 
 
@@ -80,13 +81,13 @@ def train(
     ] = False,
     trust_run: TrustRun = False,
 ) -> None:
-    """Train a model as a recipe says, or resume a run."""
+    """Train a model from a recipe, or resume a run."""
     if resume is not None and recipe is not None and "=" not in recipe:
         raise typer.BadParameter("give a recipe or --resume RUN, not both")
     if resume is None and recipe is None:
         raise typer.BadParameter("name a recipe, for example: segcredit train demo")
     if resume is not None and folder is not None:
-        raise typer.BadParameter("--resume names the run's folder already: leave --folder out")
+        raise typer.BadParameter("--resume already names the run directory: leave --folder out")
     if trust_run and resume is None:
         raise typer.BadParameter("--trust-run requires --resume RUN; a recipe is always trusted")
     given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]

@@ -22,7 +22,7 @@ segcredit verl my.yaml --gpus 8 --out runs/mine  [dim]# run; repeat to resume[/d
 
 segcredit verl my.yaml optimizer.lr=2e-6 --nodes 4 --verl trainer.save_freq=20
 
-segcredit report runs/mine  [dim]# also while it runs[/dim]
+segcredit report runs/mine  [dim]# works during the run, too[/dim]
 """
 
 

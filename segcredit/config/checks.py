@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def recipe_problems(recipe: "Recipe") -> list[str]:
-    """Return what is wrong with a recipe whatever its method is."""
+    """List the problems of a recipe that do not depend on its method."""
     size = recipe.data.size if recipe.data.world is not None else None
     return [
         *_batch_problems(recipe),

@@ -242,7 +242,7 @@ class RolloutSettings(Settings):
         repeats_prompts: bool = False,
         needs_logp: bool = False,
     ) -> EngineSettings:
-        """Settings of the engine; ``repeats_prompts``: also if ``samples`` is 1."""
+        """Return the settings of the engine; ``repeats_prompts``: also if ``samples`` is 1."""
         return EngineSettings(
             rows=self.rows,
             max_tokens=self.max_tokens,

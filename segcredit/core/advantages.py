@@ -92,7 +92,7 @@ class Credit:
         return self.segments.at_start(self.advantage)
 
     def select(self, rows: Int[Tensor, " R"]) -> "Credit":
-        """The credit of some responses, in the given order."""
+        """Return the credit of some responses, in the given order."""
         target = None if self.value_target is None else self.value_target[rows]
         return Credit(self.advantage[rows], target, self.segments.select(rows), self.value_at)
 

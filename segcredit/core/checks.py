@@ -40,7 +40,7 @@ def keep(mask: Tensor, x: Tensor, otherwise: float = 0.0) -> Tensor:
 
 @lru_cache(maxsize=64)
 def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A cached 0-d tensor: with a Python number, torch.where launches three kernels, not one."""
+    """Return a cached 0-d tensor; with a Python number torch.where launches three kernels."""
     with torch.inference_mode(False):
         return torch.tensor(number, dtype=dtype, device=device)
 
@@ -131,7 +131,7 @@ def finite(mask: Tensor, **columns: Tensor) -> Claim:
 
 
 def not_finite(mask: Tensor, **columns: Tensor) -> str:
-    """Error message for columns that are not finite."""
+    """Write the error message for columns that are not finite."""
     for name, x in columns.items():
         bad = (~x.isfinite() & mask).nonzero()
         if len(bad):
@@ -152,7 +152,7 @@ def _added(columns: dict[str, Tensor]) -> Tensor:
 
 
 def empty_rows(mask: Tensor) -> str:
-    """Error message for responses without tokens."""
+    """Write the error message for responses without tokens."""
     empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
     if len(empty) == len(mask):
         return (

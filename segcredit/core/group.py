@@ -58,7 +58,7 @@ def leave_one_out(reward: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Floa
 
 
 def rank_within(group: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Index of each row within its group, in row order: [7, 3, 7, 7] → [0, 0, 1, 2]."""
+    """Return the index of each row within its group, in row order: [7, 3, 7, 7] → [0, 0, 1, 2]."""
     order = group.argsort(stable=True)
     _, size = group[order].unique_consecutive(return_counts=True)
     first = torch.repeat_interleave(size.cumsum(0) - size, size)
@@ -149,7 +149,7 @@ def tree_advantage(
 
 
 def _levels(parent: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """Depth of each node under its root; all nodes walk up together."""
+    """Return the depth of each node under its root; all nodes walk up together."""
     level = torch.zeros_like(parent)
     at = parent
     for _ in range(len(parent)):

@@ -42,7 +42,7 @@ def clipped_surrogate(
 def _bounds(
     clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[float, float, float]:
-    """Minimum ratio where Â < 0, maximum where Â > 0, maximum where Â < 0."""
+    """Return the minimum ratio where Â < 0, maximum where Â > 0, maximum where Â < 0."""
     return 1.0 - clip_low, 1.0 + clip_high, torch.inf if dual_clip is None else dual_clip
 
 

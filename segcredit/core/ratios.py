@@ -21,7 +21,7 @@ def log_ratio(
 
 
 def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | None) -> Tensor:
-    """The log-ratio with arbitrary values off the mask."""
+    """Return the log-ratio with arbitrary values off the mask."""
     require_shape("logp", logp, "mask", mask)
     require_shape("logp_old", logp_old, "mask", mask)
     x = at_least_float32(logp) - at_least_float32(logp_old.detach())

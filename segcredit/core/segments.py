@@ -49,7 +49,7 @@ class Segments:
     def from_ends(cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> "Segments":
         """Make segments from marks at their last tokens, e_m.
 
-        A response's last token ends its last segment, marked or not. Marks must lie on the mask.
+        A response's last token ends its last segment, marked or not. Marks must be on the mask.
         """
         return cls.from_trusted_ends(ends, mask, _marks_on_mask("ends", ends, mask))
 
@@ -57,7 +57,7 @@ class Segments:
     def from_starts(cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> "Segments":
         """Make segments from marks at their first tokens, b_m.
 
-        A response's first token starts its first segment, marked or not. Marks must lie on the
+        A response's first token starts its first segment, marked or not. Marks must be on the
         mask.
         """
         return cls.from_trusted_starts(starts, mask, _marks_on_mask("starts", starts, mask))
@@ -66,9 +66,10 @@ class Segments:
     def from_trusted_ends(
         cls, ends: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
     ) -> "Segments":
-        """Make segments from marks that lie on the mask by construction, as partitions do.
+        """Make segments from marks at last tokens, without checking that they are on the mask.
 
-        Empty responses and the caller's ``claims`` are checked with one device synchronization.
+        Partitions use this: their marks are on the mask by construction. Empty responses and the
+        caller's ``claims`` are checked with one device synchronization.
         """
         closed = ends.flatten().cumsum(dim=0).view(ends.shape)  # one long scan, not B short ones
         before = closed - ends.view(torch.uint8)
@@ -78,7 +79,7 @@ class Segments:
     def from_trusted_starts(
         cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
     ) -> "Segments":
-        """Make segments from marks at first tokens, as :meth:`from_trusted_ends`."""
+        """Make segments from marks at first tokens; see :meth:`from_trusted_ends`."""
         opened = starts.flatten().cumsum(dim=0).view(starts.shape)
         first = keep(mask, opened, FAR).amin(dim=1, keepdim=True)
         return cls._from_index(opened - first, mask, claims)
@@ -151,7 +152,7 @@ class Segments:
         return self.sum(x) / self._divisor
 
     def smooth(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Mean of each token's segment, spread(mean(x)); 0 off the mask.
+        """Compute the mean of each token's segment, spread(mean(x)); 0 off the mask.
 
         An orthogonal projection, so it is its own transpose and its own gradient.
         """
@@ -182,7 +183,7 @@ class Segments:
         return _Spread.apply(y, self)  # type: ignore[no-untyped-call]
 
     def select(self, rows: Int[Tensor, " R"]) -> "Segments":
-        """Segments of some responses, in the given order."""
+        """Return the segments of some responses, in the given order."""
         return Segments(self.token_mask[rows], self.slot[rows], self.num[rows], self.width)
 
 
@@ -240,7 +241,7 @@ def check_value_at(at: ValueAt) -> None:
 
 
 def last_position(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
-    """Position of the last valid token of each response; 0 if there is none."""
+    """Return the position of the last valid token of each response; 0 if there is none."""
     return (mask * positions(mask.shape[1], mask.device)).argmax(dim=1, keepdim=True)
 
 

@@ -54,7 +54,7 @@ def tracker_update(
         none(
             ~((reward >= 0) & (reward <= 1)),
             lambda: (
-                f"the tracker counts successes, so rewards must lie in [0, 1]; got "
+                f"the tracker counts successes, so rewards must be in [0, 1]; got "
                 f"{reward.min().item()} … {reward.max().item()}. Rescale the reward."
             ),
         ),

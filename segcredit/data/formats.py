@@ -79,7 +79,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class RowParts:
-    """The parts of a row; images are as the row has them and not yet read."""
+    """The parts of a row; images are still in the row's own format, not yet decoded."""
 
     messages: list[dict[str, str]]
     images: list[object]
@@ -120,7 +120,7 @@ def split_row(
 
 
 def missing_columns(columns: Iterable[str], keys: Keys, need_answer: bool) -> str | None:
-    """Problem of a table that has no column for a required part; None if it has all."""
+    """Describe which required column a table lacks; None if it has all."""
     columns = list(columns)
     needed = {"question": keys.question} | ({"answer": keys.answer} if need_answer else {})
     for what, names in needed.items():
@@ -167,7 +167,7 @@ def _is_blank(value: object) -> bool:
 
 
 def either(keys: tuple[str, ...]) -> str:
-    """The keys in quotes, joined by "or"."""
+    """Return the keys in quotes, joined by "or"."""
     return " or ".join(f"'{key}'" for key in keys)
 
 

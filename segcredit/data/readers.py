@@ -192,14 +192,14 @@ def _parquet(path: Path) -> Iterator[RawRow]:
 
 
 def _row_bytes(batch: Any) -> int:
-    """Size of a batch as rows; a value of a dictionary counts for every row that repeats it."""
+    """Compute the size of a batch once dictionary-encoded columns are expanded into rows."""
     kind = import_module("pyarrow").DictionaryArray
     columns = [x.dictionary_decode() if isinstance(x, kind) else x for x in batch.columns]
     return sum(x.nbytes for x in columns)
 
 
 def rows_at_once(metadata: Any, path: Path) -> int:
-    """Number of rows to read per batch; raises ValueError if the file unpacks to too much.
+    """Compute how many rows to read per batch; raise ValueError if the unpacked file is too large.
 
     Dictionary and prefix encodings store a value once for many rows, so a batch may need the
     unpacked size of a column once per row: a file of 1 kB can hold a text of 100 MB that every row

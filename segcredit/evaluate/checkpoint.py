@@ -109,7 +109,7 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: A run folder, one of its checkpoints, a Hugging Face folder, or a Hub id.
-        data: Files of prompts, or the prepared datasets geo3k, gsm8k and math, which need no
+        data: Prompt files, or the prepared datasets geo3k, gsm8k and math, which need no
             ``reward``.
         reward: Name of a reward, or file.py:function.
         prompts: Maximum number of prompts; None: all.

@@ -69,7 +69,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of the mean of shares, one per prompt.
+    """Compute the confidence interval of the mean of shares, one per prompt.
 
     Bootstrap over prompts. If all shares are 0 or all are 1, resampling has no variance, so the
     exact binomial interval is used: 0 of 3 is 0 to 71 %, not 0 to 0.
@@ -83,7 +83,7 @@ def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, 
 def bootstrap_interval(
     values: Sequence[float], share: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, with prompts resampled."""
+    """Compute a percentile bootstrap interval of the mean, with prompts resampled."""
     if not values:
         raise ValueError("an interval needs at least one value; got none.")
     x = torch.tensor(values, dtype=torch.float64)

@@ -34,7 +34,7 @@ def grouped_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over (batch, heads, tokens, head_dim) without repeated keys and values.
+    """Compute attention over (batch, heads, tokens, head_dim) without repeated keys and values.
 
     Falls back to transformers' own function where that is as fast.
     """
@@ -53,7 +53,7 @@ def grouped_attention(
 def _one_token(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """One decoding step: two matrix products and a softmax in float32."""
+    """Compute one decoding step: two matrix products and a softmax in float32."""
     batch, heads, _, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
     grouped = query.view(batch, key.shape[1], heads // key.shape[1], size) * scale
@@ -121,7 +121,7 @@ def packed_attention(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over (1, heads, tokens of all sequences, head_dim).
+    """Compute attention over (1, heads, tokens of all sequences, head_dim).
 
     Sequences begin where positions are 0, or as ``cu_seq_lens_q`` says. Any other input, a padded
     batch or a decoding step with a cache, goes to :func:`grouped_attention`.

@@ -148,7 +148,7 @@ class Codec:
         """Raise ValueError for a tokenizer without a chat template, if no template was given."""
         if self.template is None and self.tokenizer.chat_template is None:
             raise ValueError(
-                "the tokenizer has no chat template, so nothing says how a question is put to this "
+                "the tokenizer has no chat template, so the prompt format is unknown for this "
                 "model. Set data.template (segcredit evaluate: --template) to the text it was "
                 "taught with, or to '{question}' for the bare question; for prompts with images, "
                 "put a chat_template.jinja into the model's folder."
@@ -274,7 +274,7 @@ class Codec:
         return "".join(filled)
 
     def encode_response(self, text: str) -> Tensor:
-        """Token ids of a demonstration, with the end token."""
+        """Return the token ids of a demonstration, with the end token."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return torch.tensor([*ids, self.tokenizer.eos_token_id], dtype=torch.long)
 
@@ -287,7 +287,7 @@ class Codec:
         )
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Each token's own text; special tokens are empty."""
+        """Return each token's own text; special tokens are empty."""
         return [self._piece(token) for token in tokens]
 
     def _piece(self, token: int) -> str:

@@ -69,13 +69,13 @@ class Critic(nn.Module):
         for name in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if found.get(name):
                 raise ValueError(
-                    f"{folder} is no saved critic: {name.replace('_', ' ')} "
+                    f"{folder} is not a saved critic: {name.replace('_', ' ')} "
                     f"{sorted(map(str, found[name]))[:3]}. Use Critic.from_policy(policy)."
                 )
         critic = cls(trunk.eval(), family=family)
         if not (folder / HEAD_FILE).is_file():
             raise ValueError(
-                f"{folder} is no saved critic: it has no {HEAD_FILE}. "
+                f"{folder} is not a saved critic: it has no {HEAD_FILE}. "
                 f"Use Critic.from_policy(policy)."
             )
         critic.head.load_state_dict(load_file(folder / HEAD_FILE))
@@ -98,11 +98,11 @@ class Critic(nn.Module):
         )
 
     def active(self) -> AbstractContextManager[None]:
-        """Context in which the trunk uses the critic's adapter; without LoRA it does nothing."""
+        """Return a context in which the trunk uses the critic's adapter; no effect without LoRA."""
         return nullcontext() if self.lora is None else self.lora.use(CRITIC)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters, by names that do not change between runs."""
+        """Return the trainable parameters, by names that do not change between runs."""
         if self.lora is None:
             return trained_weights(self)
         head = {f"head.{name}": x for name, x in self.head.named_parameters()}
@@ -159,10 +159,10 @@ def verify_equal(original: nn.Module, copied: nn.Module) -> None:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and all buffers, including those that are never saved (rotary frequencies)."""
+    """Return parameters and all buffers, also those that are never saved (rotary frequencies)."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _memory(tensors: dict[str, Tensor]) -> set[int]:
-    """Addresses of the storages: two views of one storage begin at different addresses."""
+    """Return the storages' addresses: two views of one storage begin at different addresses."""
     return {x.untyped_storage().data_ptr() for x in tensors.values()}

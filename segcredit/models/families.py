@@ -64,7 +64,7 @@ class TinySizes:
         return INIT * min(1.0, (HIDDEN / self.hidden) ** 0.5)
 
     def text_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Settings that the configurations of Llama, Qwen and their relatives share."""
+        """Return the settings that the configurations of Llama, Qwen and their relatives share."""
         return {
             "hidden_size": self.hidden,
             "intermediate_size": 3 * self.hidden,
@@ -103,11 +103,11 @@ class Family:
         return self.vision_tower is not None
 
     def trunk(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Everything below the language-model head, which a critic copies."""
+        """Return the everything below the language-model head, which a critic copies."""
         return model.base_model
 
     def head(self, model: PreTrainedModel) -> Any:
-        """The language-model head, a linear layer."""
+        """Return the language-model head, a linear layer."""
         return model.get_output_embeddings()
 
     def in_vision_tower(self, name: str) -> bool:
@@ -115,13 +115,13 @@ class Family:
         return self.vision_tower is not None and self.vision_tower in name.split(".")
 
     def vision_towers(self, model: nn.Module) -> list[nn.Module]:
-        """The vision tower in a list, which is empty for a text model."""
+        """Return the vision tower in a list, which is empty for a text model."""
         return [x for name, x in model.named_modules() if name.split(".")[-1] == self.vision_tower]
 
     def positions(
         self, model: PreTrainedModel, tokens: Tensor, images: Mapping[str, Tensor]
     ) -> Tensor:
-        """Rotary positions of a prompt, (position_planes, tokens)."""
+        """Compute the rotary positions of a prompt, (position_planes, tokens)."""
         return torch.arange(len(tokens)).expand(self.position_planes, -1)
 
     def blank_image_sum(self, model: nn.Module) -> Tensor:
@@ -132,7 +132,7 @@ class Family:
         return torch.zeros(())
 
     def tiny_config(self, tokenizer: PreTrainedTokenizerBase, sizes: TinySizes) -> PreTrainedConfig:
-        """Configuration of a tiny model of the same architecture, for tests and demos."""
+        """Make the configuration of a tiny model of the same architecture, for tests and demos."""
         raise ValueError(f"the family {self.name!r} has no tiny model. Set model.path instead.")
 
 
@@ -144,7 +144,7 @@ class Llama(Family):
     config_class: type[PreTrainedConfig] = LlamaConfig
 
     def tiny_config(self, tokenizer: PreTrainedTokenizerBase, sizes: TinySizes) -> PreTrainedConfig:
-        """Configuration of a tiny model."""
+        """Make the configuration of a tiny model."""
         rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
         return self.config_class(**sizes.text_settings(tokenizer), rope_parameters=rope)
 
@@ -193,7 +193,7 @@ class VisionFamily(Family):
         raise ValueError(f"the family {self.name!r} has no image processor for tiny models.")
 
     def image_token_id(self, config: PreTrainedConfig) -> int:
-        """Id of the image token."""
+        """Return the id of the image token."""
         return int(config.image_token_id)
 
     def count_image_tokens(self, processor: Any, images: Mapping[str, Tensor]) -> list[int]:
@@ -201,11 +201,11 @@ class VisionFamily(Family):
         raise NotImplementedError(f"{type(self).__name__} must implement count_image_tokens.")
 
     def image_tokens_for_size(self, processor: Any, width: int, height: int) -> int | None:
-        """Count the tokens of an image of this size; None: the image must be processed for it."""
+        """Count the tokens of an image of this size; None if only processing the image can tell."""
         return None
 
     def rows_per_image(self, images: Mapping[str, Tensor]) -> Tensor | None:
-        """How many rows of ``pixel_values`` each image has; None: one each."""
+        """Return how many rows of ``pixel_values`` each image has; None: one each."""
         return None
 
     def blank_image_sum(self, model: nn.Module) -> Tensor:
@@ -233,7 +233,7 @@ class QwenVL(VisionFamily):
     image_processor_class = "Qwen2VLImageProcessorPil"
 
     def tiny_image_processor(self, config: PreTrainedConfig) -> Any:
-        """Make an image processor that resizes no image whose sides are multiples of a token's."""
+        """Make an image processor that keeps images whose sides are multiples of a token's side."""
         vision = config.vision_config
         side = vision.patch_size * vision.spatial_merge_size
         return get_image_processor_class_from_name(self.image_processor_class)(
@@ -250,7 +250,10 @@ class QwenVL(VisionFamily):
         return counts
 
     def image_tokens_for_size(self, processor: Any, width: int, height: int) -> int | None:
-        """Count the tokens by the processor's own rule; None if it has none or resizes nothing."""
+        """Count an image's tokens by the processor's rule.
+
+        None if the processor has no such rule or does not resize images.
+        """
         rule = getattr(processor, "get_number_of_image_patches", None)
         if rule is None or not getattr(processor, "do_resize", True):
             return None
@@ -259,13 +262,13 @@ class QwenVL(VisionFamily):
         return None if min(width, height) < 4 else patches // processor.merge_size**2
 
     def rows_per_image(self, images: Mapping[str, Tensor]) -> Tensor | None:
-        """Number of patches of each image."""
+        """Return the number of patches of each image."""
         return images["image_grid_thw"].prod(-1)
 
     def positions(
         self, model: PreTrainedModel, tokens: Tensor, images: Mapping[str, Tensor]
     ) -> Tensor:
-        """M-RoPE by the model's own function: an image takes a plane of positions, text a line."""
+        """Compute M-RoPE positions with the model's own function: 2-D for images, 1-D for text."""
         is_image = tokens == self.image_token_id(model.config)
         trunk: Any = model.model
         # all by name: the order of the parameters differs between releases of transformers
@@ -298,7 +301,7 @@ class QwenVL(VisionFamily):
         rope: Mapping[str, Any],
         vision: Mapping[str, Any],
     ) -> PreTrainedConfig:
-        """Configuration of a tiny model, with the settings that only its own architecture has."""
+        """Make a tiny model's configuration, with the settings specific to its architecture."""
         text = sizes.text_settings(tokenizer)
         tied = text.pop("tie_word_embeddings")
         # half of a head's rotations, in Qwen2.5-VL's proportion of time, height and width (2:3:3)
@@ -342,7 +345,7 @@ class Qwen2_5VL(QwenVL):  # noqa: N801
     model_types = ("qwen2_5_vl",)
 
     def tiny_config(self, tokenizer: PreTrainedTokenizerBase, sizes: TinySizes) -> PreTrainedConfig:
-        """Configuration of a tiny model without attention windows, since its images are small."""
+        """Make a tiny model's configuration; without attention windows, as its images are small."""
         vision = {"fullatt_block_indexes": list(range(sizes.vision_layers))}
         return self.tiny_vl_config(Qwen2_5_VLConfig, tokenizer, sizes, {}, vision)
 
@@ -354,7 +357,7 @@ class Qwen3VL(QwenVL):
     model_types = ("qwen3_vl", "qwen3_vl_moe")
 
     def tiny_config(self, tokenizer: PreTrainedTokenizerBase, sizes: TinySizes) -> PreTrainedConfig:
-        """Configuration of a tiny dense model."""
+        """Make the configuration of a tiny dense model."""
         # as in real checkpoints; transformers knows it from the architecture, vLLM reads it
         rope = {"mrope_interleaved": True}
         vision = {"num_position_embeddings": 16 * 16, "deepstack_visual_indexes": [0]}
@@ -372,7 +375,7 @@ TINY = ("qwen2", "llama", "qwen2_5_vl", "qwen3_vl")
 
 
 def find_family(config: PreTrainedConfig, name: str | None = None) -> Family:
-    """The family of that name or, without one, the family that lists the model's ``model_type``.
+    """Return the family of that name; without a name, the one that lists the ``model_type``.
 
     A model that no family lists is a text model, or is read like a Qwen-VL if it has a vision
     tower (``load_config`` refuses such a model unless its own code is trusted).
@@ -386,7 +389,7 @@ def find_family(config: PreTrainedConfig, name: str | None = None) -> Family:
 
 
 def named_family(name: str) -> Family:
-    """The family with a registry name, or from ``file.py:Name``."""
+    """Return the family with a registry name, or from ``file.py:Name``."""
     kind: Any = FAMILIES[name]
     if not (isinstance(kind, type) and issubclass(kind, Family)):
         raise ValueError(
@@ -405,7 +408,7 @@ def tiny_config(
     vision_layers: int = 1,
     family: str | None = None,
 ) -> PreTrainedConfig:
-    """Configuration of a family's tiny model; ``family`` names one of your own."""
+    """Make the configuration of a family's tiny model; ``family`` names one of your own."""
     own = None if family is None else named_family(family)
     known = TINY if own is None else (own.name,)
     if name not in known:

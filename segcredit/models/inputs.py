@@ -41,7 +41,7 @@ class Inputs:
         return Inputs(self.tokens[rows], self.attended[rows], self.positions[:, rows], {})
 
     def arguments(self) -> dict[str, Tensor]:
-        """Keyword arguments of a transformers model."""
+        """Return keyword arguments for a transformers model."""
         single = len(self.positions) == 1
         return {
             "input_ids": self.tokens,
@@ -66,7 +66,7 @@ class PackedInputs:
     """Index of the token before each response token on the mask."""
 
     def arguments(self) -> dict[str, Tensor]:
-        """Keyword arguments of a transformers model."""
+        """Return keyword arguments for a transformers model."""
         single = len(self.positions) == 1
         return {
             "input_ids": self.tokens,

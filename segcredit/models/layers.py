@@ -32,7 +32,7 @@ class _FusedNorm(nn.Module):
 
 @cache
 def _fused_class(plain: Any) -> Any:
-    """One class for all norms of a kind: torch.compile compiles layers of equal classes once."""
+    """Make one class per kind of norm: torch.compile compiles layers of equal classes once."""
     return type(f"Fused{plain.__name__}", (_FusedNorm, plain), {})
 
 
@@ -40,7 +40,7 @@ def fuse_norms(model: nn.Module) -> int:
     """Fuse the model's RMS norms w · x / √(mean(x²) + ε) into one kernel each; return how many.
 
     transformers' version launches eight kernels, which dominates the time of small models. In half
-    precision the fused kernel rounds once, at the end; the other rounds x before the product.
+    precision the fused kernel rounds once, at the end; transformers also rounds x before it.
     """
     norms = [x for x in model.modules() if _is_norm(x)]
     for norm in norms:
@@ -125,7 +125,7 @@ def recomputes(model: nn.Module) -> bool:
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
-    """Context in which layers recompute activations.
+    """Return a context in which layers recompute activations.
 
     transformers recomputes only in training mode, where it refuses to fill a KV cache. So the
     layers are in that mode only during such a forward pass, and their submodules never: dropout

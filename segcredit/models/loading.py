@@ -60,7 +60,7 @@ def locate(source: str | Path) -> str:
 
 
 def not_found(source: str, expected: str) -> str | None:
-    """Why a name is neither a local path nor possibly a hub id; None if it is either."""
+    """Explain why a name is not a local path and cannot be a Hub id; None if it may be valid."""
     path = Path(source)
     beside = path.parent.is_dir() and path.parent != Path()  # owner/name, but owner is a folder
     here = path.exists() or path.is_symlink()
@@ -76,7 +76,7 @@ def not_found(source: str, expected: str) -> str | None:
 
 
 def cached(source: str) -> Path | None:
-    """Folder of a hub id in the local cache; None if it was not downloaded."""
+    """Return the folder of a hub id in the local cache; None if it was not downloaded."""
     if Path(source).exists() or not HUB_ID.fullmatch(source):
         return None
     found = try_to_load_from_cache(source, CONFIG)
@@ -116,7 +116,7 @@ def _ask_hub(source: str) -> str:
 
 
 def _from_cache(source: str, why: str) -> str:
-    """Use what was downloaded before; raise ModelError if nothing was."""
+    """Use files from the local cache; raise ModelError if there are none."""
     folder = cached(source)
     if folder is None:
         raise ModelError(
@@ -390,7 +390,7 @@ def load_codec(
 
 
 def end_tokens(place: str, config: PreTrainedConfig) -> list[int]:
-    """Ids of the end tokens at which sampling stops once the model is loaded; [] if none."""
+    """Return the ids of the end tokens at which sampling stops; [] if there are none."""
     try:
         found = GenerationConfig.from_pretrained(place)
     except (OSError, ValueError):  # no such file: transformers derives the config

@@ -29,7 +29,7 @@ Targets = str | Sequence[str]
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Layers that can have an adapter: all linear layers but the head, used as a plain matrix."""
+    """Find layers that can have an adapter: linear layers used as plain matrices, not the head."""
     head = model.get_output_embeddings()
     return {
         name: part
@@ -141,7 +141,7 @@ class Lora:
                 new.copy_(old)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """Matrices of an adapter, always in the same order."""
+        """Return the matrices of an adapter, always in the same order."""
         return [x for pair in self._pairs(name) for x in pair[1:]]
 
     def is_zero(self, name: str) -> bool:
@@ -153,13 +153,13 @@ class Lora:
             yield path, layer.lora_A[name].weight, layer.lora_B[name].weight
 
     def use(self, name: str | None) -> "AdapterContext":
-        """Context in which this adapter is active (None: the base model)."""
+        """Return a context in which this adapter is active (None: the base model)."""
         return AdapterContext(self, name)
 
     def recomputing(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Contexts of a layer's forward pass and of its recomputation in the backward pass.
+        """Return contexts for a layer's forward pass and for its recomputation.
 
-        The recomputation must use the adapter of the forward pass, whichever is active by then.
+        The recomputation must use the adapter of the forward pass, even if another is active then.
         """
         return nullcontext(), self.use(self.selected)
 
@@ -206,7 +206,7 @@ class Lora:
             x.copy_(saved[key])
 
     def named(self, name: str) -> dict[str, nn.Parameter]:
-        """Matrices of an adapter by their names in PEFT's files."""
+        """Map names in PEFT's files to the matrices of an adapter."""
         found: dict[str, nn.Parameter] = {}
         for path, a, b in self._pairs(name):
             found[f"{PREFIX}{path}.lora_A.weight"] = a
@@ -214,7 +214,7 @@ class Lora:
         return found
 
     def fingerprint(self) -> str:
-        """Hash of the frozen weights: an adapter belongs to the weights it was trained on."""
+        """Hash the frozen weights: an adapter fits only the weights it was trained on."""
         digest = hashlib.sha256()
         for name, x in self.model.named_parameters():
             if is_adapter(name):
@@ -251,7 +251,7 @@ class AdapterContext:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the model without adapters."""
+    """Return a parameter's name in the model without adapters."""
     return name.replace(INSIDE, ".")
 
 
@@ -279,7 +279,7 @@ def merge_adapter(
 
 @torch.no_grad()
 def _plus(weight: Tensor, layer: Any) -> Tensor:
-    """W + (alpha / rank) B A, added in float32 and rounded to the weight's dtype."""
+    """Merge an adapter: W + (alpha / rank) B A in float32, rounded to the weight's dtype."""
     a, b = layer.lora_A[POLICY].weight, layer.lora_B[POLICY].weight
     product = b.float() @ a.float()
     return (weight.float() + layer.scaling[POLICY] * product).to(weight.dtype)

@@ -198,11 +198,11 @@ class Policy:
         return replace(self, lora=Lora(self.model, self.family, rank, alpha, **settings))
 
     def active(self) -> AbstractContextManager[None]:
-        """Context in which the model uses this policy's adapter; without LoRA it does nothing."""
+        """Return a context in which the model uses the policy's adapter; no effect without LoRA."""
         return nullcontext() if self.lora is None else self.lora.use(self.adapter)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters, by names that do not change between runs."""
+        """Return the trainable parameters, by names that do not change between runs."""
         return trained_weights(self.model) if self.lora is None else self.lora.named(POLICY)
 
     def reference(self, copied: bool = False) -> "Policy":

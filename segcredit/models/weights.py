@@ -89,7 +89,7 @@ def _gather_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def without_data(model: nn.Module) -> nn.Module:
-    """The model as it was before sharding, with its weights on the meta device."""
+    """Return the model as it was before sharding, with its weights on the meta device."""
     kept: list[nn.Module] = getattr(model, _EMPTY)
     return kept[0]
 
@@ -113,7 +113,7 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters by name."""
+    """Return the trainable parameters by name."""
     return {name: x for name, x in model.named_parameters() if x.requires_grad}
 
 

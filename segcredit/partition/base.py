@@ -35,28 +35,28 @@ class Partition:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(rollouts)")
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
-        """Segments at whose start Monte-Carlo methods estimate a value; all by default."""
+        """Select segments at whose start Monte-Carlo methods estimate a value; default: all."""
         return segments.mask
 
     @classmethod
     def description(cls) -> str:
-        """The first line of its docstring, without the period."""
+        """Return the first line of its docstring, without the period."""
         return (cls.__doc__ or cls.__name__).strip().partition("\n")[0].removesuffix(".")
 
     @classmethod
     def setting_fields(cls) -> dict[str, Field[Any]]:
-        """Its settings in recipes, by name.
+        """Return its settings in recipes, by name.
 
         A function, such as a rounding rule, can be set in Python only.
         """
         return {x.name: x for x in fields(cls) if not callable(x.default)}
 
     def settings(self) -> dict[str, Any]:
-        """The values of its settings."""
+        """Return the values of its settings."""
         return {name: getattr(self, name) for name in self.setting_fields()}
 
     def label(self) -> str:
-        """Description and settings, as a heading."""
+        """Format description and settings as a heading."""
         settings = ", ".join(f"{name} = {x}" for name, x in self.settings().items())
         return f"{self.description()}{settings and ': '}{settings}"
 
@@ -68,19 +68,19 @@ def require_count(name: str, x: object, what: str = "a whole number", hint: str 
 
 
 def tokens(mask: Bool[Tensor, "B T"]) -> Segments:
-    """One segment per token."""
+    """Make each token a segment."""
     require_mask("mask", mask)
     return Segments.from_trusted_starts(mask, mask)
 
 
 def response(mask: Bool[Tensor, "B T"]) -> Segments:
-    """One segment per response."""
+    """Make each response one segment."""
     require_mask("mask", mask)
     return Segments.from_trusted_starts(first_token(mask), mask)
 
 
 def fixed_length(mask: Bool[Tensor, "B T"], size: int) -> Segments:
-    """Segments of ``size`` tokens; the last may be shorter: ends L−1, 2L−1, …, T−1."""
+    """Cut after every ``size`` tokens; the last segment may be shorter: ends L−1, 2L−1, …, T−1."""
     require_count("size", size, "a whole number of tokens")
     require_mask("mask", mask)
     return Segments.from_trusted_starts(mask & ((mask.cumsum(dim=1) - 1) % size == 0), mask)

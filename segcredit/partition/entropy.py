@@ -101,7 +101,7 @@ def _by_kernel(entropy: Tensor, mask: Tensor, table: Tensor) -> Segments:
 
 @lru_cache(maxsize=64)
 def _count_table(count: CountRule, fraction: float, width: int, device: torch.device) -> Tensor:
-    """How many tokens are picked, for every length up to the width."""
+    """Return how many tokens are picked, for every length up to the width."""
     return count(torch.arange(width + 1), fraction).clamp(min=1).to(device)
 
 

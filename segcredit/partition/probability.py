@@ -34,7 +34,7 @@ def probability_accumulate(
     threshold: float = 0.9,
     every: int = 5,
 ) -> Segments:
-    """The SAPO paper's wording: collect n tokens with π_old < threshold, end on the n-th."""
+    """Cut after every n-th token with π_old < threshold, as the SAPO paper words it."""
     low = _low(logp_old, mask, threshold, every)
     ends = low & (low.cumsum(dim=1) % every == 0)
     return Segments.from_trusted_ends(ends, mask, finite(mask, logp_old=logp_old))
@@ -75,7 +75,7 @@ class ProbabilityCutpoints(_LowProbability):
         return probability_cutpoints(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
-        """All cuts; the start of the response counts only if its first token is unlikely."""
+        """Return all cuts; the start of the response counts only if its first token is unlikely."""
         low = _low(rollouts.logp_old, rollouts.mask, self.threshold, self.every)
         return segments.at_start(low.float()).bool()
 

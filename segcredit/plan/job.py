@@ -153,7 +153,7 @@ def _estimate(prompt: Prompt, tower: Tower | None, template: float) -> tuple[flo
 
 
 def _area(image: bytes | Path) -> int:
-    """Pixels of an image; reads the file header only."""
+    """Count the pixels of an image; reads only the file header."""
     from PIL import Image
 
     source = BytesIO(image) if isinstance(image, bytes) else image
@@ -263,17 +263,17 @@ class Job:
         return self.lengths.prompt + self.lengths.response
 
     def micro_tokens(self, responses: int) -> float:
-        """Tokens of the largest micro-batch when all responses reach max_tokens."""
+        """Count the tokens of the largest micro-batch when all responses reach max_tokens."""
         longest = self.lengths.prompt if self.packed else self.lengths.longest
         full = min(self.tokens_per_micro, responses * (longest + self.max_tokens))
         return max(full, self.longest_row)  # a row is never split
 
     def micro_rows(self, responses: int) -> float:
-        """Responses in the largest micro-batch at mean length."""
+        """Count the responses in the largest micro-batch at mean length."""
         return min(responses, max(1.0, self.micro_tokens(responses) / self.mean_row))
 
     def micro_count(self, responses: int, length: float) -> int:
-        """Number of micro-batches for responses of this length, prompts included."""
+        """Return the number of micro-batches for responses of this length, prompts included."""
         return min(responses, max(1, math.ceil(responses * length / self.tokens_per_micro)))
 
     @property
@@ -312,13 +312,13 @@ class Job:
         return not self.adapter.vision if self.adapter else self.freeze_vision
 
     def moment(self, count: int) -> int:
-        """Bytes of one of the two moments of a tensor with ``count`` elements."""
+        """Compute the bytes of one of the two moments of a tensor with ``count`` elements."""
         if not self.eight_bit or count < SMALLEST:
             return 4 * count
         return count + 4 * math.ceil(count / BLOCK)
 
     def trained_sizes(self, critic: bool) -> list[int]:
-        """Number of elements of each trainable tensor of the policy or of its critic."""
+        """Return the number of elements of each trainable tensor of the policy or of its critic."""
         shape = self.shape
         if self.adapter:
             own = list(self.adapter.sizes)
@@ -329,7 +329,7 @@ class Job:
         return [*own, shape.hidden, 1] if critic else own
 
     def trainable(self, parameters: int) -> int:
-        """Trainable ones among a model's parameters without LoRA."""
+        """Return a model's trainable parameters, without LoRA."""
         tower = self.shape.tower
         return parameters - (tower.parameters if tower and self.freeze_vision else 0)
 

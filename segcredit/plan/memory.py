@@ -58,23 +58,23 @@ def memory(job: Job) -> dict[str, Moment]:
 
 
 def between(job: Job, stepped: bool = True) -> float:
-    """Bytes held between phases; before the first step there are no moments."""
+    """Compute the bytes held between phases; before the first step there are no moments."""
     held = _held(job)
     return sum(x for name, x in held.items() if stepped or name != "moments")
 
 
 def needed(job: Job) -> float:
-    """Bytes a GPU must have: the peak and the margin."""
+    """Compute the bytes a GPU must have: the peak and the margin."""
     return _with_margin(max(moment.total for moment in memory(job).values()))
 
 
 def available(job: Job) -> float:
-    """Bytes of GPU memory."""
+    """Return the bytes of GPU memory."""
     return job.gpu.memory * 2**30
 
 
 def over(job: Job) -> list[str]:
-    """Phases that do not fit."""
+    """List the phases that do not fit."""
     return [name for name, x in memory(job).items() if _with_margin(x.total) > available(job)]
 
 
@@ -88,7 +88,7 @@ def _with_margin(peak: float) -> float:
 
 
 def _held(job: Job, updating: str = "") -> dict[str, float]:
-    """Models and optimizers on the GPU.
+    """Compute the bytes of models and optimizers on the GPU.
 
     With offloading, only the optimizer of the model ``updating`` is there, or none if streamed.
     """
@@ -116,7 +116,7 @@ def _held(job: Job, updating: str = "") -> dict[str, float]:
 
 
 def _weights(job: Job) -> int:
-    """Weights of all models; with LoRA one model and its adapters."""
+    """Compute the bytes of all weights; with LoRA, of one model and its adapters."""
     shape, adapter = job.shape, job.adapter
     head = 4 * (shape.hidden + 1) if job.critic else 0
     if adapter:
@@ -127,7 +127,7 @@ def _weights(job: Job) -> int:
 
 
 def _sharded_weights(job: Job) -> float:
-    """The whole policy for sampling; a shard of frozen weights and of the reference model."""
+    """Compute weight bytes with sharding: whole policy, shards of frozen weights and reference."""
     shape = job.shape
     frozen = shape.parameters - job.policy_trained
     frozen += shape.critic_parameters - job.critic_trained if job.critic else 0
@@ -136,7 +136,7 @@ def _sharded_weights(job: Job) -> float:
 
 
 def _held_in_pass(job: Job, updating: str = "") -> dict[str, float]:
-    """Held memory during a pass: with shards, two gathered layers, the embedding and the head."""
+    """Compute memory held in a pass; shards add two gathered layers, embedding and head."""
     held = _held(job, updating)
     if not job.shards:
         return held
@@ -149,7 +149,7 @@ def _layer_parameters(job: Job) -> float:
 
 
 def _outside_layers(job: Job) -> float:
-    """Parameters of the embedding, the head and the last norm."""
+    """Count the parameters of the embedding, the head and the last norm."""
     tower = job.shape.tower.parameters if job.shape.tower else 0
     return job.shape.parameters - job.shape.layer_parameters - tower
 
@@ -163,12 +163,12 @@ def _norm(width: int, size: int, frozen: bool = False) -> int:
 
 
 def _state(job: Job) -> int:
-    """Bytes per token passed from one text layer to the next."""
+    """Compute the bytes per token passed from one text layer to the next."""
     return job.bytes * job.shape.hidden
 
 
 def _layer_kept(job: Job) -> int:
-    """Bytes per token that a text layer keeps for its backward pass."""
+    """Compute the bytes per token that a text layer keeps for its backward pass."""
     size, shape = job.bytes, job.shape
     query, key = shape.query_width, shape.key_width
     # with padding, keys and values are expanded to one per query head
@@ -183,7 +183,7 @@ def _layer_kept(job: Job) -> int:
 
 
 def _layer_forward(job: Job) -> int:
-    """Temporary bytes per token of a text layer without gradients."""
+    """Compute the temporary bytes per token of a text layer without gradients."""
     size, shape = job.bytes, job.shape
     attention = 4 * shape.query_width + 4 * shape.key_width
     wide = 4 if job.adapter else 3  # LoRA's product, besides the output it is added to
@@ -191,29 +191,29 @@ def _layer_forward(job: Job) -> int:
 
 
 def _text_kept(job: Job) -> int:
-    """Bytes per token that all text layers keep."""
+    """Compute the bytes per token that all text layers keep."""
     per_layer = _state(job) if job.recompute else _layer_kept(job)
     return job.shape.layers * per_layer + 2 * job.bytes * job.shape.head_width + 64
 
 
 def _text_backward(job: Job) -> int:
-    """Bytes per token that the backward pass of one text layer adds."""
+    """Compute the bytes per token that the backward pass of one text layer adds."""
     recomputed = _layer_kept(job) if job.recompute else 0
     return recomputed + job.bytes * (2 * job.shape.intermediate + job.shape.hidden)
 
 
 def _patches(job: Job, rows: float) -> float:
-    """Image patches of this many rows."""
+    """Count the image patches of this many rows."""
     return rows * job.lengths.images * job.shape.tower.merge if job.shape.tower else 0.0
 
 
 def _pixels(job: Job, rows: float) -> float:
-    """Bytes of their pixels in float32."""
+    """Compute the bytes of the images' pixels in float32."""
     return _patches(job, rows) * 4 * (job.shape.tower.pixels if job.shape.tower else 0)
 
 
 def _tower_inputs(job: Job, patches: float, held: dict[str, float], when: str) -> list[Moment]:
-    """Peak of the vision tower without gradients; rotations are in float32."""
+    """Compute the vision tower's peak without gradients; rotary embeddings are in float32."""
     tower, size = job.shape.tower, job.bytes
     if tower is None or not patches:
         return []
@@ -223,7 +223,7 @@ def _tower_inputs(job: Job, patches: float, held: dict[str, float], when: str) -
 
 
 def _block_kept(job: Job) -> int:
-    """Bytes per patch that one block of the vision tower keeps."""
+    """Compute the bytes per image patch that a vision block keeps for the backward pass."""
     tower, size = job.shape.tower, job.bytes
     if tower is None:
         return 0
@@ -232,7 +232,7 @@ def _block_kept(job: Job) -> int:
 
 
 def _tower_kept(job: Job) -> float:
-    """Bytes that the vision tower keeps for one micro-batch; none if it is frozen."""
+    """Compute the bytes that the vision tower keeps for one micro-batch; none if it is frozen."""
     tower, size = job.shape.tower, job.bytes
     if tower is None or job.tower_frozen:
         return 0.0
@@ -244,7 +244,7 @@ def _tower_kept(job: Job) -> float:
 
 
 def _sample(job: Job) -> list[Moment]:
-    """Prompts are read padded to the longest; the KV cache grows to the limit at worst."""
+    """Compute the peaks of sampling: padded prompts, and a KV cache of maximum length."""
     shape, size, held = job.shape, job.bytes, _held(job)  # sampling gathers no weights
     if job.vllm:
         return [_moment(held, "vLLM at work", cache=job.vllm * available(job))]
@@ -288,7 +288,7 @@ def _annotate(job: Job) -> list[Moment]:
 
 
 def _chunk(job: Job, tokens: float) -> float:
-    """Bytes of the logits computed at once."""
+    """Compute the bytes of one chunk of logits."""
     from segcredit.core.logits import CHUNK
 
     rows = max(1, CHUNK // job.shape.vocabulary)
@@ -297,7 +297,7 @@ def _chunk(job: Job, tokens: float) -> float:
 
 
 def _policy(job: Job) -> list[Moment]:
-    """The head first; if it is tied, its gradient waits for the embedding's."""
+    """Compute the policy's peaks; the head comes first, and a tied head keeps its gradient."""
     shape = job.shape
     tokens = job.micro_tokens(job.per_minibatch)
     head_trained = 0 if job.adapter else shape.embedding
@@ -318,12 +318,12 @@ def _policy(job: Job) -> list[Moment]:
 
 
 def _accumulated(job: Job, trained: int) -> float:
-    """Bytes of float32 gradients that earlier micro-batches left."""
+    """Compute the bytes of float32 gradients that earlier micro-batches left."""
     return 4.0 * trained / job.shares if job.accumulates else 0.0
 
 
 def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -> list[Moment]:
-    """Backward pass from the last layer to the embedding: gradients grow, activations shrink.
+    """Compute the backward pass's peaks: gradients grow while activations shrink.
 
     ``waiting`` is the head's gradient until the embedding's is added to it; ``done`` is the
     gradient of an untied head.
@@ -389,7 +389,7 @@ def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -
 
 
 def main_memory(job: Job) -> dict[str, float]:
-    """Bytes of CPU memory of one process, by part (counted, not measured)."""
+    """Compute the bytes of CPU memory of one process, by part (counted, not measured)."""
     shape = job.shape
     parts = {"process": PROCESS, "weights while loading": float(job.bytes * shape.parameters)}
     if shape.tower is not None and job.lengths.images:
@@ -402,14 +402,14 @@ def main_memory(job: Job) -> dict[str, float]:
 
 
 def main_memory_peak(job: Job) -> float:
-    """Peak CPU memory of one process: weights are loaded before optimizers are offloaded."""
+    """Compute a process's peak CPU memory; weights are loaded before optimizers are offloaded."""
     parts = main_memory(job)
     loading = parts.pop("weights while loading")
     return parts["process"] + max(loading, sum(parts.values()) - parts["process"])
 
 
 def _pinned(job: Job, counts: list[int]) -> int:
-    """Bytes of pinned slabs for one optimizer: master weights first, then two moments each."""
+    """Compute the pinned bytes of one optimizer: master weights, then two moments each."""
     originals = [4 * count for count in counts] if job.half and not job.shards else []
     shards = [-(-count // job.shares) for count in counts]
     taken = left = 0

@@ -106,8 +106,8 @@ def shape_of(
     text = config.get_text_config()
     if any(getattr(text, name, None) for name in _EXPERTS):
         raise ValueError(
-            f"{config.model_type} is a mixture of experts, which the plan does not support: it "
-            f"would be wrong by a multiple. Measure a short run instead: stages.0.steps=2."
+            f"{config.model_type} is a mixture of experts, which the plan does not support: its "
+            f"prediction would be far off. Measure a short run instead: stages.0.steps=2."
         )
     model: Any = _build(config, family, trust_remote_code)
     layers = _layers(model, family, vision=False)
@@ -162,7 +162,7 @@ def _count(parameters: "Iterable[nn.Parameter]", matrices: bool = False) -> int:
 
 
 def _layers(model: "nn.Module", family: "Family", vision: bool) -> "list[nn.Module]":
-    """Layers that support gradient checkpointing, of the vision tower or of the text model."""
+    """Find layers that support gradient checkpointing, in the vision tower or text model."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [
@@ -226,7 +226,7 @@ class Adapter:
 
 
 def adapter_of(recipe: Recipe, shape: Shape) -> Adapter | None:
-    """Sizes of the adapter that a recipe puts on this model."""
+    """Compute the sizes of the recipe's LoRA adapter on this model; None without LoRA."""
     settings = recipe.model.lora
     if settings is None:
         return None
@@ -238,7 +238,7 @@ def adapter_of(recipe: Recipe, shape: Shape) -> Adapter | None:
 def adapter_on(
     shape: Shape, settings: LoraSettings, vision: bool = True, reference: bool = False
 ) -> Adapter:
-    """Sizes of an adapter with these settings on this model."""
+    """Compute the sizes of an adapter with these settings on this model."""
     from segcredit.models import Family
     from segcredit.models.lora import choose_layers
 

@@ -100,7 +100,7 @@ def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
 
 
 def other_experiments(job: Job) -> list[tuple[list[str], Trial]]:
-    """Find settings that change the experiment and fit, with what else they need to fit."""
+    """Find settings that change the experiment and fit, with other settings they need."""
     candidates: list[tuple[list[str], Job]] = []
     if job.adapter is None and job.shape.linears:
         adapter = adapter_on(job.shape, LoraSettings(), not job.freeze_vision)
@@ -210,7 +210,7 @@ def assumptions(job: Job) -> list[str]:
 
 
 def warnings(job: Job) -> list[str]:
-    """Settings that work, but cost more than expected."""
+    """Return the settings that work, but cost more than expected."""
     lines = []
     if job.gpus > 1:
         if not job.shards:
@@ -479,7 +479,7 @@ def _trial_line(trial: Trial) -> str:
 
 
 def _alternatives(found: Prediction) -> Iterator[tuple[str, str]]:
-    """Alternatives when no setting that keeps the results suffices."""
+    """Suggest a larger GPU, or settings that change the results, if nothing else fits."""
     if found.larger is None:
         yield "no GPU of the table fits it: choose a smaller model", ""
     else:

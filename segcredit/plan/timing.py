@@ -49,7 +49,7 @@ def seconds(job: Job) -> dict[str, float]:
 
 
 def text_forward(job: Job, length: float) -> float:
-    """Operations of the text layers on one row."""
+    """Count the operations of the text layers on one row."""
     return _products(job, length) + _attention(job, length) + _lora_products(job, length)
 
 
@@ -58,7 +58,7 @@ def _products(job: Job, length: float) -> float:
 
 
 def _attention(job: Job, length: float) -> float:
-    """Causal attention computes half of its matrix."""
+    """Count the operations of attention; a causal mask halves them."""
     return 2 * job.shape.layers * job.shape.query_width * length * length
 
 
@@ -67,7 +67,7 @@ def _lora_products(job: Job, length: float) -> float:
 
 
 def _tower_forward(job: Job) -> float:
-    """Operations of the vision tower on one prompt's images, without its attention."""
+    """Count the operations of the vision tower on one prompt's images, without its attention."""
     tower = job.shape.tower
     if tower is None:
         return 0.0
@@ -79,12 +79,12 @@ def _head_forward(job: Job) -> float:
 
 
 def trunk_forward(job: Job) -> float:
-    """Operations on one prompt and response up to the head; the last token is not an input."""
+    """Count the operations on one prompt and response below the head, without the last token."""
     return text_forward(job, job.mean_row - 1) + _tower_forward(job)
 
 
 def update_critic(job: Job) -> float:
-    """Operations of all epochs: forward, backward (twice as much), and recomputation.
+    """Count the operations of the critic's update: forward, backward (twice that), recomputation.
 
     Frozen weights have no gradient, which saves half of the backward pass.
     """
@@ -98,7 +98,11 @@ def update_critic(job: Job) -> float:
 
 
 def update_policy(job: Job) -> float:
-    """Operations of the critic's update and of the head, whose logits are always computed twice."""
+    """Count the operations of the policy's update.
+
+    These are the operations of the critic's update plus those of the language-model head, whose
+    logits are always computed twice.
+    """
     passes = 3 if job.adapter else 4
     return update_critic(job) + job.epochs * job.responses * passes * _head_forward(job)
 
@@ -113,12 +117,12 @@ def share_at(hidden: int, share: float) -> float:
 
 
 def annotate_share(job: Job) -> float:
-    """Share of the GPU's peak that this job's forward passes reach."""
+    """Return the share of the GPU's peak speed that this job's forward passes reach."""
     return share_at(job.shape.hidden, ANNOTATE_SHARE * (COMPILED_ANNOTATE if job.compile else 1.0))
 
 
 def update_share(job: Job) -> float:
-    """Share of the GPU's peak that this job's updates reach."""
+    """Return the share of the GPU's peak speed that this job's updates reach."""
     return share_at(job.shape.hidden, UPDATE_SHARE * (COMPILED_UPDATE if job.compile else 1.0))
 
 
@@ -128,17 +132,17 @@ def peak_flops(job: Job) -> float:
 
 
 def _sampling_speed(job: Job) -> float:
-    """Operations per second while sampling, which is not compiled."""
+    """Return the operations per second while sampling, which is not compiled."""
     return share_at(job.shape.hidden, ANNOTATE_SHARE) * peak_flops(job) * 1e12
 
 
 def _stream(job: Job) -> float:
-    """Bytes per second of element-wise passes."""
+    """Return the bytes per second of element-wise passes."""
     return STREAM_SHARE * job.gpu.bandwidth * 1e9
 
 
 def _launches(job: Job, passes: float) -> float:
-    """Seconds for the CPU to launch this many forward passes."""
+    """Estimate the seconds for the CPU to launch this many forward passes."""
     tower = job.shape.tower.depth if job.shape.tower else 0
     return passes * (job.shape.layers + tower) * LAUNCH
 
@@ -179,7 +183,7 @@ def _decode(job: Job) -> float:
 
 
 def _decode_with_vllm(job: Job) -> float:
-    """New rows replace finished ones, and only tokens that exist are read.
+    """Estimate decoding with vLLM: new rows replace finished rows, and no padding is read.
 
     Weights are read while products are computed. CUDA graphs need no launches, but one CPU thread,
     in the trainer's process, handles every token before the next is sampled.
@@ -195,7 +199,7 @@ def _decode_with_vllm(job: Job) -> float:
 
 
 def _annotate(job: Job) -> float:
-    """Scoring passes. A value tracker scores the previous and the current responses."""
+    """Estimate the scoring passes; a value tracker scores previous and current responses."""
     tracked = 2 * job.tracked
     passes = job.rescored + job.reference + tracked
     total = passes * job.responses * (trunk_forward(job) + _head_forward(job))
@@ -211,14 +215,14 @@ def _annotate(job: Job) -> float:
 
 
 def _lora_traffic(job: Job, tokens: float) -> float:
-    """Seconds to scale and add LoRA's products in one pass over this many tokens."""
+    """Estimate the seconds to scale and add LoRA's products in one pass over this many tokens."""
     if not job.adapter:
         return 0.0
     return ADAPTER_PASSES * job.bytes * job.adapter.outputs * tokens / _stream(job)
 
 
 def _update(job: Job, total: float, trained: int) -> float:
-    """One model's gradient steps; each mini-batch's micro-batches are divided among the GPUs."""
+    """Estimate one model's gradient steps; micro-batches are divided among the GPUs."""
     micros = job.micro_count(job.per_minibatch, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     steps = job.epochs * job.minibatches

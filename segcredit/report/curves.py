@@ -70,7 +70,7 @@ def _known(run: Run, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str,
 
 
 def _series(run: Run, key: str, stage: str) -> tuple[list[int], list[float]]:
-    """Steps and values to draw; infinite, NaN and very large values become gaps."""
+    """Return the steps and values to draw; infinite, NaN and very large values become gaps."""
     try:
         steps, values = run.series(key, stage)
     except ValueError:
@@ -110,7 +110,7 @@ def _interval(axis: Any, run: Run, key: str, color: str) -> None:
 
 
 def _smooth(values: list[float], weight: float = 0.8) -> list[float]:
-    """Exponential moving average, as TensorBoard's."""
+    """Compute an exponential moving average, as TensorBoard does."""
     smooth, last, norm = [], 0.0, 0.0
     for x in values:
         last = weight * last + (1 - weight) * x

@@ -73,7 +73,7 @@ class Rows:
         return f"rows-{self.run}-{self.kind}-{self.step}"
 
     def listed(self) -> dict[str, Any]:
-        """What the page must know before it reads the rows."""
+        """Return the facts that the page must know before it reads the rows."""
         names = ("run", "kind", "step", "shown", "total", "ids")
         return {name: getattr(self, name) for name in names}
 
@@ -158,19 +158,19 @@ def _row(row: Mapping[str, Any], number: dict[str, int]) -> dict[str, Any]:
 
 
 def prompt_id(row: Mapping[str, Any]) -> str:
-    """The id that tells prompts apart."""
+    """Return the prompt's id."""
     return shortened(row.get("prompt_id", ""), MAX_NAME)
 
 
 def _segment(row: Mapping[str, Any], count: int) -> list[int]:
-    """The recorded m(t) of each token; empty if any is missing."""
+    """Return the recorded m(t) of each token; empty if any is missing."""
     found = _list(row, "segment")
     whole = len(found) == count and all(type(m) is int and -1 <= m < 2**31 for m in found)
     return found if whole else []
 
 
 def _messages(row: Mapping[str, Any]) -> list[list[str]]:
-    """Role and content of each message; runs of older versions recorded one text."""
+    """Return role and content of each message; older versions recorded a single text."""
     longest = 10 * MAX_CHARACTERS
     messages = _list(row, "messages")
     if not messages:
@@ -188,7 +188,7 @@ def _list(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def shortened(x: object, longest: int = MAX_CHARACTERS) -> str:
-    """The beginning of a text, with the number of characters left out."""
+    """Return the beginning of a text, with the number of characters left out."""
     text = str(x)
     if len(text) <= longest:
         return text
@@ -214,7 +214,7 @@ def plain_number(x: Any) -> float | int | str | None:
 
 @cache
 def shown_partitions() -> tuple[Partition, ...]:
-    """The partitions on the page, each with its example settings; those by entropy come first.
+    """Return the page's partitions with their example settings; entropy partitions come first.
 
     A run need not record values, so partitions that need them are left out.
     """
@@ -224,7 +224,7 @@ def shown_partitions() -> tuple[Partition, ...]:
 
 
 def cut_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[list[int]]]:
-    """Positions of the last tokens of segments, for each row and each partition on the page.
+    """Find the last token of each segment, for every row and every partition on the page.
 
     Empty for a row that lacks a column which the partitions read.
     """
@@ -251,7 +251,7 @@ def _is_complete(row: Mapping[str, Any]) -> bool:
 
 
 def _rollouts(rows: Sequence[Mapping[str, Any]]) -> Rollouts:
-    """Rows as one batch, padded at the end."""
+    """Convert rows to one batch, padded at the end."""
     lengths = [len(row["pieces"]) for row in rows]
     width = max(lengths)
 
@@ -269,7 +269,7 @@ def _rollouts(rows: Sequence[Mapping[str, Any]]) -> Rollouts:
 def gather_images(
     runs: Sequence[Run], rows: Sequence[Rows], megabytes: float = float("inf")
 ) -> dict[str, str]:
-    """Every image once: "run/path" → data URI."""
+    """Collect every image once: "run/path" → data URI."""
     found: dict[str, str] = {}
     spent = 0
     for place, part in enumerate(rows, start=1):
@@ -318,6 +318,6 @@ def limited_depth(path: Path) -> Iterator[None]:
 
 
 def to_json(x: Any) -> str:
-    """JSON that is safe inside a script element: nothing in it can close one or open a tag."""
+    """Write JSON that is safe in a script element: it can neither close it nor open a tag."""
     text = json.dumps(x, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -43,7 +43,7 @@ SAME_GROUP = ("seed", "name", "threads", "version")
 
 
 def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]:
-    """Everything on the page except the responses."""
+    """Collect everything on the page except the responses."""
     shown = []
     for run in runs:
         with limited_depth(run.path):
@@ -60,7 +60,7 @@ def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """Facts, method, results, warnings and curves of one run."""
+    """Collect facts, method, results, warnings and curves of one run."""
     group = {key: x for key, x in run.config.items() if key not in SAME_GROUP}
     return {
         "name": run.path.name,
@@ -75,7 +75,7 @@ def overview(run: Run) -> dict[str, Any]:
 
 
 def facts(run: Run) -> list[list[str]]:
-    """Labels and values of what ran; unknown values are left out."""
+    """Describe the run as (label, value) pairs; unknown values are left out."""
     config, environment = run.config, run.environment
     model, data = _part(config, "model"), _part(config, "data")
     packages, hardware = _part(environment, "packages"), _part(environment, "hardware")
@@ -121,9 +121,10 @@ def _joined(x: Any, between: str = ", ") -> str:
 
 
 def method(run: Run) -> list[list[str]]:
-    """The parts of the method and their settings; the settings alone if it cannot be made.
+    """List the parts of the run's method with their settings.
 
-    It is not made if that would run code that the run folder names, unless the run is trusted.
+    If the method cannot be built, only the settings in the config are listed. A method that names
+    code in the run folder is built only if the run is trusted.
     """
     given = run.config.get("algorithm")
     if given is None:
@@ -144,7 +145,7 @@ def method(run: Run) -> list[list[str]]:
 
 
 def results(run: Run) -> list[dict[str, Any]]:
-    """The first and the last evaluation: before and after."""
+    """Return the first and the last evaluation, to compare before and after."""
     rows = [x for x in run.metrics if x.get("stage") == "evaluation"]
     if not rows:
         return []
@@ -165,7 +166,7 @@ def results(run: Run) -> list[dict[str, Any]]:
 
 
 def _measured(row: Mapping[str, Any], key: str) -> list[Any]:
-    """A value and the ends of its interval, if there is one."""
+    """Return a value and, if known, the ends of its confidence interval."""
     return [plain_number(row.get(name)) for name in (key, f"{key}_low", f"{key}_high")]
 
 
@@ -187,7 +188,7 @@ def warnings(run: Run) -> list[list[Any]]:
 
 
 def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:
-    """stage → metric → [steps, values]."""
+    """Collect the curves: stage → metric → [steps, values]."""
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for stage in STAGES:
         lines = [x for x in run.metrics if x.get("stage") == stage and _is_step(x.get("step"))]

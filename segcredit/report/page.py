@@ -39,13 +39,13 @@ class Figure:
 
 
 def script() -> str:
-    """All of the page's JavaScript, in one function scope."""
+    """Join all of the page's JavaScript in one function scope."""
     parts = [(_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     return '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 def policy(live: bool) -> str:
-    """The content security policy: run this script, show embedded images, nothing else."""
+    """Return the content security policy: run this script, show embedded images, nothing else."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     connect = "'self'" if live else "'none'"
     return (
@@ -90,7 +90,7 @@ def _figure(figure: Figure) -> str:
 
 
 def report_title(runs: Sequence[Run]) -> str:
-    """The title of the page."""
+    """Return the title of the page."""
     first = printable(runs[0].path.name)
     return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more"
 

@@ -22,7 +22,7 @@ FIELDS = {"entropy": ("entropy",), "value": ("value",), "logp_old": ("prob", "lo
 
 
 def column_names(partition: Partition) -> list[str]:
-    """The names of the columns that a partition needs."""
+    """Return the names of the columns that a partition needs."""
     return [column.name for column in in_order(resolve(partition.needs))]
 
 
@@ -47,7 +47,7 @@ def _make(name: str, options: Mapping[str, float]) -> Partition:
 
 
 def choose(asked: Sequence[str], row: Row, partitions: Mapping[str, Partition]) -> list[str]:
-    """The strategies to show for a row: those asked for, or entropy, or else newline."""
+    """Return the strategies to show for a row: those asked for, or entropy, or else newline."""
     if not asked:
         return ["newline" if missing_column("entropy", row) else "entropy"]
     names: dict[str, None] = {}
@@ -63,7 +63,7 @@ def choose(asked: Sequence[str], row: Row, partitions: Mapping[str, Partition]) 
 
 
 def missing_column(column: str, row: Row) -> str:
-    """What to add to a row that lacks a column; empty if the row has it."""
+    """Say what to add to a row that lacks a column; empty if the row has it."""
     if column not in FIELDS:
         return f"the column {column!r}, which rows of a file cannot hold; type -s newline"
     fields = FIELDS[column]
@@ -113,7 +113,7 @@ class Cut:
         return sum(segment.num_tokens for segment in self.segments)
 
     def to_json(self, label: str, credit: CreditSettings) -> str:
-        """One line of ``--json``: unrounded numbers, in ASCII, so it is safe to print."""
+        """Format one line of ``--json``: unrounded numbers, in ASCII, so it is safe to print."""
         settings = self.partition.settings() | asdict(credit)
         return json.dumps(
             {
@@ -151,7 +151,7 @@ def cut_row(row: Row, strategy: str, partition: Partition, credit: CreditSetting
 
 
 def _rollouts(row: Row) -> Rollouts:
-    """A batch of one response, in float64."""
+    """Return a batch of one response, in float64."""
     given = {"entropy": row.entropy, "value": row.value, "logp_old": row.logp}
     columns = {
         name: torch.tensor([x], dtype=torch.float64) for name, x in given.items() if x is not None
@@ -166,7 +166,7 @@ def _rollouts(row: Row) -> Rollouts:
 def _numbers(
     rollouts: Rollouts, segments: Segments, reward: float | None, credit: CreditSettings
 ) -> tuple[Tensor | None, ...]:
-    """H at the end, mean H, V, Â and R̂ of every segment."""
+    """Compute every segment's H at its end, mean H, V, Â and R̂."""
     entropy, value = rollouts.entropy, rollouts.value
     at_end = mean = state_value = advantage = target = None
     if entropy is not None:

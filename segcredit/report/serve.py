@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def _overview(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Overview of all runs; raise an error for a run that was moved while it was read."""
+        """Collect the overview of all runs; raise an error if a run was moved meanwhile."""
         found = gather_overview(runs, list_rows(runs))
         for run in runs:
             require_run(RunFolder(run.path))

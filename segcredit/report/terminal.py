@@ -77,7 +77,7 @@ HOLE_OPENS, HOLE_CLOSES = "⟦", "⟧"
 
 
 def response_text(row: Row, cut: Cut, palette: Palette) -> Text:
-    """The response's text, with line breaks kept and marked ↵, and holes in ⟦ ⟧."""
+    """Return the response's text, with line breaks kept and marked ↵, and holes in ⟦ ⟧."""
     text = Text()
     in_hole = [False, *(m < 0 for m in cut.index), False]  # with a neighbor at either end
     for t, (piece, m) in enumerate(zip(row.pieces, cut.index, strict=True)):
@@ -117,7 +117,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def _fitting(text: str, width: int) -> int:
-    """Number of characters that fit into ``width`` columns."""
+    """Return the number of characters that fit into ``width`` columns."""
     ends = accumulate(map(cell_len, text))
     return sum(1 for _ in takewhile(lambda end: end <= width, ends))
 
@@ -169,14 +169,14 @@ NUMBERS = {"H": "entropy_at_end", "V": "value", "Â": "advantage", "R̂": "value
 
 
 def known_numbers(cut: Cut, width: int) -> list[str]:
-    """Headings of the known numbers; a narrow terminal leaves out R̂ = Â + V."""
+    """List the columns with known numbers; a narrow terminal leaves out R̂ = Â + V."""
     first = cut.segments[0]
     known = [name for name, field in NUMBERS.items() if getattr(first, field) is not None]
     return known if width >= LEAST_FOR_ALL else [name for name in known if name != "R̂"]
 
 
 def segment_table(cut: Cut, width: int, palette: Palette) -> Table:
-    """A table with one row per segment; a very long table leaves out its middle."""
+    """Make a table with one row per segment; a very long table leaves out its middle."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("text")  # takes the remaining width
@@ -268,7 +268,7 @@ class Page:
         self._console.print()
 
     def _swatch(self) -> Text:
-        """A small sample of two segments."""
+        """Return a small sample of two segments."""
         return Text.assemble(
             ("one segment, its", self._palette.body(0)),
             (" end", self._palette.last(0)),

@@ -12,7 +12,7 @@ class RewardError(ValueError):
 
 
 def quoted(text: str, limit: int = 80) -> str:
-    """The start of a text in quotes, on one line, without control characters."""
+    """Return the start of a text in quotes, on one line, without control characters."""
     return f"'{printable(text, limit)}'"
 
 
@@ -21,7 +21,7 @@ MOST_WITHOUT_VERDICT = 0.05
 
 
 def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
-    """Warning with cause and remedy if too many responses got no verdict, else None.
+    """Write a warning with cause and remedy if too many responses got no verdict, else None.
 
     ``where`` completes the phrase "responses of".
     """

@@ -87,7 +87,7 @@ class ThreadCaller:
 
 
 def _unsendable(column: list[Any]) -> str:
-    """Types that cannot be sent as JSON; empty if the column can be sent."""
+    """Name the types in a column that cannot be sent as JSON; "" if it can be sent."""
     try:
         json.dumps(column)
     except (TypeError, ValueError, RecursionError):
@@ -96,7 +96,7 @@ def _unsendable(column: list[Any]) -> str:
 
 
 def _search_path() -> str:
-    """The directories from which this process imports modules, for a worker."""
+    """Return this process's module search path, so that a worker can import the same modules."""
     return os.pathsep.join(place or os.getcwd() for place in sys.path)
 
 
@@ -260,7 +260,7 @@ class CustomReward:
 
 
 def arguments(responses: Sequence[Response], conversational: bool = False) -> dict[str, list[Any]]:
-    """Keyword arguments for a function in TRL's signature."""
+    """Return the keyword arguments for a function in TRL's signature."""
     prompts = [response.prompt for response in responses]
     columns: dict[str, list[Any]] = {}
     for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns):
@@ -285,7 +285,7 @@ _ALWAYS = (
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Names of required parameters; empty if a function in C has no signature."""
+    """Return the names of required parameters; empty if a function in C has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -295,7 +295,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _required_in_source(spec: str) -> list[str]:
-    """Names of required parameters of a named function, whose file is parsed but not run."""
+    """Return a named function's required parameters; its file is parsed, not run."""
     name = spec.rpartition(":")[2]
     functions = [x for x in _parse(spec) if isinstance(x, _FUNCTION) and x.name == name]
     if not functions or functions[-1].decorator_list:
@@ -331,9 +331,9 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _parse(spec: str) -> list[ast.stmt]:
-    """Statements of the file that should define the named function; the file is not run.
+    """Parse the file that should define the named function, without running it.
 
-    Empty if a module has no source file, as one written in C.
+    Returns the file's statements; an empty list for a module without Python source (C extension).
     """
     place, _, name = spec.rpartition(":")
     if not names_code(spec):
@@ -350,7 +350,7 @@ def _parse(spec: str) -> list[ast.stmt]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
-        raise RewardError(f"{path} is not a Python file that can be read: {error}.") from None
+        raise RewardError(f"{path} cannot be parsed as Python: {error}.") from None
     bound: dict[str, bool] = {}
     for x, callable_ in _module_names([tree]):
         bound[x] = callable_ or bound.get(x, False)
@@ -387,7 +387,7 @@ def _module_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, bool]]:
 
 
 def _module_file(module: str) -> Path | None:
-    """Source file of a module, found without importing the module or its packages."""
+    """Return the source file of a module, found without importing the module or its packages."""
     name, places, spec = "", None, None
     for part in module.split("."):
         name = f"{name}.{part}" if name else part

@@ -47,7 +47,7 @@ def boxed(text: str) -> str | None:
 def last_box(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{}`` in the whole text (verl, MathRuler).
 
-    The box may lie inside the thinking. If the last one never closes, there is no answer.
+    The box may be inside the thinking. If the last box is not closed, there is no answer.
     """
     _, found, rest = text.rpartition("\\boxed{")
     depth = 1
@@ -160,7 +160,7 @@ def gold_answer(response: Response) -> str:
 
 
 def no_answer(response: Response, extract: str) -> str:
-    """Reason for the reward of a response without an answer."""
+    """Return the reason for the reward of a response without an answer."""
     reason = f"no {READERS[extract][1]}"
     if response.truncated:
         return f"{reason}: truncated at {response.max_tokens} tokens"

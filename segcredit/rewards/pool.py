@@ -294,7 +294,7 @@ class Pool:
         return answers
 
     def _exchange(self, timeout: float) -> list[tuple[_Worker, bytes | None]]:
-        """Write and read what is possible; return workers with a line, or None if they ended.
+        """Write to and read from workers that are ready; return (worker, line or None if it ended).
 
         Drops idle workers that ended, and marks those that have become ready.
         """

@@ -49,12 +49,12 @@ def refusal(answer: str, gold: str) -> str | None:
 
 
 def computes_too_much(text: str) -> str | None:
-    """Reason why evaluating the text may take too long; None if there is none."""
+    """Return the reason why evaluating the text may take too long; None if there is none."""
     return next((reason for trait, reason in _TRAITS[:2] if trait(text)), None)
 
 
 def _num_relations(text: str) -> int:
-    """Number of relations in the longest chain; ``x=1, y=2`` has two chains of one."""
+    """Return the number of relations in the longest chain; ``x=1, y=2`` has two chains of one."""
     return max(len(_RELATION.findall(_outside_brackets(item))) for item in _items(text))
 
 
@@ -266,12 +266,12 @@ def tidy(answer: str) -> str:
 
 
 def right(answer: str) -> Verdict:
-    """Verdict on an answer that equals the expected one."""
+    """Return the verdict on an answer that equals the expected one."""
     return Verdict(True, f"right: {_plain(answer)}")
 
 
 def wrong(gold: str, answer: str, note: str = "") -> Verdict:
-    """Verdict on an answer that does not."""
+    """Return the verdict on an answer that does not."""
     return Verdict(False, f"wrong: {_plain(answer)}, expected {_plain(gold)}{note}")
 
 

@@ -62,6 +62,6 @@ def make_engine(name: str, policy: Policy, settings: EngineSettings) -> RolloutE
 
 
 def engine_problem(name: str) -> str | None:
-    """Why an engine cannot run on this machine; None if it can."""
+    """Explain why an engine cannot run on this machine; None if it can."""
     problem = getattr(ENGINES[name], "problem", None)
     return None if problem is None else problem()

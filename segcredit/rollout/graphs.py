@@ -115,11 +115,11 @@ class BufferSize:
     """Maximum number of prompt and response tokens in the KV cache."""
 
     def holds(self, other: "BufferSize") -> bool:
-        """Whether the other size is nowhere larger."""
+        """Whether the other size is no larger in any dimension."""
         return self == self.joined(other)
 
     def joined(self, other: "BufferSize") -> "BufferSize":
-        """The larger of both, in each dimension."""
+        """Return the maximum of both sizes in each dimension."""
         return BufferSize(
             max(self.rows, other.rows),
             max(self.width, other.width),
@@ -207,7 +207,7 @@ class DecodingState:
         self.column.fill_(read)
 
     def cache(self, config: PreTrainedConfig, rows: int, columns: int) -> DynamicCache:
-        """View of the first slots and columns as a transformers cache."""
+        """Return a view of the first slots and columns as a transformers cache."""
         cache = DynamicCache(config=config)
         cache.layers = [
             FixedLayer(keys[:rows, :, :columns], values[:rows, :, :columns], self.column)
@@ -237,7 +237,7 @@ def _buffer(x: Tensor, size: BufferSize) -> Tensor:
 
 
 def cache_bytes(cache: DynamicCache, size: BufferSize) -> int:
-    """Memory of a KV cache of this size."""
+    """Compute the memory of a KV cache of this size."""
     one = sum(
         x.shape[1] * x.shape[3] * x.element_size()
         for layer in cache.layers
@@ -406,12 +406,14 @@ class FixedSampler:
         found = step.logits(rows, columns, cache)[:num]
         off = float((found - expected).float().abs().mean())
         if off > CLOSE.get(expected.dtype, 0.1) * float(expected.float().std()):
-            raise RuntimeError(f"its logits would be wrong by {off:.2g}")
+            raise RuntimeError(
+                f"with a KV cache of fixed size its logits would be wrong by {off:.2g}"
+            )
         self._checked = type(step.model)
 
 
 def size_of(asked: Prefill, width: int) -> BufferSize:
-    """Buffer size for these rows, rounded up, so that similar batches share buffers."""
+    """Return the buffer size for these rows, rounded up, so that similar batches share buffers."""
     read = asked.attended.shape[1]
     return BufferSize(
         rows=bucket(len(asked.which), LEAST_ROWS),
@@ -444,6 +446,6 @@ def _affordable(cache: DynamicCache, size: BufferSize, device: torch.device) -> 
 
 
 def _addresses(model: torch.nn.Module) -> Hashable:
-    """Addresses of the weights, and active adapters: a recorded graph depends on both."""
+    """Return the weights' addresses and active adapters: a recorded graph depends on both."""
     pointers = tuple(x.data_ptr() for x in (*model.parameters(), *model.buffers()))
     return pointers, tuple(str(getattr(x, "_active_adapter", "")) for x in model.modules())

@@ -24,7 +24,7 @@ def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tens
 
 
 def nucleus(logp: Float[Tensor, "B V"], top_p: float = 1.0, top_k: int = 0) -> Float[Tensor, "B V"]:
-    """Set tokens to −∞ that are not among the k likeliest, or past cumulative probability p."""
+    """Keep the k likeliest tokens and those up to cumulative probability p; set others to −∞."""
     keep: Bool[Tensor, "B V"] = torch.ones_like(logp, dtype=torch.bool)
     if 0 < top_k < logp.shape[-1]:
         keep &= logp >= logp.topk(top_k, dim=-1).values[:, -1:]
@@ -55,7 +55,7 @@ def pick(
 def tokens_left(
     prompts: Sequence[Encoded], prefixes: Sequence[Int[Tensor, "_"]], sampling: Sampling
 ) -> list[int]:
-    """Number of tokens that may follow each response prefix."""
+    """Return the number of tokens that may follow each response prefix."""
     left = [sampling.max_tokens - len(x) for _, x in zip(prompts, prefixes, strict=True)]
     for row, count in enumerate(left):
         if count < 1:
@@ -107,6 +107,6 @@ def check_sampling(sampling: Sampling) -> None:
     if not sampling.temperature >= 0.0:
         raise ValueError(f"temperature must be ≥ 0 (0: greedy); got {sampling.temperature}.")
     if not 0.0 < sampling.top_p <= 1.0:
-        raise ValueError(f"top_p must lie in (0, 1]; got {sampling.top_p}. For 95 % pass 0.95.")
+        raise ValueError(f"top_p must be in (0, 1]; got {sampling.top_p}. For 95 % pass 0.95.")
     if sampling.top_k < 0:
         raise ValueError(f"top_k must be ≥ 0 (0: all tokens); got {sampling.top_k}.")

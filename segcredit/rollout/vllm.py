@@ -35,7 +35,7 @@ COMPARED = 1 / 8
 
 
 def vllm_problem() -> str | None:
-    """Why rollout.engine=vllm does not work on this machine; None if it does."""
+    """Explain why rollout.engine=vllm does not work on this machine; None if it does."""
     wanted = f"{_dotted(FIRST)} to {_dotted(LAST)}"
     for name in NAMES:
         try:
@@ -235,7 +235,7 @@ class VllmEngine:
         return found
 
     def _input(self, x: Encoded) -> Any:
-        """The prompt as a processed input of vLLM's engine, with our tokens and pixels."""
+        """Convert a prompt to a preprocessed input for vLLM, with our tokens and pixels."""
         from transformers import BatchFeature
         from vllm.inputs.engine import mm_input, tokens_input
         from vllm.multimodal.inputs import (
@@ -286,7 +286,7 @@ class VllmEngine:
 
     @contextmanager
     def _loaded(self) -> Iterator[None]:
-        """Context in which vLLM has the policy's current weights and its KV cache."""
+        """Return a context in which vLLM has the policy's current weights and its KV cache."""
         llm = self._llm
         sleeps = self._device.type == "cuda"
         if sleeps:

@@ -67,7 +67,7 @@ def describe_environment(command: Sequence[str] | None = None) -> dict[str, Any]
 
 
 def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Differences between two environments that may change results, e.g. "torch 2.12 → 2.13"."""
+    """List changes of the environment that may change results, e.g. "torch 2.12 → 2.13"."""
     before, after = then.get("packages") or {}, now.get("packages") or {}
     both = [name for name in before if name in after]
     pairs = [("python", then.get("python"), now.get("python"))]
@@ -79,7 +79,7 @@ def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 
 def _commit(description: Mapping[str, Any]) -> str | None:
-    """Commit of segcredit in the description; None if it is not recorded."""
+    """Format the commit of segcredit in an environment description; None if it has none."""
     if "git" not in description:
         return None
     git = description["git"]
@@ -104,7 +104,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 
 def source_commit(package: Path) -> dict[str, Any] | None:
-    """Commit of the checkout the package lies in, and whether the package differs from it.
+    """Return the commit of the package's checkout, and whether the package differs from it.
 
     None for an installed package: the repository around a virtual environment is not its source.
     """

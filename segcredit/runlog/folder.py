@@ -148,7 +148,7 @@ POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 
 
 def step_name(step: int) -> str:
-    """Name of files and folders of one step: step-000012."""
+    """Return the name of files and folders of one step: step-000012."""
     if step < 0:
         raise ValueError(f"step must be at least 0; got {step}.")
     return f"step-{step:06d}"
@@ -204,7 +204,7 @@ def runs_in(root: Path) -> list[Path]:
 
 
 def resume_command(path: Path) -> str:
-    """Command that resumes a run, with ``--trust-run`` if its settings need it."""
+    """Return the command that resumes a run, with ``--trust-run`` if its settings need it."""
     try:
         config = read_yaml(path / "config.yaml")
     except (OSError, ValueError):  # missing or damaged, which resuming will report

@@ -66,13 +66,13 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def keys(self, stage: str | None = None) -> list[str]:
-        """Names of the metrics in the order of their first occurrence."""
+        """Return the names of the metrics in the order of their first occurrence."""
         lines = [row for row in self.metrics if stage in (None, row.get("stage"))]
         names = dict.fromkeys(key for row in lines for key in row)
         return [name for name in names if name not in ("step", "stage")]
 
     def series(self, key: str, stage: str | None = None) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, for one stage or all."""
+        """Return the steps and values of one metric, for one stage or all."""
         points = [
             (step, as_number(row[key]))
             for row in self.metrics
@@ -99,7 +99,7 @@ class Run:
         return _files(self.folder.watched)
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        """Responses of one step, with the columns of ``runlog.rollouts.COLUMNS``."""
+        """Return the responses of one step, with the columns of ``runlog.rollouts.COLUMNS``."""
         if step in self.rollout_files:
             return read_rollouts(self.rollout_files[step])
         steps = self.rollout_steps

@@ -60,7 +60,7 @@ class MetricsWriter:
         os.fsync(self._file.fileno())
 
     def position(self) -> int:
-        """Offset after the last complete line, which a checkpoint records."""
+        """Return the offset after the last complete line, which a checkpoint records."""
         return self._position
 
     def truncate(self, position: int) -> None:

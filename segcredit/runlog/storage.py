@@ -126,7 +126,8 @@ def _files(folder: Path) -> Iterator[Path]:
             path = Path(place, name)
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise ValueError(
-                    f"a checkpoint must have plain files only; got {path}. Copy what it points to."
+                    f"a checkpoint must contain plain files only; got a link or special file: "
+                    f"{path}. Replace it with a copy of the file."
                 )
             if name in names and path != folder / MANIFEST:
                 yield path
@@ -158,7 +159,7 @@ class Part:
 
 
 def file_name(name: str, number: int, writers: int) -> str:
-    """File name for one of several writers."""
+    """Return the file name for one of several writers."""
     return f"{name}-{number:05d}-of-{writers:05d}.safetensors"
 
 
@@ -267,7 +268,7 @@ def load_state(folder: Path, name: str = "state") -> dict[Any, Any]:
         raise CheckpointError(f"{missing} is missing.") from None
     except (*_DAMAGE, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder / name}.json and .safetensors are damaged or not a state: {error}."
+            f"{folder / name}.json and .safetensors are damaged or not a saved state: {error}."
         ) from error
     return state
 

@@ -188,7 +188,7 @@ def _require_installed(name: str) -> None:
 
 
 def _known(folder: RunFolder) -> dict[str, str]:
-    """Ids of this run in the trackers."""
+    """Return the ids of this run in the trackers."""
     try:
         return dict(json.loads(folder.trackers.read_bytes()))
     except FileNotFoundError:

@@ -89,7 +89,7 @@ def read_yaml(path: Path, loader: type[PlainLoader] = PlainLoader) -> Any:
 
 
 def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of a config.yaml, with values, that request code or files of this machine.
+    """Find the settings of a config.yaml that request code or files of this machine.
 
     Reading a recipe imports the code it names (``algorithm: mine.py:Method``), so this must be
     checked on the settings as they are in the file, before they become a recipe.

@@ -294,13 +294,13 @@ def _reward(recipe: Recipe, reward: Callable[..., Any] | RewardFn | None) -> Rew
 
 
 def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
-    """Return the context window; refuse one that the longest response would fill."""
+    """Return the context window; refuse it if the longest response would fill it."""
     window, longest = context_window(config), recipe.rollout.max_tokens
     if window is not None and longest >= window:
         raise RecipeError(
             f"rollout.max_tokens: expected less than the model's context window of {window} "
             f"tokens, since the prompt also takes tokens; got {longest}. "
-            f"Set rollout.max_tokens={window // 2} or so"
+            f"Set for example rollout.max_tokens={window // 2}"
         )
     return window
 
@@ -308,7 +308,7 @@ def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
 def _check_end(
     recipe: Recipe, place: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse a model without an end token, or a warm start on one that does not end sampling."""
+    """Refuse a model without an end token, or demonstrations whose end token sampling ignores."""
     taught, ends = tokenizer.eos_token_id, end_tokens(place, config)
     if taught is None and not ends:
         raise RecipeError(

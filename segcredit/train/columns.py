@@ -85,9 +85,9 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
     kl = float((log_ratio.expm1() - log_ratio).mean())
     if not kl < MAX_SAMPLER_KL:
         raise ValueError(
-            f"the sampler draws from another model than is trained: KL = {kl:.3g} per token. "
-            f"With vLLM, weights did not reach it as they should: set rollout.engine=hf. With hf, "
-            f"set rollout.graphs=false. And tell us which model this is."
+            f"expected sampler and trained policy to agree; got KL = {kl:.3g} per token, so the "
+            f"sampler uses another model. With vLLM (its weights are not up to date), set "
+            f"rollout.engine=hf. With hf, set rollout.graphs=false. Please report the model."
         )
     return {
         "agreement/sampler_kl": kl,
@@ -202,7 +202,7 @@ class CriticProvider(Provider):
 
 @dataclass(frozen=True)
 class InitialPolicyProvider(Provider):
-    """The policy at the start of reinforcement learning, before that has begun."""
+    """The policy at the start of reinforcement learning, before this stage has begun."""
 
     restarts: bool
     """Whether each update starts from it; otherwise it is the reference model."""

@@ -42,13 +42,13 @@ class Health:
                 self._count(str(line.get("stage")), line)
 
     def is_new(self, name: str) -> bool:
-        """Whether this name was not reported before; marks it as reported."""
+        """Return whether this warning is new, and mark it as reported."""
         new = name not in self._reported
         self._reported.add(name)
         return new
 
     def warnings(self, stage: str, metrics: Numbers) -> list[tuple[str, str]]:
-        """Names and messages of the signs that have lasted long enough as of this step."""
+        """List (name, message) of the warning signs that have now lasted long enough to report."""
         self._count(stage, metrics)
         return [
             (sign.name, sign.message(metrics))

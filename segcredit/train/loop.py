@@ -32,19 +32,19 @@ class Observer(Protocol):
     """Shows the progress of a run."""
 
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
-        """The run starts, or resumes after ``step`` steps."""
+        """Called when the run starts, or resumes after ``step`` steps."""
         ...
 
     def stage(self, number: int, name: str, steps: int, done: int) -> None:
-        """A stage starts, or resumes after ``done`` steps."""
+        """Called when a stage starts, or resumes after ``done`` steps."""
         ...
 
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
-        """A step is done."""
+        """Called after each step."""
         ...
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """An evaluation on held-out prompts is done."""
+        """Called after each evaluation on held-out prompts."""
         ...
 
     def note(self, text: str) -> None:
@@ -52,7 +52,7 @@ class Observer(Protocol):
         ...
 
     def end(self) -> None:
-        """The run has ended."""
+        """Called when the run has ended."""
         ...
 
 
@@ -217,7 +217,7 @@ class Loop:
         state.parallel.wait()
 
     def _how_to_recover(self, error: NotFinite | NotFiniteLogits) -> str:
-        """Command that recovers from overflowing weights: earlier weights, lower learning rate."""
+        """Suggest how to recover from overflowing weights: earlier weights, lower learning rate."""
         state, folder = self.state, self.folder
         if folder is None:
             return ""
@@ -266,7 +266,7 @@ def saying_how_to_go_on(place: Path) -> Iterator[None]:
 
 
 def _lower_rate(state: State, name: str | None) -> str:
-    """Override that lowers the learning rate of this model.
+    """Suggest an override that divides this model's learning rate by 10.
 
     ``name=None``: the policy, in the stage that trained it last.
     """

@@ -31,7 +31,7 @@ class Metrics:
         """For each phase in progress, the seconds of the phases inside it."""
 
     def highest(self, name: str, value: Tensor | float) -> None:
-        """Add a value of which the maximum is kept."""
+        """Add a value to a metric that keeps the maximum."""
         self._highest[name] = max(float(value), self._highest.get(name, -float("inf")))
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
@@ -134,7 +134,7 @@ def describe_rewards(sampled: RolloutBatch) -> dict[str, float]:
 
 
 def _zero_std(reward: Tensor, group: Tensor) -> float | None:
-    """Share of prompts whose responses all got the same reward; None if each has one response."""
+    """Compute the share of prompts whose responses have equal rewards; None if each has one."""
     _, number, count = group.unique(return_inverse=True, return_counts=True)
     if int(count.max()) < 2:
         return None

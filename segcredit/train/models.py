@@ -61,8 +61,8 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
 def own_memory(model: nn.Module) -> None:
     """Copy loaded weights out of their memory-mapped file into newly allocated memory.
 
-    The file may be deleted or replaced. And its data have any alignment, on which the rounding of
-    matrix products may depend; a resumed run must round as an uninterrupted one.
+    The file may be deleted or replaced. Its tensors may also be aligned differently, which can
+    change the rounding of matrix products; a resumed run must round like an uninterrupted one.
     """
     for x in [*model.parameters(), *model.buffers()]:
         x.data = x.data.clone()

@@ -32,7 +32,7 @@ Kind = Literal["adamw", "adamw_8bit"]
 
 
 def missing_requirement(kind: Kind) -> str | None:
-    """Return what must be installed for this kind of optimizer; None if nothing is missing."""
+    """Say which package to install for this kind of optimizer; None if nothing is missing."""
     if kind == "adamw_8bit" and find_spec(LIBRARY) is None:
         return f"{kind} needs {LIBRARY}. Type: pip install 'segcredit[8bit]'"
     return None
@@ -156,7 +156,7 @@ class Optimizer:
             group["weight_decay"] = decay
 
     def close(self) -> None:
-        """Leave the weights alone; another optimizer takes them over."""
+        """Stop managing the weights, so that another optimizer can take them over."""
         for hook in self._hooks:
             hook.remove()
 
@@ -179,7 +179,7 @@ class Optimizer:
             if self.refused >= PATIENCE:
                 raise NotFinite(
                     f"the {self.name}'s gradient was NaN or infinite {PATIENCE} times in a row; no "
-                    f"such step was taken, so the weights are whole. Lower the learning rate "
+                    f"such step was taken, so the weights are intact. Lower the learning rate "
                     f"(now {self.lr * factor:g}), or look for NaN in rewards and values.",
                     self,
                 )
@@ -262,7 +262,7 @@ class Optimizer:
             torch._foreach_copy_(self.weights, self.parameters)
 
     def _offloadable(self) -> list[Tensor]:
-        """Return what only a step needs: moments and, in half precision, the master weights."""
+        """Return tensors used only in a step: moments and, in half precision, master weights."""
         moments = [
             x
             for found in self._adam.state.values()
@@ -602,7 +602,7 @@ class Learner(Protocol):
     optimizer: Optimizer
 
     def output(self, rollouts: Rollouts) -> Tensor:
-        """What the model computes for each token, with gradients; shape (B, T)."""
+        """Compute the model's output for each token, with gradients; shape (B, T)."""
         ...
 
     def backward(

@@ -133,11 +133,11 @@ class Provider:
         """Load what :meth:`state_dict` returned."""
 
     def models(self) -> Mapping[str, Policy | Critic]:
-        """Models to save in every checkpoint, by the name of their directory."""
+        """Return the models to save in every checkpoint, by the name of their directory."""
         return {}
 
     def fixed_models(self) -> Mapping[str, Policy]:
-        """Models that never change, to save once per run, by the name of their directory."""
+        """Return models that never change, to save once per run, by directory name."""
         return {}
 
 
@@ -170,7 +170,7 @@ class Providers:
 
     @property
     def sampler(self) -> Sampler | None:
-        """The one that replaces independent sampling, if there is one."""
+        """Sampler of the first provider that has one; None: sample responses independently."""
         return next((x.sampler for x in self.each if x.sampler is not None), None)
 
     @property

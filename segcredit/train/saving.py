@@ -76,14 +76,14 @@ def help_save(state: State) -> None:
 
 
 def _fixed_models(state: State) -> dict[str, Policy]:
-    """Models that are saved once per run; with LoRA they are adapters, saved with the policy's."""
+    """Return models that are saved once per run; LoRA adapters are saved with the policy's."""
     if state.policy.lora is not None:
         return {}
     return {name: x for provider in state.prepared for name, x in provider.fixed_models().items()}
 
 
 def _models(state: State) -> dict[str, Policy | Critic]:
-    """Models of columns that every checkpoint holds."""
+    """Return the models of columns that every checkpoint holds."""
     return {name: x for provider in state.prepared for name, x in provider.models().items()}
 
 
@@ -126,7 +126,7 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
 
 
 def _column_states(state: State) -> dict[str, Any]:
-    """State of the columns, by its key in the state file."""
+    """Collect the columns' states by their keys in the state file."""
     found = {}
     for column, provider in state.providers.items():
         if kept := provider.state_dict():
@@ -220,7 +220,7 @@ def find_resumable(folder: RunFolder) -> checkpoint.Found:
 
 
 def _held(folder: RunFolder) -> list[str]:
-    """Names of files and folders that a run would lose if it started over."""
+    """Return the names of files and folders that a run would lose if it started over."""
     places = (folder.checkpoints, folder.rollouts, folder.watched, folder.evaluations)
     held = [place.name for place in places if any(by_step(place))]
     if folder.metrics.exists() and folder.metrics.stat().st_size:
@@ -274,7 +274,7 @@ def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
 
 
 def changed_settings(folder: RunFolder, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ between the run's config.yaml and a recipe: old and new values."""
+    """Compare a recipe with the run's config.yaml: changed settings with old and new values."""
     config = read_run(folder.path).config
     then = {k: x for k, x in config.items() if k not in (GIVEN_IN_PYTHON, VERSION)}
     then, now = (resolve_files(x, folder.path) for x in (then, recipe.as_dict()))

@@ -122,7 +122,7 @@ class State:
         return self.recipe.memory.shard and self.parallel.size > 1
 
     def turns(self, parts: list[Tensor]) -> list[tuple[Tensor, bool]]:
-        """This process's micro-batches of row numbers, and whether they count.
+        """Return this rank's micro-batches (row numbers), and whether each counts in the loss.
 
         Every rank must take part in the forward passes of sharded models (collective operations),
         so ranks with fewer micro-batches run one extra row with zero loss.

@@ -109,7 +109,7 @@ def prepare(context: Context, columns: Providers, rollouts: Rollouts) -> Selecti
 
 
 def describe_selection(selection: Selection) -> dict[str, float]:
-    """Return how much is learned from; nothing if it is everything, as for most methods."""
+    """Return metrics of how many rollouts are trained on; empty if all are."""
     if selection.learned is selection.shown:
         return {}
     prompts = float(len(selection.shown.rollouts.group.unique()))

@@ -57,7 +57,7 @@ class Tracker:
     def update(self, rollouts: Rollouts, score: Score) -> dict[str, float]:
         """Discount old counts by the policy's drift, then count the rewards; call after the step.
 
-        log π is stored as of after the step, so that the next drift measures the later steps.
+        log π is stored after the step, so that the next drift measures only later steps.
         """
         assert rollouts.prompts is not None
         names = [x.prompt.id for x in rollouts.prompts]
@@ -78,7 +78,7 @@ class Tracker:
         return {"tracker/drift": float(drift.mean())}
 
     def _drift(self, rollouts: Rollouts, places: list[int], score: Score) -> Float[Tensor, " B"]:
-        """Token mean of |Δ log π| on each prompt's previous response; 0 on a first visit."""
+        """Compute the mean |Δ log π| over tokens of each prompt's previous response; 0 at first."""
         drift = torch.zeros(len(places))
         known = [row for row, place in enumerate(places) if place in self.last]
         if not known:

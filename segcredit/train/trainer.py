@@ -200,7 +200,7 @@ class Trainer:
         )
 
     def _record(self) -> dict[str, Any]:
-        """Content of config.yaml."""
+        """Return the content of config.yaml."""
         return {VERSION: __version__} | self.recipe.as_dict() | self._given()
 
     def _roll_back(
@@ -233,7 +233,7 @@ class Trainer:
             write_json_atomically(run.environment, known | resumed)
 
     def _given(self) -> dict[str, Any]:
-        """Describe what was passed as a Python object instead of by name."""
+        """Describe the settings that were passed as Python objects instead of by name."""
         shown = {
             name: "rows" if name in {"train", "test"} else getattr(x, "__qualname__", repr(x)[:500])
             for name, x in self._objects.items()
@@ -242,7 +242,7 @@ class Trainer:
 
 
 def _model(model: str | Path | dict[str, Any]) -> dict[str, Any]:
-    """Settings of the model; a loaded model is refused, because resuming needs a folder."""
+    """Convert ``model`` to settings; refuse a loaded model, because resuming needs a folder."""
     if isinstance(model, dict):
         return model
     if isinstance(model, str | Path):
@@ -260,7 +260,7 @@ def _data(
     test: str | Path | Iterable[Any] | None,
     objects: dict[str, Any],
 ) -> dict[str, Any]:
-    """Settings of the data; rows go to the objects, files and everything else stay settings."""
+    """Convert ``data`` to settings; rows given in Python go to ``objects``."""
     if isinstance(data, dict) and test is not None:
         raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
     found = dict(data) if isinstance(data, dict) else {"train": data, "test": test}
@@ -283,7 +283,7 @@ def _noted(state: State, when: str) -> dict[str, float]:
 
 
 def _facts(plan: Plan, run: RunFolder, state: State, aside: Path | None) -> dict[str, str]:
-    """Facts shown when a run starts."""
+    """Return the facts shown when a run starts."""
     model = state.policy.model if state.whole is None else state.whole
     count = sum(x.numel() for x in model.parameters())
     trained = sum(x.numel() for x in state.policy.trained().values())

@@ -98,7 +98,7 @@ def draw_tree(context: Context, prompts: Sequence[Prompt]) -> Branches:
 
 
 def _limit(tree: TreeSettings, depth: int, longest: int) -> int:
-    """Maximum response length at the end of this level; ``rollout.max_tokens`` at the last one."""
+    """Return the maximum response length after a level; ``rollout.max_tokens`` after the last."""
     last = depth + 1 == len(tree.branching)
     return longest if last else (depth + 1) * tree.tokens
 

@@ -134,7 +134,7 @@ def _method(run: Run) -> str:
 
 
 def curve_of(group: Group, key: str, window: int) -> Curve | None:
-    """Curve of the runs that have the metric, over the steps that all share; None if none has."""
+    """Make the curve of runs with the metric, over their common steps; None if no run has it."""
     series = {str(run.path): x for run in group.runs if (x := _series(run, key))}
     shared = sorted(set.intersection(*({*x} for x in series.values()))) if series else []
     if not shared:
@@ -162,7 +162,7 @@ def _series(run: Run, key: str) -> dict[int, float] | None:
 def t_interval(
     x: Float[np.ndarray, "R S"],
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "2 S"]]:
-    """Mean over rows and its 95 % interval by Student's t; NaN for a single row."""
+    """Compute the mean over rows and its 95 % interval by Student's t; NaN for a single row."""
     mean = x.mean(axis=0)
     if len(x) == 1:
         return mean, np.full((2, x.shape[1]), np.nan)
@@ -179,7 +179,7 @@ def t_quantile(freedom: int) -> float:
 
 
 def fluctuation(curve: Curve, window: int) -> float:
-    """RMS deviation from the smoothed curve in its second half, over runs."""
+    """Compute the RMS deviation from the smoothed curve over its second half, for all runs."""
     off = np.stack([x - smooth(x, window) for x in curve.each])[:, curve.each.shape[1] // 2 :]
     return float(np.sqrt(np.nanmean(off**2))) if np.isfinite(off).any() else float("nan")
 
@@ -187,7 +187,7 @@ def fluctuation(curve: Curve, window: int) -> float:
 def compare(
     what: Comparison, runs: Sequence[Run], names: Sequence[str], settings: AnalysisSettings
 ) -> Analysis:
-    """One metric of all the runs that have it."""
+    """Collect one metric of all the runs that have it."""
     made = [curve_of(group, what.key, settings.window) for group in group_runs(runs, names)]
     curves = [curve for curve in made if curve is not None]
     if not curves:
@@ -256,7 +256,7 @@ def _table(curves: list[Curve], window: int) -> Table:
 
 
 def _means(x: np.ndarray) -> np.ndarray:
-    """Mean of each row over finite values."""
+    """Compute the mean of each row over finite values."""
     known = np.isfinite(x)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (np.where(known, x, 0.0).sum(axis=1) / known.sum(axis=1))[:, None]

@@ -121,7 +121,7 @@ LETTER = 0.092
 
 
 def svg(analysis: Analysis) -> str:
-    """Draw the figure as one transparent <svg> element for a page, with text as text.
+    """Draw the figure as one transparent <svg> element for a page; text stays selectable.
 
     The same numbers give the same bytes. Ids are unique to this figure, and everything that is
     not data has the color ``INK``.
@@ -210,7 +210,7 @@ def draw_compared(curves: "list[Curve]", label: str, window: int, figure: Any) -
 
 
 def draw_lift(curves: "LiftCurves", figure: Any) -> None:
-    """Draw three panels with the legend below."""
+    """Draw Lift over responses and over steps, and its trend, in three panels."""
     over_responses, over_steps, trend = figure.subplots(1, 3, width_ratios=(1, 1, 1.05))
     over_steps.sharey(over_responses)
     _by_stage(over_responses, curves, "over_responses", "95 % interval over responses")
@@ -252,7 +252,7 @@ POINTS = 800
 
 
 def draw_ratio_bias(bias: "RatioBias", by_length: list[dict[str, Any]], figure: Any) -> None:
-    """Draw gap against bound, and clipped shares by length."""
+    """Draw the ratio's gap against its bound, and the clip fraction by unit length."""
     left, right = figure.subplots(1, 2)
     _gap(left, bias, by_length)
     _clipped(right, by_length)

@@ -91,7 +91,7 @@ def lift_of_draws(
     quantiles: Float[np.ndarray, " Q"],
     thresholds: Float[np.ndarray, " D"],
 ) -> Float[np.ndarray, "B D Q"]:
-    """Lift of many bootstrap draws, each given by the count of every response in it.
+    """Compute the lift of many bootstrap draws, each given by the count of every response in it.
 
     Tokens are sorted once; a draw's quantiles and counts then follow from cumulative sums.
     """
@@ -133,7 +133,7 @@ def _sort(pool: TokenPool) -> _SortedPool:
 
 
 def _first_equal(x: np.ndarray) -> np.ndarray:
-    """Index of the first equal value, for sorted values."""
+    """Return the index of the first equal value, for sorted values."""
     return np.searchsorted(x, x, side="left")
 
 
@@ -170,7 +170,7 @@ def _sums(x: np.ndarray) -> np.ndarray:
 
 
 def stage_slices(num: int) -> dict[str, slice]:
-    """Slices of the recorded steps by stage; fewer than three steps are one stage."""
+    """Return the slices of the recorded steps by stage; fewer than three steps are one stage."""
     if num < len(STAGES):
         return {"all": slice(0, num)}
     found, first = {}, 0
@@ -315,7 +315,7 @@ def _trend(
 
 
 def pools_of(steps: Sequence[Step]) -> tuple[list[TokenPool], list[int]]:
-    """Pools of the steps that have tokens, and the numbers of these steps."""
+    """Return the pools of the steps that have tokens, and the numbers of these steps."""
     made = [make_pool(x.owner, x.entropy, x.value, x.num_responses) for x in steps]
     kept = [(pool, x.step) for pool, x in zip(made, steps, strict=True) if len(pool.owner)]
     if not kept:

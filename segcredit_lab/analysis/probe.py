@@ -29,7 +29,7 @@ OLDER = "its rollouts have no messages: an older version wrote them, which did n
 
 
 def last_whole_checkpoint(run: Run) -> Path:
-    """Last complete checkpoint, whose policy the probe reads."""
+    """Return the last complete checkpoint, whose policy the probe reads."""
     path = run.last_whole_checkpoint()
     if path is None:
         raise CannotAnalyzeError("it has no complete checkpoint yet.")
@@ -67,7 +67,7 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
 
 
 def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
-    """Prompt of a recorded response, with its images from the run folder."""
+    """Return the prompt of a recorded response, with its images from the run folder."""
     from segcredit.types import Prompt
 
     messages = row.get("messages")
@@ -176,7 +176,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Head:
-    """V = w·x + b."""
+    """Linear value head: V = w·x + b."""
 
     weight: Float[np.ndarray, " F"]
     bias: float
@@ -345,7 +345,7 @@ def probe(run: Run, steps: Sequence[Step], settings: AnalysisSettings, policy: A
 
 
 def _shares(steps: Sequence[Step], width: int) -> list[tuple[Step, float]]:
-    """Share of each step that fits into memory, the same for all steps."""
+    """Return the share of each step that fits into memory, the same for all steps."""
     size = sum(len(step.owner) for step in steps) * width * 4
     return [(step, min(1.0, MOST_BYTES / size)) for step in steps]
 

@@ -25,7 +25,7 @@ from segcredit_lab.analysis.segments import unit_lengths
 
 
 def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
-    """Number the units of the ratio from 0, −1 outside; read from segments or computed again."""
+    """Number the units of the ratio from 0, −1 outside; read from segments or recomputed."""
     over = method.ratio.over
     if over == method.credit.over and (step.segment >= 0).any():
         return unit_of(step.owner, step.segment)
@@ -47,7 +47,7 @@ def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
         segments = over(rollouts)
     except (ValueError, TypeError, AttributeError) as error:
         raise CannotAnalyzeError(
-            f"the units of its ratio cannot be computed again: {error}"
+            f"the segments of the method's ratio cannot be recomputed from the rollouts: {error}"
         ) from None
     return unit_of(step.owner, segments.index.numpy()[padded.mask[full]])
 
@@ -79,7 +79,7 @@ def log_bound(
 
 
 def outside(log_ratio: Float[np.ndarray, " M"], low: float, high: float) -> Bool[np.ndarray, " M"]:
-    """Whether a ratio lies outside the clip range 1 − low … 1 + high."""
+    """Whether a ratio is outside the clip range 1 − low … 1 + high."""
     with np.errstate(divide="ignore"):
         return (log_ratio < np.log(max(0.0, 1.0 - low))) | (log_ratio > np.log1p(high))
 
@@ -133,7 +133,7 @@ def ratio_bias(run: Run, name: str, steps: Sequence[Step]) -> Analysis:
         raise CannotAnalyzeError("no recorded unit has a constant positive ratio.")
     if (length == 1).all():
         raise CannotAnalyzeError(
-            "every unit of its ratio is one token, for which mean and product are equal."
+            "every unit of the ratio is one token, so its mean and its product are equal."
         )
     log_ratio = np.concatenate([x for _, x in pairs])
     # a run records the method's own ratio, which for RLOO is the product

@@ -177,7 +177,7 @@ class Step:
 
 
 def run_name(run: Run) -> str:
-    """Name of the run's directory, shortened and printable."""
+    """Return the name of the run's directory, shortened and printable."""
     return printable(run.path.name, 60)
 
 
@@ -225,7 +225,7 @@ def _step(step: int, rows: list[dict[str, Any]]) -> Step:
 
 
 def _length(row: Mapping[str, Any]) -> int:
-    """Number of tokens of a response; 0 if the row has no list of them."""
+    """Return the number of tokens of a response; 0 if the row has no list of them."""
     lists = [row.get(name) for name in ("tokens", *COLUMNS)]
     return next((len(x) for x in lists if isinstance(x, list)), 0)
 

@@ -42,7 +42,7 @@ def unit_of(owner: Int[np.ndarray, " N"], segment: Int[np.ndarray, " N"]) -> Int
 
 
 def unit_lengths(unit: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
-    """Number of tokens of each unit."""
+    """Return the number of tokens of each unit."""
     return np.bincount(unit[unit >= 0])
 
 
@@ -82,7 +82,9 @@ def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
         np.concatenate([x.per_response for x in found]),
     )
     if not len(shapes.length):
-        raise CannotAnalyzeError("the rollouts have no segments: the method has none.")
+        raise CannotAnalyzeError(
+            "the rollouts have no segments: the run's method does not use segments."
+        )
     lengths, counts = bars(shapes.length), bars(shapes.per_response)
     places, edges = np.histogram(shapes.position, bins=POSITION_BINS, range=(0.0, 1.0))
     numbers = {
@@ -114,7 +116,7 @@ def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
 
 
 def bars(x: Int[np.ndarray, " N"]) -> dict[str, Any]:
-    """Histogram of integers: counts in from … from + width − 1."""
+    """Make a histogram of integers: counts in from … from + width − 1."""
     width = -(-(int(x.max()) - int(x.min()) + 1) // MOST_BARS)
     edges = np.arange(int(x.min()), int(x.max()) + width + 1, width)
     counts, _ = np.histogram(x, bins=edges)
@@ -257,7 +259,9 @@ def within_segments(
     if not kept:
         raise CannotAnalyzeError("no recorded response has segments, finite values and a reward.")
     if longest == 1:
-        raise CannotAnalyzeError("every segment is one token, so there is no variance within.")
+        raise CannotAnalyzeError(
+            "every segment is one token, so there is no variance within segments."
+        )
     shares, others = np.array(share), np.array(other)
     found = WithinSegments(
         np.array(kept),
@@ -270,7 +274,7 @@ def within_segments(
 
 
 def _lam(credit: object, step: Step) -> "float | Float[np.ndarray, ' R']":
-    """The method's λ, or VAPO's λ for each response's length."""
+    """Return the method's λ, or VAPO's λ for each response's length."""
     if isinstance(lam := getattr(credit, "lam", None), float):
         return lam
     if not isinstance(alpha := getattr(credit, "alpha", None), float):

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 
 
 def smooth(x: Float[np.ndarray, " N"], window: int) -> Float[np.ndarray, " N"]:
-    """Centered moving average over finite numbers; the window is cut off at the ends."""
+    """Compute a centered moving average over finite numbers; the window is cut off at the ends."""
     known = np.isfinite(x)
     total = np.concatenate([[0.0], np.cumsum(np.where(known, x, 0.0))])
     count = np.concatenate([[0], np.cumsum(known)])
@@ -17,13 +17,13 @@ def smooth(x: Float[np.ndarray, " N"], window: int) -> Float[np.ndarray, " N"]:
 
 
 def ranks(x: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Ranks from 1; equal values share the mean of their ranks."""
+    """Compute ranks from 1; equal values share the mean of their ranks."""
     _, which, count = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[which]
 
 
 def spearman(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
-    """Spearman correlation over finite pairs; NaN if one variable is constant."""
+    """Compute the spearman correlation over finite pairs; NaN if one variable is constant."""
     good = np.isfinite(x) & np.isfinite(y)
     a, b = ranks(x[good]), ranks(y[good])
     if len(a) < 2:
@@ -36,7 +36,7 @@ def spearman(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
 def slope(
     x: Float[np.ndarray, " N"], y: Float[np.ndarray, "*B N"], weight: Float[np.ndarray, "*B N"]
 ) -> Float[np.ndarray, "*B"]:
-    """Weighted least-squares slope of y over x; pairs without a finite y are ignored."""
+    """Compute the weighted least-squares slope of y over x, ignoring non-finite y."""
     known = np.isfinite(y)
     weight = np.where(known, weight, 0.0)
     y = np.where(known, y, 0.0)
@@ -52,7 +52,7 @@ def slope(
 def slope_over_steps(
     x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"], resamples: int, seed: int = 0
 ) -> Float[np.ndarray, " B"]:
-    """Bootstrap the slope over steps."""
+    """Bootstrap the least-squares slope of y over x by resampling the points."""
     counts = draws(np.random.default_rng(seed), len(x), resamples).astype(np.float64)
     return slope(x, np.broadcast_to(y, counts.shape), counts)
 
@@ -65,7 +65,7 @@ def place(total: Int[np.ndarray, "*B"], q: Float[np.ndarray, " Q"]) -> Float[np.
 def positions(
     cumulative: Int[np.ndarray, "B N"], rank: Int[np.ndarray, "B Q"]
 ) -> Int[np.ndarray, "B Q"]:
-    """Index of the sorted value at each rank, given the cumulative counts of the values.
+    """Return the index of the sorted value at each rank, given the cumulative counts of the values.
 
     Shifting the rows apart makes their sums one sorted array, so one search serves all draws.
     """
@@ -92,10 +92,10 @@ def weighted_quantile(
 def tail_starts(
     tie: Int[np.ndarray, " N"], cumulative: Int[np.ndarray, "B N"], q: Float[np.ndarray, " Q"]
 ) -> Int[np.ndarray, "B Q"]:
-    """Index from which N sorted values are ≥ the q-quantile of each draw.
+    """For each resample, find the index from which N sorted values are ≥ its q-quantile.
 
-    The quantile lies above its lower neighbor unless it equals it, so the tail starts at rank
-    ⌈(n − 1) q⌉, or at the first equal value, whose index ``tie`` gives for every value.
+    The tail starts at the value of rank ⌈(n − 1) q⌉, or at the first value equal to it. ``tie``
+    gives the index of the first equal value for every value.
     """
     rank = np.ceil(place(cumulative[:, -1], q)).astype(np.int64)
     return tie[positions(cumulative, rank)]
@@ -104,12 +104,12 @@ def tail_starts(
 def draws(
     generator: np.random.Generator, num: int, resamples: int
 ) -> Int[np.ndarray, "resamples num"]:
-    """Number of times each of ``num`` units is drawn in each resample with replacement."""
+    """Draw resamples with replacement; return how often each of ``num`` units is drawn."""
     return generator.multinomial(num, np.full(num, 1.0 / num), size=resamples)
 
 
 def percentile_interval(x: Float[np.ndarray, "B *rest"]) -> Float[np.ndarray, "2 *rest"]:
-    """Ends of the central 95 % of the draws; NaN if no draw is finite."""
+    """Return the ends of the central 95 % of the draws; NaN if no draw is finite."""
     found = np.full((2, *x.shape[1:]), np.nan)
     if len(x):
         some = np.isfinite(x).any(axis=0)

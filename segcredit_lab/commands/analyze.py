@@ -27,7 +27,7 @@ segcredit analyze runs/demo-20261115-101500 --only lift --only lift_probe --prob
 
 
 def analyze(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of segcredit train.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder for the figures; default: RUN/analysis."),
@@ -120,7 +120,7 @@ def _write(
 
 
 def _folders(runs: "list[Run]", output: Path | None) -> list[Path]:
-    """Folder of each run: in the run, or in the output, by name if there are several runs."""
+    """Choose each run's output folder: in the run, or in --output (one per run if several)."""
     if output is None:
         return [run.path / "analysis" for run in runs]
     if len(runs) == 1:

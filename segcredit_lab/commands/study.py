@@ -33,7 +33,7 @@ ALL = "all"
 def study(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of studies, all, or YAML files.", metavar="[NAME]…"),
+        typer.Argument(help="Study names, YAML files, or all.", metavar="[NAME]…"),
     ] = None,
     scale: Annotated[str, typer.Option("--scale", help="smoke, mini or paper.")] = "smoke",
     folder: Annotated[
@@ -44,7 +44,7 @@ def study(
         typer.Option("--jobs", "-j", help="Parallel runs, spread over the visible GPUs.", min=1),
     ] = 1,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="Seeds, as 0,1,2; default: the study's.")
+        str | None, typer.Option("--seeds", help="Seeds, such as 0,1,2; default: the study's.")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -64,7 +64,8 @@ def study(
         ),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="Tune learning rates, or use the recipes'.")
+        bool,
+        typer.Option("--tune/--no-tune", help="Tune learning rates, or keep those of the recipes."),
     ] = True,
     listed: Annotated[
         bool, typer.Option("--list", help="List studies, arms and progress.")
@@ -75,7 +76,7 @@ def study(
     run: Annotated[
         bool,
         typer.Option(
-            "--run/--no-run", help="Run missing runs, or only write tables of finished ones."
+            "--run/--no-run", help="Train missing runs, or only write tables of finished ones."
         ),
     ] = True,
 ) -> None:

@@ -141,7 +141,7 @@ BARS, STAIRS = 66, 74
 
 
 def columns() -> list[tuple[float, float]]:
-    """Left edge and width of each token's cell: wider for longer tokens."""
+    """Return the left edge and width of each token's cell: wider for longer tokens."""
     weight = [1.75 + len(text) for text, _, _ in STORY]
     space = RIGHT - GUTTER - GAP * (len(STORY) - 1)
     widths = [space * w / sum(weight) for w in weight]

@@ -66,7 +66,7 @@ LOOKS = (
 
 
 def difference(place: str) -> tuple[float, float, float, str]:
-    """Difference to SAPO of the mean over the curve, its interval, and a note on the rate."""
+    """Return an arm's difference to SAPO (mean over the curve), its interval and a note."""
     study, arm = place.split()
     lines = (RESULTS / study / "study.csv").read_text().splitlines()
     rows = {row["arm"]: row for row in csv.DictReader(lines)}

@@ -47,7 +47,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def pending(name: str) -> dict[str, tuple[Correction, ...]]:
-    """Corrections that a study's results do not include yet, by label of the arm."""
+    """Return the corrections that a study's results do not include yet, by label of the arm."""
     found = {}
     for row in rows_of(RESULTS / name / "study.csv"):
         included = (row.get("corrections") or "").split()
@@ -58,7 +58,7 @@ def pending(name: str) -> dict[str, tuple[Correction, ...]]:
 
 
 def beside(names: list[str]) -> str:
-    """Table of each study's start, the reference's accuracy, and the other arms' differences."""
+    """Make a table of studies: accuracy at the start and of the reference, and differences."""
     rows = []
     for name in names:
         own, *others = _arms(name)
@@ -80,7 +80,7 @@ def beside(names: list[str]) -> str:
 
 
 def steady(names: list[str]) -> str:
-    """Table of differences over the curve without unsteady runs, and the remaining seed pairs."""
+    """Make a table of differences over the curve without unsteady runs, and seed pairs left."""
     rows = []
     for name in names:
         curves = defaultdict[tuple[str, str], list[float]](list)
@@ -101,7 +101,7 @@ def steady(names: list[str]) -> str:
 
 
 def rates(names: list[str]) -> str:
-    """Table of differences to the reference at each learning rate tried, on the tuning seeds."""
+    """Make a table of differences to the reference by learning rate, on the tuning seeds."""
     first, *labels = _labels(names)
     rows = []
     for name in names:
@@ -117,7 +117,7 @@ def rates(names: list[str]) -> str:
 
 
 def _arms(name: str) -> list[dict[str, str]]:
-    """Arms of a study, the reference first (its difference to itself is 0)."""
+    """Return the arms of a study, the reference first (its difference to itself is 0)."""
     found = rows_of(RESULTS / name / "study.csv")
     return sorted(found, key=lambda row: float(row["area_difference_high"]) != 0)
 
@@ -130,7 +130,7 @@ def _labels(names: list[str]) -> list[str]:
 
 
 def _link(name: str) -> str:
-    """Last part of a study's title, as a link to its page."""
+    """Link to a study's page; the text is the last part of the study's title."""
     title = (RESULTS / name / "study.md").read_text().splitlines()[0]
     return f"[{title.rpartition(', ')[2]}](results/{name}/study.md)"
 
@@ -193,7 +193,7 @@ def mark_pages(place: Path) -> None:
 
 
 def corrected() -> str:
-    """Table of the corrections that published results do not include yet."""
+    """Make a table of the corrections that published results do not include yet."""
     rows = []
     for correction in corrections():
         found = []
@@ -210,7 +210,7 @@ def corrected() -> str:
 
 
 def rounds(name: str) -> str:
-    """Table of paired differences in each round, over all pairs, and over rounds.
+    """Make a table of paired differences in each round, over all pairs, and over rounds.
 
     Differences are to the reference, and between two horizons if a study has both (``x_long``,
     ``x``).

@@ -138,7 +138,7 @@ class Study(Settings):
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Paths of the built-in studies by name, those of the paper first."""
+    """Return the paths of the built-in studies by name, those of the paper first."""
     folder = Path(str(files("segcredit_lab"))) / "study" / "studies"
     found = {path.stem: path for path in folder.glob("*.yaml")}
     order = [x for kind in ("table", "fig", "") for x in sorted(found) if x.startswith(kind)]
@@ -153,7 +153,7 @@ def corrections() -> tuple[Correction, ...]:
 
 
 def corrections_of(study: str, arm: str) -> tuple[Correction, ...]:
-    """Corrections that change an arm of a study."""
+    """Return the corrections that change an arm of a study."""
     return tuple(x for x in corrections() if arm in x.arms.get(study, ()))
 
 

@@ -138,7 +138,7 @@ def _interrupts(states: RunStates) -> Iterator[None]:
 def _add_known_runs(states: RunStates, plans: Sequence[StudyPlan], store: Store) -> None:
     """Add runs that became known, such as those whose learning rate has been tuned.
 
-    Runs of an earlier study come before those of a later one, whenever they became known.
+    Runs are ordered by study, regardless of when they became known.
     """
     failed = states.failed
     states.early = {start.digest for plan in plans for start in plan.early(failed)}
@@ -182,7 +182,7 @@ def _begin(states: RunStates, pool: WorkerPool, store: Store, display: Display) 
 
 
 def _wanted_starts(states: RunStates, store: Store) -> set[str]:
-    """Digests of the starts that runs wait for; a start whose models were deleted runs again."""
+    """Find the starting runs that other runs wait for; those with deleted models run again."""
     runs = states.runs
     wanted: set[str] = set()
     asking = [x.run for x in runs.values() if x.status == "waiting" and x.run.kind != "warm"]
@@ -296,7 +296,7 @@ class TableDisplay(LineDisplay):
 
 
 def table_of(states: RunStates) -> RenderableType:
-    """Table of unfinished runs with a count of each status."""
+    """Make a table of unfinished runs with a count of each status."""
     kinds = ("running", "elsewhere", "failed", "waiting", "stopped", "done")
     counts = {kind: sum(x.status == kind for x in states.runs.values()) for kind in kinds}
     caption = ", ".join(f"{num} {kind}" for kind, num in counts.items() if num)
@@ -340,5 +340,5 @@ def status_text(state: RunState) -> str:
 
 
 def make_display(console: Console) -> LineDisplay:
-    """Table on a terminal, lines elsewhere."""
+    """Make the progress display: a table on a terminal, plain lines elsewhere."""
     return TableDisplay(console) if console.is_terminal else LineDisplay(console)

@@ -164,7 +164,7 @@ def learning_curves(summary: Summary) -> Analysis:
 
 
 def differences(summary: Summary) -> Analysis:
-    """Difference of every arm to the reference, for both measures."""
+    """Return the difference of every arm to the reference, for both measures."""
     others = [arm for arm in _done(summary) if arm.name != summary.study.reference]
     if not others or not summary.reference.runs:
         raise CannotAnalyzeError("fewer than two arms have finished runs.")
@@ -212,7 +212,7 @@ def sweep(summary: Summary) -> Analysis:
 
 
 def metric(name: str, summary: Summary) -> Analysis:
-    """One metric of the runs over steps."""
+    """Collect one metric of the runs over steps."""
     key, title, label = METRICS[name]
     found = []
     for arm in _done(summary):

@@ -107,7 +107,7 @@ class StudyPlan:
         return self._plan(arm, "run", seed, rate)
 
     def tuning(self, arm: str) -> dict[float, list[StudyRun]]:
-        """Runs that tune an arm's learning rate, by rate; empty if it is not tuned."""
+        """Return the runs that tune an arm's learning rate, by rate; empty if it is not tuned."""
         if not self.tunes:
             return {}
         lr = self._recipes[arm].optimizer.lr
@@ -118,7 +118,7 @@ class StudyPlan:
         }
 
     def rate(self, arm: str, failed: Collection[str] = ()) -> LearningRate | None:
-        """Learning rate of an arm; None until it is tuned, or if every rate failed."""
+        """Return the learning rate of an arm; None until it is tuned, or if every rate failed."""
         if not self.tunes:
             return LearningRate(self._recipes[arm].optimizer.lr)
         by = self._tuned_by(arm)
@@ -143,7 +143,7 @@ class StudyPlan:
         return LearningRate(best, tried, tuple(lost))
 
     def recipe(self, arm: str) -> Recipe:
-        """Recipe of an arm, including the stages of its start."""
+        """Return the recipe of an arm, including the stages of its start."""
         return self._recipes[arm]
 
     def _tuned_by(self, arm: str) -> str:

@@ -57,7 +57,7 @@ def _settings(study: Study, arm: Arm, scale: Scale) -> dict[str, Any]:
 
 
 def with_shared_settings(base: Any, method: str | dict[str, Any]) -> dict[str, Any]:
-    """Add the base's kl, clip and gamma to an arm's method, as far as it has them."""
+    """Copy kl, clip and gamma from the base to an arm's method, if the method accepts them."""
     made = {"name": method} if isinstance(method, str) else dict(method)
     try:
         known = signature(ALGORITHMS[str(made.get("name"))]).parameters
@@ -69,7 +69,7 @@ def with_shared_settings(base: Any, method: str | dict[str, Any]) -> dict[str, A
 
 
 def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
-    """Responses per prompt and number of prompts; at least ``least`` responses per step."""
+    """Compute prompts and responses per prompt, with at least ``least`` responses per step."""
     prompts, samples = int(base.get("prompts", 128)), int(base.get("samples", 1))
     drawn = samples if arm.samples is None else arm.samples
     rows = prompts * samples
@@ -114,7 +114,7 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
 
 
 def warm_start_of(recipe: Recipe) -> Recipe | None:
-    """Recipe of the warm start as a separate run; None if the recipe has none.
+    """Return the recipe of the warm start as a separate run; None if the recipe has none.
 
     It keeps only the settings that the warm start and its evaluation read, so that all arms of a
     seed share one warm start, whatever their method.
@@ -124,7 +124,7 @@ def warm_start_of(recipe: Recipe) -> Recipe | None:
 
 
 def pretraining_of(recipe: Recipe) -> Recipe | None:
-    """Recipe of warm start and critic pretraining; None unless the recipe has both.
+    """Return the recipe of warm start and critic pretraining; None unless the recipe has both.
 
     The critic is trained on the return at every token, so all arms of a seed share it, whatever
     their partition. It cannot be shared with an adapter, or if values are discounted by the arm's
@@ -144,7 +144,7 @@ def _beginning(
     stages: Sequence[WarmStart | PretrainCritic],
     method: dict[str, Any] | None = None,
 ) -> Recipe:
-    """Recipe with only these stages and the settings they read; ``method`` if it has a critic."""
+    """Reduce a recipe to these stages and the settings they read; ``method`` if it has a critic."""
     drawing = ["max_tokens", "temperature", "rows", "engine", "graphs", "vllm"]
     stepping = ["kind", "beta1", "eps", "weight_decay", "max_grad_norm"]
     updating = ["tokens_per_micro"]
@@ -172,7 +172,7 @@ def _beginning(
 
 
 def _use_stage_settings(whole: dict[str, Any], stages: Sequence[PretrainCritic]) -> None:
-    """Use the stages' own settings, which do not depend on the arm, if every stage has them."""
+    """Copy prompts and minibatches from the stages, if all set them, so that arms agree."""
     prompts = [stage.prompts for stage in stages if stage.prompts is not None]
     if stages and len(prompts) == len(stages):
         whole["rollout"]["prompts"] = min(prompts)
@@ -182,7 +182,7 @@ def _use_stage_settings(whole: dict[str, Any], stages: Sequence[PretrainCritic])
 
 
 def after(recipe: Recipe, start: Recipe, place: str) -> Recipe:
-    """Recipe of the remaining stages, starting from the models in checkpoint ``place``."""
+    """Return the recipe of the remaining stages; its models come from checkpoint ``place``."""
     folder = Path(place)
     model = {"path": str(folder / POLICY), "tiny": None}
     if pretrains(start):
@@ -195,7 +195,7 @@ def after(recipe: Recipe, start: Recipe, place: str) -> Recipe:
 
 
 def _imitation(recipe: Recipe) -> list[WarmStart]:
-    """The leading warm-start stages."""
+    """Return the leading warm-start stages."""
     found: list[WarmStart] = []
     for stage in recipe.stages:
         if not isinstance(stage, WarmStart):
@@ -205,7 +205,7 @@ def _imitation(recipe: Recipe) -> list[WarmStart]:
 
 
 def _pretraining(recipe: Recipe) -> list[PretrainCritic]:
-    """The critic pretraining stages directly after the warm start."""
+    """Return the critic pretraining stages directly after the warm start."""
     found: list[PretrainCritic] = []
     for stage in recipe.stages[len(_imitation(recipe)) :]:
         if not isinstance(stage, PretrainCritic):

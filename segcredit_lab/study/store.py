@@ -75,7 +75,7 @@ class StudyRun:
 
     @property
     def starts(self) -> "list[StudyRun]":
-        """All runs that must finish before this one, in order."""
+        """Return all runs that must finish before this one, in order."""
         return [] if self.start is None else [*self.start.starts, self.start]
 
     @property
@@ -91,7 +91,7 @@ class StudyRun:
         return (POLICY, CRITIC) if self.kind == "warm" and pretrains(self.whole) else (POLICY,)
 
     def recipe(self, start: str) -> Recipe:
-        """Recipe to train, starting from the checkpoint ``start`` if the run has a start."""
+        """Return the recipe to train; it starts from checkpoint ``start`` if the run has one."""
         return self.whole if self.start is None else after(self.whole, self.start.whole, start)
 
 
@@ -102,7 +102,7 @@ class Store:
         self.path = path.expanduser().absolute()
 
     def folder(self, run: StudyRun) -> Path:
-        """Folder of a run; another arm with the same digest may have named it."""
+        """Return the folder of a run; another arm with the same digest may have named it."""
         return existing_folder(self.path / run.name)
 
     def finished(self, run: StudyRun) -> bool:
@@ -127,23 +127,23 @@ class Store:
         self._failure(run).unlink(missing_ok=True)
 
     def failure(self, run: StudyRun) -> str | None:
-        """Why the last attempt failed; None if it did not."""
+        """Explain why the last attempt failed; None if it did not."""
         try:
             return str(json.loads(self._failure(run).read_bytes())["message"])
         except FileNotFoundError:
             return None
 
     def _failure(self, run: StudyRun) -> Path:
-        """Failure record, outside the run folder because a run may fail before it has one."""
+        """Return the path of the failure record; a run may fail before it has a run folder."""
         return self.path / ".failed" / f"{run.digest}.json"
 
     def recipe(self, run: StudyRun) -> Recipe:
-        """Recipe to train, with the path of its start in this store."""
+        """Return the recipe to train, with the path of its start in this store."""
         start = run.start
         return run.recipe("" if start is None else str(self.last(start)))
 
     def last(self, run: StudyRun) -> Path:
-        """Last checkpoint of a finished run."""
+        """Return the last checkpoint of a finished run."""
         return RunFolder(self.folder(run)).checkpoints / step_name(run.steps)
 
     def has_models(self, run: StudyRun) -> bool:
@@ -170,7 +170,7 @@ def claim(own: Path) -> Lock:
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:
-    """Content of finished.json; None while the run is not finished."""
+    """Return the content of finished.json; None while the run is not finished."""
     try:
         found = json.loads((folder / FINISHED).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -240,7 +240,7 @@ class Measurement:
 
 
 def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
-    """Normalized area under a curve by the trapezoidal rule: its mean over the steps."""
+    """Compute a curve's mean over the steps: its normalized area by the trapezoidal rule."""
     if len(values) == 0:
         return float("nan")
     width = steps[-1] - steps[0]
@@ -289,7 +289,7 @@ def measure(run: Run) -> Measurement:
 
 @lru_cache(maxsize=4096)
 def read_measurement(folder: Path, critic: Path | None = None) -> Measurement:
-    """Measurements of a finished run's folder, cached because it no longer changes.
+    """Return the measurements of a finished run's folder, cached because it no longer changes.
 
     ``critic`` is the separate run that pretrained the critic, if any; its cost is NaN if that run
     is not finished.
@@ -309,7 +309,7 @@ def read_measurement(folder: Path, critic: Path | None = None) -> Measurement:
 
 
 def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
-    """Tokens sampled in some steps: responses and continuations."""
+    """Count the tokens sampled in some steps: responses and continuations."""
     rollout = config.get("rollout") or {}
     drawn = rollout.get("prompts", 0) * rollout.get("samples", 0)
     length = sum(float(row.get("response_length", 0.0)) for row in rows)
@@ -317,7 +317,7 @@ def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
 
 
 def _pretraining_tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
-    """Tokens sampled for critic pretraining, whose stages may have their own number of prompts."""
+    """Count the tokens sampled for critic pretraining; its stages may set their own prompts."""
     rollout = config.get("rollout") or {}
     usual = rollout.get("prompts", 0)
     stages = [x for x in config.get("stages") or () if x.get("kind") == "pretrain_critic"]

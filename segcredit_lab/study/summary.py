@@ -37,7 +37,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Estimate:
-    """Paired difference to the reference, over the seeds that both have."""
+    """Compute the paired difference to the reference, over the seeds that both have."""
     return estimate([values[seed] - reference[seed] for seed in values if seed in reference])
 
 
@@ -59,7 +59,7 @@ class ArmSummary:
         return estimate([read(run) for run in self.runs.values()])
 
     def against(self, other: "ArmSummary", read: Callable[[Measurement], float]) -> Estimate:
-        """Paired difference of one measurement to another arm."""
+        """Compute the paired difference of one measurement to another arm."""
         return paired(
             {seed: read(run) for seed, run in self.runs.items()},
             {seed: read(run) for seed, run in other.runs.items()},
@@ -91,7 +91,7 @@ class Summary:
 
     @property
     def scale_of_measure(self) -> str:
-        """Axis label; all values are shown multiplied by 100."""
+        """Label of the axis; all values are plotted times 100."""
         if self.measure == "accuracy":
             return "held-out accuracy (%)"
         return f"100 × held-out {self.measure}"
@@ -106,17 +106,17 @@ class Summary:
         return tuple(arm for arm in self.arms if arm.runs)
 
     def budget(self, arm: ArmSummary) -> float:
-        """Sampled tokens as a multiple of the reference's."""
+        """Return the sampled tokens as a multiple of the reference's."""
         own, its = (x.of(lambda run: run.tokens).mean for x in (arm, self.reference))
         return own / its if its else math.nan
 
     def unequal(self) -> list[ArmSummary]:
-        """Arms whose budget differs from the reference's."""
+        """Return the arms whose budget differs from the reference's."""
         return [arm for arm in self.done if not abs(self.budget(arm) - 1) <= EQUAL]
 
 
 def _critic(plan: StudyPlan, run: StudyRun) -> Path | None:
-    """Folder of the separate run that pretrained the critic, if any."""
+    """Return the folder of the separate run that pretrained the critic, if any."""
     start = run.start
     return None if start is None or not pretrains(start.whole) else plan.store.folder(start)
 

@@ -22,7 +22,7 @@ DIGITS = 10
 
 
 def results_table(summary: Summary) -> Table:
-    """Results in percent, next to the paper's numbers."""
+    """Make a table of the results in percent, next to the paper's numbers."""
     published = summary.study.published
     paper = published.columns if published else {}
     reference = summary.reference
@@ -80,7 +80,7 @@ def cost_table(summary: Summary) -> Table:
 
 
 def tuning_table(summary: Summary) -> Table:
-    """Every learning rate tried and its result, in percent."""
+    """Make a table of all learning rates tried and their results, in percent."""
     rows = []
     for arm in summary.arms if summary.study.tune == "each" else (summary.reference,):
         for rate in sorted({*arm.tuned.tried, *arm.tuned.failed}) if arm.tuned else ():
@@ -136,7 +136,7 @@ def latex(table: Table) -> str:
 
 
 def arms_csv(summary: Summary) -> str:
-    """One line per arm, without times, so that the same runs give the same bytes."""
+    """Format one line per arm, without times, so that the same runs give the same bytes."""
     rows = []
     for arm in summary.arms:
         row: dict[str, Any] = {
@@ -173,7 +173,7 @@ _RECORDED = (
 
 
 def runs_csv(summary: Summary) -> str:
-    """One line per run."""
+    """Format one line per run."""
     return _csv(
         [
             {
@@ -195,7 +195,7 @@ def runs_csv(summary: Summary) -> str:
 
 
 def curves_csv(summary: Summary) -> str:
-    """One line per evaluation."""
+    """Format one line per evaluation."""
     return _csv(
         [
             {"arm": arm.name, "seed": seed, "step": step, summary.measure: value}
@@ -207,7 +207,7 @@ def curves_csv(summary: Summary) -> str:
 
 
 def times_csv(summary: Summary) -> str:
-    """Seconds of optimization, which depend on the machine."""
+    """Format the seconds of optimization of each run; they depend on the machine."""
     return _csv(
         [
             {"arm": arm.name, "seed": seed, "seconds": run.seconds}
@@ -326,7 +326,7 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
 
 
 def _incomplete(summary: Summary) -> list[str]:
-    """Missing and failed runs."""
+    """Return the missing and failed runs."""
     parts = []
     missing = sum(len(arm.missing) for arm in summary.arms)
     if missing:

@@ -27,9 +27,9 @@ def visible_devices(
 ) -> tuple[str, ...]:
     """List the visible GPUs as in CUDA_VISIBLE_DEVICES: indices, UUIDs or MIG devices.
 
-    ``count`` is the number of GPUs that CUDA sees; None: ask torch. CUDA ignores what follows the
-    first invalid entry, so the list ends at its count. MIG devices are all listed, because
-    a process sees at most one of them.
+    ``count`` is the number of GPUs that CUDA sees; None: ask torch. CUDA ignores all entries after
+    the first invalid one, so only the first ``count`` entries are listed. MIG devices are all
+    listed, because a process sees at most one of them.
     """
     if count is None:
         from torch.cuda import device_count
@@ -122,7 +122,7 @@ class Worker:
         self.process.stdin.flush()
 
     def last_line(self) -> str:
-        """Last line of its log, for a process that died without a message."""
+        """Return the last line of its log, for a process that died without a message."""
         try:
             text = self.log.read_text(errors="replace")[-TAIL:]
         except OSError:
@@ -181,7 +181,7 @@ class WorkerPool:
         return self._start(best)
 
     def _load(self, device: str | None) -> int:
-        """Number of runs on a GPU."""
+        """Return the number of runs on a GPU."""
         return sum(x.order is not None and x.device == device for x in self.workers)
 
     def events(self, wait: float) -> Iterator[tuple[Order, dict[str, Any]]]:
@@ -339,7 +339,7 @@ def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
 
 
 def _message(error: Exception) -> str:
-    """Error message; with the exception type unless the message is written for users."""
+    """Write the error message; with the exception type unless the message is written for users."""
     text = str(error).strip()
     plain = isinstance(error, ValueError | OSError) or type(error).__name__ == "NotFinite"
     return text if plain and text else f"{type(error).__name__}: {text}"

@@ -39,7 +39,7 @@ Context = tuple[str, str]
 
 
 class Guideline(NamedTuple):
-    """Right and tempting rule of one context."""
+    """The right rule for one context, and the wrong rule that some demonstrations use."""
 
     right: str
     tempting: str
@@ -210,14 +210,14 @@ class Bookings(World):
         return self._handbook[context]
 
     def first_error(self, prompt: Prompt, text: str) -> int | None:
-        """Position of the first wrong word of a response; None if there is none."""
+        """Find the position of a response's first wrong word; None if there is none."""
         found = self.errors(prompt, text)
         return found[0] if found else None
 
     def errors(self, prompt: Prompt, text: str) -> list[int]:
-        """Positions of all wrong words, without consequences of earlier errors.
+        """Find all wrong words, without those that only follow from earlier errors.
 
-        A line is read up to its first unexpected word that is not a decision.
+        Each line is read until a word breaks its format; wrong decisions do not end the reading.
         """
         puzzle = self.read(prompt)
         total, found = 0, list[int]()
@@ -267,7 +267,7 @@ class Bookings(World):
 
     @abstractmethod
     def _see(self, entry: Entry, rng: random.Random) -> Context:
-        """Context as the demonstration perceives it."""
+        """Return the context as the demonstration perceives it."""
 
     @abstractmethod
     def _books(self, entry: Entry, puzzle: Puzzle, rng: random.Random) -> bool:
@@ -358,7 +358,7 @@ class Bookings(World):
         return str(self._right_bookings(puzzle)[-1].after)
 
     def _line(self, entry: Entry, booking: Booking, puzzle: Puzzle) -> list[Slot]:
-        """Words of a line, given its decisions."""
+        """Return the words of a line, given its decisions."""
         begun = [
             Slot(booking.openers or OPENERS[: self.openers], "style"),
             *self._head(entry, booking.seen),
@@ -379,7 +379,7 @@ class Bookings(World):
     def _read_line(
         self, entry: Entry, words: Sequence[Word], before: int, puzzle: Puzzle
     ) -> Booking:
-        """Read the decisions of a line; the right ones if they cannot be read."""
+        """Read the decisions of a line; a decision that cannot be read counts as right."""
         booking = self._right(entry, before, puzzle)
         seen = self._read_context(entry, words)
         known = [*self._rules, PASS]
@@ -392,7 +392,7 @@ class Bookings(World):
         return entry.context
 
     def _claimed(self, words: Sequence[Word], written: Booking) -> int:
-        """Total that the next line should continue from."""
+        """Return the total that the next line should continue from."""
         if written.rule != PASS and len(words) > 1 and words[-1].text == ";":
             last = words[-2].text
             if last.isdecimal() and int(last) < self.modulus:

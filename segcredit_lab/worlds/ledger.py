@@ -41,7 +41,7 @@ OWNERS = ("ann", "bob", "cleo")
 
 @dataclass(frozen=True)
 class Ledger(Bookings):
-    r"""Questions such as "1 c M 5 bob ; 2 a K 3 ann ; total bob ?": whose amounts come to what.
+    r"""Questions such as "1 c M 5 bob ; 2 a K 3 ann ; total bob ?": add up one owner's amounts.
 
     A response goes through the entries, one per line, books those of the asked owner by the rule
     for their kind (c) and region (M), and boxes the total, modulo a number::

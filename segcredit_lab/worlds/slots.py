@@ -59,7 +59,7 @@ def lines_of(text: str) -> list[list[Word]]:
 
 
 def differs_at(words: Sequence[Word], slots: Sequence[Slot]) -> int | None:
-    """Index of the first wrong word; words that are not written yet are not wrong."""
+    """Return the index of the first wrong word; words that are not written yet are not wrong."""
     for place, word in enumerate(words):
         if place >= len(slots) or word.text not in slots[place].right:
             return place

@@ -163,4 +163,4 @@ def test_single_tokens_have_nothing_within(tmp_path: Path) -> None:
     made["segment"] = list(range(len(made["tokens"])))
     run = read_run(write_run(tmp_path, rollouts={11: [made]}, algorithm="ppo"))
     (skipped,) = analyze_runs([run], AnalysisSettings(), ["within"]).skipped
-    assert skipped.reason == "every segment is one token, so there is no variance within."
+    assert skipped.reason == "every segment is one token, so there is no variance within segments."

@@ -249,17 +249,17 @@ def test_a_folder_without_some_trunk_tensors_is_refused(name: str, tmp_path: Pat
     for key in (next(k for k in tensors if "o_proj" in k), sorted(tensors)[-1]):
         rest = {k: x for k, x in tensors.items() if k != key}
         save_file(rest, file, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match="is no saved critic: missing keys"):
+        with pytest.raises(ValueError, match="is not a saved critic: missing keys"):
             Critic.from_saved(tmp_path)
     save_file({**tensors, "odd.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="is no saved critic: unexpected keys"):
+    with pytest.raises(ValueError, match="is not a saved critic: unexpected keys"):
         Critic.from_saved(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_5_vl"])
 def test_a_policy_s_folder_is_no_critic_s(name: str, tmp_path: Path) -> None:
     fresh_policy(name).save(tmp_path)
-    with pytest.raises(ValueError, match="is no saved critic"):
+    with pytest.raises(ValueError, match="is not a saved critic"):
         Critic.from_saved(tmp_path)
 
 

@@ -131,9 +131,9 @@ def test_what_the_rollouts_say() -> None:
         ({"max_tokens": 0}, "max_tokens must be at least 1; got 0"),
         ({"temperature": -0.1}, "temperature must be ≥ 0"),
         ({"temperature": math.nan}, "temperature must be ≥ 0"),
-        ({"top_p": 0.0}, "top_p must lie in"),
+        ({"top_p": 0.0}, "top_p must be in"),
         ({"top_p": 95.0}, "For 95 % pass 0.95"),
-        ({"top_p": math.nan}, "top_p must lie in"),
+        ({"top_p": math.nan}, "top_p must be in"),
         ({"top_k": -1}, "top_k must be ≥ 0"),
     ],
 )

@@ -775,7 +775,7 @@ def test_a_state_that_holds_itself(tmp_path: Path) -> None:
 def test_strange_structures_are_refused(tmp_path: Path, text: str) -> None:
     save_state(tmp_path, {"x": torch.ones(2)})
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(CheckpointError, match="damaged or not a state"):
+    with pytest.raises(CheckpointError, match="damaged or not a saved state"):
         load_state(tmp_path)
 
 

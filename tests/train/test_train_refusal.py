@@ -120,7 +120,7 @@ def test_a_run_that_only_meets_poison_keeps_its_weights_and_stops(
 ) -> None:
     poisoned = Poisoned(range(99))
     monkeypatch.setattr(Parallel, "add_gradients", lambda *x: poisoned(*x))
-    with pytest.raises(NotFinite, match=r"weights are whole. Lower the learning rate \(now "):
+    with pytest.raises(NotFinite, match=r"weights are intact. Lower the learning rate \(now "):
         trainer().train(tmp_path / "run")
     assert poisoned.count == PATIENCE
     kept = sorted((tmp_path / "run" / "checkpoints").glob(f"step-*/{POLICY}/model.safetensors"))

@@ -45,7 +45,7 @@ class TextLengths:
             ) from None
 
     def count(self, messages: Sequence[dict[str, str]]) -> int:
-        """Number of tokens of a prompt without its images."""
+        """Return the number of tokens of a prompt without its images."""
         plain = [
             {"role": message["role"], "content": message["content"].replace(MARK, "")}
             for message in messages
@@ -80,12 +80,12 @@ class Fingerprint:
 
     @property
     def pairs(self) -> set[tuple[bytes, bytes]]:
-        """Question with each of its images, or with none."""
+        """Return (question, image) digest pairs; the image is empty for a text-only row."""
         return {(self.question, image) for image in self.images or (b"",)}
 
 
 class Fingerprints:
-    """Computes fingerprints; an image that occurs often is decoded once."""
+    """Computes fingerprints; an image that occurs several times is decoded once."""
 
     def __init__(self) -> None:
         self._pixels: dict[bytes, bytes] = {}
@@ -140,7 +140,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Shared:
-    """Number of rows that repeat another one, by four criteria."""
+    """Numbers of duplicate rows, by four criteria."""
 
     split: str
     """Split whose rows are counted."""
@@ -362,13 +362,13 @@ def prepare(
             the loader reads. ``"test=FILE"`` sets the split of a file.
         output: Folder for the files.
         source: Files, folders or Hub ids of a known dataset, if not the default on the Hub.
-        config: Part of a dataset that has several.
+        config: Configuration (subset) of a dataset that has several.
         columns: Columns of question, answer and image, if they have other names.
         suffix: Text appended to every question. None: what verl appends.
         data_source: Name by which verl selects its scorer. None: the dataset's own.
         tokenizer: Folder or Hub id of a tokenizer that counts the tokens of every prompt.
         max_prompt_tokens: Prompts with longer text are counted in the report.
-        drop_duplicates: Drop training rows with the question and image of a held-out row.
+        drop_duplicates: Drop training rows that share question and image with a held-out row.
         skip_bad_rows: Skip bad rows instead of raising BadRows.
         allow_outside: Allow rows to name images outside the folder of their file.
         force: Overwrite existing files.

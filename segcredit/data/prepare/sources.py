@@ -204,10 +204,10 @@ def _chosen(
     if len(found) == 1 and not config:
         return next(iter(found.values()))
     parts = [name for name in found if name]
-    there = f"there are {listed(parts)}" if parts else "it has no parts: omit --config"
+    there = f"there are {listed(parts)}" if parts else "the dataset has only one: omit --config"
     hint = f" Choose: --config {closest(config or '', parts) or parts[0]}" if parts else ""
     raise ValueError(
-        f"expected one part of the dataset in {named(folder)}; got "
+        f"expected --config to name one part of the dataset in {named(folder)}; got "
         f"{shown(config) if config else 'none'}, and {there}.{hint}"
     )
 
@@ -437,7 +437,7 @@ class Columns:
     keep: tuple[str, ...] = ()
 
     def keys(self) -> Keys:
-        """Keys under which the loader finds the parts of a row."""
+        """Return the keys under which the loader finds the parts of a row."""
         usual = Keys()
         return Keys(
             question=(self.question,) if self.question else usual.question,

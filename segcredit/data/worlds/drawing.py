@@ -64,7 +64,7 @@ def draw_shape(pen: ImageDraw.ImageDraw, shape: str, colour: str, side: int) -> 
 
 
 def _star() -> list[tuple[float, float]]:
-    """Corners of a star, alternately far and near."""
+    """Return the corners of a star, alternately far and near."""
     far, near = 1.1, 0.46
     turns = [(n * math.pi / 5, near if n % 2 else far) for n in range(10)]
     return [(radius * math.sin(angle), -radius * math.cos(angle)) for angle, radius in turns]

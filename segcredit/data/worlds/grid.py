@@ -49,7 +49,7 @@ class Term(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a question, chosen before items and cells."""
+    """Operations, factors and counts of a question; they are chosen before the shapes."""
 
     operations: tuple[str, ...]
     factors: tuple[int, ...]
@@ -117,7 +117,7 @@ class ShapeGrid(World):
             )
         if len(self._by_answer) < FEWEST_ANSWERS:
             raise ValueError(
-                f"these settings leave {len(self._by_answer)} possible answers, so guessing pays; "
+                f"these settings leave {len(self._by_answer)} possible answers, too easy to guess; "
                 f"at least {FEWEST_ANSWERS} are needed. Set twice=True or a larger size."
             )
 

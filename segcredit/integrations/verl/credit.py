@@ -38,7 +38,7 @@ def rollouts_of(
 def rewards_on_mask(
     reward: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Rewards per token; rewards after the policy's last token are moved to that token."""
+    """Return rewards per token; rewards after the policy's last token move to that token."""
     inside = torch.where(mask, reward, 0.0)
     outside = torch.where(mask, 0.0, reward).sum(dim=1, keepdim=True)
     return inside.scatter_add(1, last_position(mask), outside)
@@ -88,7 +88,7 @@ def _columns(batch: Batch) -> dict[str, Tensor]:
 
 
 def marks(segments: Segments, position: Int[Tensor, "B M"]) -> Int[Tensor, "B T"]:
-    """1 at one position of each segment, 0 elsewhere; integers, as verl's masks."""
+    """Mark one position of each segment with 1; 0 elsewhere. Integers, like verl's masks."""
     empty = torch.zeros(segments.token_mask.shape, dtype=torch.long)
     return empty.scatter_reduce_(1, position, segments.mask.long(), "amax")
 
@@ -128,7 +128,7 @@ class Totals:
 
 
 def verl_shares(mask: Bool[Tensor, "B N"], mode: str, totals: Totals) -> Float[Tensor, "B N"]:
-    """Weights such that Σ share · x over a micro-batch equals verl's ``agg_loss`` of x.
+    """Return the weights such that Σ share · x over a micro-batch equals verl's ``agg_loss`` of x.
 
     Denominators span all workers; entries are tokens or segment boundaries.
     """

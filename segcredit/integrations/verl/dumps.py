@@ -43,7 +43,7 @@ VALIDATION = re.compile(rf"val-(?:core|aux)/.*/({'|'.join(HELD_OUT)})/mean@\d+")
 def token_columns(
     columns: Mapping[str, Tensor], piece: Callable[[int], str], count: int
 ) -> Iterator[dict[str, Any]]:
-    """Columns of the first responses, named as in our run folder, without masked tokens."""
+    """Return columns of the first responses without masked tokens, named as in our run folder."""
     mask = columns["response_mask"].bool()
     ended = columns[ENDS].cumsum(dim=1) - columns[ENDS]
     for row in range(min(count, len(mask))):
@@ -73,7 +73,7 @@ def rotate_log(log: Path) -> None:
 
 
 def _parts(log: Path) -> dict[int, Path]:
-    """Logs of earlier starts, by number."""
+    """Return the logs of earlier starts, by number."""
     pattern = re.compile(rf"{re.escape(log.stem)}-(\d+){re.escape(log.suffix)}")
     found = {pattern.fullmatch(path.name): path for path in log.parent.glob(f"{log.stem}-*")}
     return {int(match[1]): path for match, path in found.items() if match is not None}

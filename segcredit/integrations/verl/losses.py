@@ -25,7 +25,7 @@ def _totals(data: Any, scale: float | None) -> Totals:
 
 
 def _select(data: Any, *names: str) -> dict[str, Tensor]:
-    """Columns, padded to the longest response of the micro-batch."""
+    """Return the columns, padded to the longest response of the micro-batch."""
     columns = data.select(*(name for name in names if name in data)).to_padded_tensor()
     return {name: columns[name] for name in columns.keys()}  # noqa: SIM118
 

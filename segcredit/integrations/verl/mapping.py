@@ -150,12 +150,15 @@ def policy_gradient(method: object) -> PolicyGradient:
 
 
 def method_name(spec: str | Mapping[str, Any]) -> str:
-    """Name of the method in a recipe's ``algorithm``."""
+    """Return the method's name from a recipe's ``algorithm``."""
     return spec if isinstance(spec, str) else str(spec["name"])
 
 
 def method_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
-    """Keys of the method: the recipe's ``algorithm``, and the method it makes."""
+    """Translate the method to verl's settings.
+
+    ``spec`` is the recipe's ``algorithm``; ``method`` is the object built from it.
+    """
     surrogate = method.surrogate
     assert isinstance(surrogate, Clipped)
     settings: VerlSettings = {
@@ -175,7 +178,7 @@ def method_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> Ve
 
 
 def _segment_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
-    """Keys of a method with a critic, which the plugin runs."""
+    """Return the keys of a method with a critic, which the plugin runs."""
     credit, critic = method.credit, method.critic
     assert isinstance(credit, GAE)
     assert critic is not None
@@ -203,7 +206,7 @@ def _absolute(spec: str) -> str:
 
 
 def _group(method: PolicyGradient) -> VerlSettings:
-    """Keys of verl's own group methods, which do not use the plugin."""
+    """Return the keys of verl's own group methods, which do not use the plugin."""
     settings: VerlSettings = {"trainer.v1.trainer_mode": "sync", "critic.enable": False}
     if isinstance(method.credit, GroupZScore):
         settings |= {
@@ -224,7 +227,7 @@ def _group(method: PolicyGradient) -> VerlSettings:
 
 
 def average_name(average: object) -> str | None:
-    """verl's name of an average; None if verl does not have it."""
+    """Return verl's name for a reduction; None if verl does not have it."""
     if isinstance(average, ResponseMean):
         return "seq-mean-token-mean"
     # verl removed means per micro-batch after the authors forked it
@@ -232,7 +235,7 @@ def average_name(average: object) -> str | None:
 
 
 def prompt_tokens(recipe: Recipe) -> int:
-    """Maximum length of a prompt on verl."""
+    """Return the maximum length of a prompt on verl."""
     return recipe.data.max_prompt_tokens or PROMPT_TOKENS
 
 

@@ -184,9 +184,9 @@ def cut_by_values(method: PolicyGradient) -> bool:
 
 
 def make_method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
-    """Build the method as it will run: ours, with verl's numbers.
+    """Build segcredit's method with the values of verl's settings.
 
-    Averages are not part of it here: verl's denominators span workers, so the losses apply them.
+    It does not include averaging: verl's denominators span workers, so the losses apply them.
     """
     method = published_method(settings)
     credit, critic = method.credit, method.critic

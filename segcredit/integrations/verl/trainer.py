@@ -141,7 +141,7 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
         super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path)
 
     def _pieces(self, columns: dict[str, Any]) -> list[list[str]] | None:
-        """Text of each token, for partitions that read it."""
+        """Return the text of each token, for partitions that read it."""
         needs = resolve(self.method.credit.over.needs | self.method.ratio.over.needs)
         if PIECES not in needs:
             return None
@@ -204,7 +204,7 @@ def read_columns(batch: KVBatchMeta, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _lengths(batch: KVBatchMeta) -> list[int]:
-    """Number of tokens of each response, masked ones included."""
+    """Return the number of tokens of each response, masked ones included."""
     columns = queue.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
     )

@@ -208,7 +208,7 @@ def _optimizer_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
-    """verl's steps before the first update of the actor are steps like any other."""
+    """List problems of critic pretraining on verl, whose pretraining steps are ordinary steps."""
     found = []
     if stage.epochs != 1:
         found.append("verl pretrains a critic one epoch per batch: set the stage's epochs to 1")
@@ -301,7 +301,7 @@ def _is_group_method(method: object) -> bool:
 
 
 def _group_departures(recipe: Recipe) -> list[str]:
-    """Differences between verl's GRPO or RLOO and the recipe's, to be refused or accepted."""
+    """List how verl's GRPO or RLOO differs from the recipe's; the user refuses or accepts this."""
     method = recipe.make_algorithm()
     if _is_segment_method(recipe) or not _is_group_method(method):
         return []
@@ -364,7 +364,7 @@ def _is_verls_k3(term: LossKL) -> bool:
 
 
 def _notes(recipe: Recipe, cluster: Cluster) -> list[str]:
-    """Notes on harmless differences of the run on verl, one sentence each."""
+    """Return the notes on harmless differences of the run on verl, one sentence each."""
     notes = [
         f"{key} has no effect on verl: {reason}"
         for key, reason in NO_COUNTERPART.items()
