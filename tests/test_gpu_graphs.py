@@ -5,8 +5,7 @@ import torch
 from tiny_policies import ARCHITECTURES, encoded, fresh_policy, seeded
 
 from segcredit.models import Policy
-from segcredit.models.attention import set_attention
-from segcredit.models.layers import fuse_norms
+from segcredit.models.layers import fuse_norms, set_attention
 from segcredit.rollout import HFEngine, graphs
 from segcredit.types import Encoded, Rollouts, Sampling
 

@@ -5,8 +5,7 @@ import torch
 from tiny_policies import encoded, engine, fresh_policy, seeded
 
 from segcredit.models import Critic
-from segcredit.models.attention import set_attention
-from segcredit.models.layers import recompute_activations
+from segcredit.models.layers import recompute_activations, set_attention
 from segcredit.models.weights import full_weights
 from segcredit.types import Sampling
 

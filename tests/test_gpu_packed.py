@@ -5,7 +5,7 @@ import torch
 from tiny_policies import ARCHITECTURES, drawn, fresh_policy
 
 from segcredit.models import Policy
-from segcredit.models.attention import packs, set_attention
+from segcredit.models.layers import packs, set_attention
 from segcredit.types import Encoded, Rollouts
 
 pytestmark = pytest.mark.gpu

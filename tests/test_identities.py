@@ -13,8 +13,14 @@ from strategies import Case, cases, discount, tenths
 from segcredit import algorithms, partition
 from segcredit.algorithms import PolicyGradient
 from segcredit.algorithms.credit import GAE, ValueDifference
-from segcredit.algorithms.objective import BoundaryMSE, Clipped, ResponseMean, TokenMean
-from segcredit.algorithms.ratio import GeometricMean, TokenRatio
+from segcredit.algorithms.objective import (
+    BoundaryMSE,
+    Clipped,
+    GeometricMean,
+    ResponseMean,
+    TokenMean,
+    TokenRatio,
+)
 from segcredit.core import group, losses, ratios, tracker
 from segcredit.core.advantages import (
     length_adaptive_lambda,

@@ -28,26 +28,24 @@ from segcredit.algorithms.objective import (
     Clamp,
     Clipped,
     ConstantMean,
+    GeometricMean,
+    LogProb,
     LossKL,
     LowProbability,
     MicroBatchTokenMean,
     PositiveNLL,
+    RawRatio,
     ReduceBy,
     ResponseMean,
     RewardKL,
     TokenMean,
+    TokenRatio,
+    TokenwiseGeometricMean,
     Unclipped,
     Whiten,
     reduction,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.algorithms.ratio import (
-    GeometricMean,
-    LogProb,
-    RawRatio,
-    TokenRatio,
-    TokenwiseGeometricMean,
-)
 from segcredit.algorithms.restem import restem
 from segcredit.core.group import Std
 from segcredit.core.losses import k3

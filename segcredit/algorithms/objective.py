@@ -1,4 +1,4 @@
-"""Parts of the objective: surrogates, reductions, the critic's loss, KL and further terms."""
+"""Parts of the objective: ratios, surrogates, reductions, the critic's loss, KL and more terms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +25,7 @@ from segcredit.core.losses import (
     nll,
     probability_mask,
 )
+from segcredit.core.ratios import geometric_mean_ratio, gspo_token_ratio, raw_ratio, token_ratio
 from segcredit.core.reduce import (
     constant_shares,
     micro_batch_token_shares,
@@ -32,7 +33,7 @@ from segcredit.core.reduce import (
     token_shares,
 )
 from segcredit.core.segments import Segments, ValueAt
-from segcredit.partition import tokens
+from segcredit.partition import Partition, Token, tokens
 from segcredit.types import Batch, Outputs, Rollouts, named_repr
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
@@ -403,3 +404,112 @@ class PositiveNLL:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
         return self.coef * nll(keep(batch.rollouts.mask, outputs.logp))
+
+
+@runtime_checkable
+class RatioPart(Protocol):
+    """Importance ratio: compares π_θ with π_old."""
+
+    @property
+    def over(self) -> Partition:
+        """The units of the ratio."""
+        ...
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        """Compute the ratio of each token's unit."""
+        ...
+
+
+def _check_limit(limit: float | None) -> None:
+    if limit is not None:
+        require_positive("limit", limit, "The authors' code uses 20; None does not clamp.")
+
+
+@dataclass(frozen=True)
+class TokenRatio:
+    """π_θ(y_t) / π_old(y_t) (Eq. 2)."""
+
+    limit: float | None = None
+    """Clamp of each token's log-ratio."""
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
+    @property
+    def over(self) -> Partition:
+        return Token()
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        return token_ratio(logp, logp_old, segments.token_mask, self.limit)
+
+
+@dataclass(frozen=True)
+class GeometricMean:
+    """exp of the mean log-ratio in the token's unit (Eq. 8; over responses, GSPO)."""
+
+    over: Partition
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        return geometric_mean_ratio(logp, logp_old, segments, self.limit)
+
+
+@dataclass(frozen=True)
+class RawRatio:
+    """exp of the summed log-ratio of the token's unit: exact, with high variance for long units."""
+
+    over: Partition
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        return raw_ratio(logp, logp_old, segments, self.limit)
+
+
+@dataclass(frozen=True)
+class TokenwiseGeometricMean:
+    """The geometric mean's value with the token's own gradient (GSPO-token)."""
+
+    over: Partition
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        return gspo_token_ratio(logp, logp_old, segments, self.limit)
+
+
+@dataclass(frozen=True)
+class LogProb:
+    """log π_θ in place of the ratio: the score function of REINFORCE, no importance weight."""
+
+    @property
+    def over(self) -> Partition:
+        return Token()
+
+    def __call__(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        return keep(segments.token_mask, logp)
+
+    def recorded(
+        self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
+    ) -> Float[Tensor, "B T"]:
+        """Compute the token ratio, which is recorded although the loss has none."""
+        return token_ratio(logp, logp_old, segments.token_mask)

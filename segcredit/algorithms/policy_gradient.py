@@ -11,13 +11,14 @@ from segcredit.algorithms.objective import (
     Adjustment,
     BoundaryMSE,
     Clipped,
+    GeometricMean,
+    RatioPart,
     Reduction,
     RewardKL,
     Surrogate,
     Term,
     TokenFilter,
 )
-from segcredit.algorithms.ratio import GeometricMean, RatioPart
 from segcredit.columns import VALUE, Column, resolve
 from segcredit.core.advantages import Credit, terminal_reward
 from segcredit.core.losses import segment_policy_loss

@@ -14,7 +14,7 @@ from segcredit.data.prepare import KNOWN
 from segcredit.data.worlds import make_world
 from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.models import Codec, Policy
-from segcredit.models.attention import set_attention
+from segcredit.models.layers import set_attention
 from segcredit.models.loading import (
     context_window,
     load_codec,

@@ -1,16 +1,26 @@
-"""Faster and smaller layers: fused RMS norms, compilation, recomputed activations."""
+"""Faster and smaller layers: packed attention, fused norms, compilation, recomputed activations."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
-from transformers import PreTrainedModel
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from segcredit.models.families import Family, find_family
 from segcredit.models.lora import Lora
 
 CLOSE = 1e-5
@@ -140,3 +150,191 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in active:
             layer.training = False
+
+
+GROUPED = "segcredit_grouped"
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention over (batch, heads, tokens, head_dim) without repeated keys and values.
+
+    Falls back to transformers' own function where that is as fast.
+    """
+    if query.shape[2] == 1 and not torch.is_grad_enabled():
+        return _one_token(query, key, value, attention_mask, scaling), None
+    if query.shape[1] != key.shape[1] and not query.is_cuda and attention_mask is not None:
+        output = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+        )
+        return output.transpose(1, 2).contiguous(), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, scaling=scaling, **others
+    )
+
+
+def _one_token(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """Compute one decoding step: two matrix products and a softmax in float32."""
+    batch, heads, _, size = query.shape
+    scale = size**-0.5 if scaling is None else scaling
+    grouped = query.view(batch, key.shape[1], heads // key.shape[1], size) * scale
+    scores = torch.matmul(grouped, key.transpose(2, 3)).float()
+    if mask is not None:
+        scores = scores + _bias(mask)
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    return torch.matmul(weights, value).view(batch, 1, heads, size)
+
+
+def _bias(mask: Tensor) -> Tensor:
+    """0 at attended positions and −∞ elsewhere; cached, since all layers share the mask."""
+    if mask.dtype != torch.bool:
+        return mask
+    known: Tensor | None = getattr(mask, "_bias", None)
+    if known is None:
+        known = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+        mask._bias = known  # type: ignore[attr-defined]
+    return known
+
+
+PACKED = "segcredit_packed_flash"
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Set the attention implementation of a recipe; "auto" packs on a GPU in half precision."""
+    if name not in ("auto", "packed"):
+        model.set_attn_implementation(name)
+        return
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, _mask)
+    AttentionInterface.register(GROUPED, grouped_attention)
+    AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    pack = name == "packed" or (model.device.type == "cuda" and half)
+    # not by set_attn_implementation, which would look for a package of that name
+    model.config._attn_implementation = PACKED if pack else GROUPED
+
+
+def packs(model: nn.Module, family: Family | None = None) -> bool:
+    """Whether the model reads packed rows: with packed attention, in every layer the same way."""
+    config = getattr(model, "config", None)
+    if config is None or config._attn_implementation != PACKED or not full_attention(config):
+        return False
+    return (find_family(config) if family is None else family).packing
+
+
+def full_attention(config: PreTrainedConfig) -> bool:
+    """Whether every layer attends to all previous tokens: no windows, no recurrent states."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    return all(kind == "full_attention" for kind in kinds)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # sequence bounds depend on data
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention over (1, heads, tokens of all sequences, head_dim).
+
+    Sequences begin where positions are 0, or as ``cu_seq_lens_q`` says. Any other input, a padded
+    batch or a decoding step with a cache, goes to :func:`grouped_attention`.
+    """
+    alone = query.shape[0] == 1 and query.shape[2] == key.shape[2] and attention_mask is None
+    if cu_seq_lens_q is None and not (alone and position_ids is not None):
+        return grouped_attention(
+            module, query, key, value, attention_mask, scaling, is_causal=is_causal, **others
+        )
+    if cu_seq_lens_q is None:
+        assert position_ids is not None
+        cu_seq_lens_q, max_length_q = _bounds(position_ids)
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if _has_kernel(query):
+        assert max_length_q is not None
+        output = _by_kernel(query, key, value, cu_seq_lens_q, int(max_length_q), scaling, causal)
+    else:
+        output = _one_by_one(query, key, value, cu_seq_lens_q, scaling, causal)
+    return output, None
+
+
+def _bounds(position_ids: Tensor) -> tuple[Tensor, int]:
+    """Start of each sequence and end of the last one, and the maximum length.
+
+    Cached with the positions: all layers of a forward pass share them, and computing the bounds
+    synchronizes with the GPU.
+    """
+    known: tuple[Tensor, int] | None = getattr(position_ids, "_bounds", None)
+    if known is None:
+        count = position_ids.shape[-1]
+        begins = (position_ids[0] == 0).nonzero().flatten().to(torch.int32)
+        bounds = nn.functional.pad(begins, (0, 1), value=count)
+        known = (bounds, int(bounds.diff().max()))
+        position_ids._bounds = known  # type: ignore[attr-defined]
+    return known
+
+
+def _has_kernel(query: Tensor) -> bool:
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and half and find_spec("torch.nn.attention.varlen") is not None
+
+
+def _by_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scaling: float | None,
+    causal: bool,
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # older kernels share key heads among query heads without being asked
+    has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    grouped: dict[str, Any] = {"enable_gqa": True} if has_option else {}
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    bounds = bounds.to(torch.int32)
+    window = (-1, 0) if causal else (-1, -1)
+    output = varlen_attn(
+        q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window, **grouped
+    )
+    assert isinstance(output, Tensor)
+    return output[None]
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scaling: float | None, causal: bool
+) -> Tensor:
+    lengths = bounds.diff().tolist()
+    grouped = query.shape[1] != key.shape[1]
+    parts = [
+        scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2)
+        for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _mask(*args: Any, **given: Any) -> Any:
+    """Return no mask for packed rows, SDPA's mask otherwise."""
+    whole = given.get("batch_size") == 1 and given.get("q_length") == given.get("kv_length")
+    if whole and given.get("attention_mask") is None:
+        return None
+    return sdpa_mask(*args, **given)

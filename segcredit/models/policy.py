@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from segcredit.core.logits import head_logp_and_entropy, token_logp_and_entropy
-from segcredit.models.attention import full_attention, packs, set_attention
 from segcredit.models.codec import Codec
 from segcredit.models.families import Family, VisionFamily, find_family, tiny_config
 from segcredit.models.inputs import (
@@ -24,7 +23,7 @@ from segcredit.models.inputs import (
     prompt_inputs,
     response_inputs,
 )
-from segcredit.models.layers import recomputes, recomputing
+from segcredit.models.layers import full_attention, packs, recomputes, recomputing, set_attention
 from segcredit.models.loading import load_codec, load_config, load_model
 from segcredit.models.lora import POLICY, REFERENCE, Lora, merge_adapter
 from segcredit.models.weights import is_sharded, run_inside, trained_weights

@@ -19,8 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from segcredit.core.logits import entropy
 from segcredit.models.inputs import Inputs
-from segcredit.rollout.prefill import GrowingLayer, Prefill
-from segcredit.rollout.sampling import pick
+from segcredit.rollout.sampling import GrowingLayer, Prefill, pick
 from segcredit.types import Sampling
 
 LIMIT = 64

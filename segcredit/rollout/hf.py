@@ -15,8 +15,15 @@ from segcredit.models import Policy
 from segcredit.models.inputs import Inputs
 from segcredit.rollout.engines import EngineSettings
 from segcredit.rollout.graphs import FixedSampler, suits
-from segcredit.rollout.prefill import Prefill, next_logits, prefill
-from segcredit.rollout.sampling import check_finite, check_sampling, pick, tokens_left
+from segcredit.rollout.sampling import (
+    Prefill,
+    check_finite,
+    check_sampling,
+    next_logits,
+    pick,
+    prefill,
+    tokens_left,
+)
 from segcredit.types import Encoded, Rollouts, Sampling
 
 SMALL_STEP = 2**18

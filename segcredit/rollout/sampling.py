@@ -1,12 +1,18 @@
-"""Sample tokens from a distribution with given random numbers, and check sampling settings."""
+"""Read prompts into a KV cache, sample tokens with given random numbers, check the settings."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
 
 from segcredit.core.logits import scaled
+from segcredit.models.inputs import Inputs, distinct, prompt_inputs
 from segcredit.types import Encoded, Sampling
 
 
@@ -110,3 +116,140 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"top_p must be in (0, 1]; got {sampling.top_p}. For 95 % pass 0.95.")
     if sampling.top_k < 0:
         raise ValueError(f"top_k must be ≥ 0 (0: all tokens); got {sampling.top_k}.")
+
+
+SPARE_COLUMNS = 64
+"""Columns that a cache layer allocates ahead."""
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """KV cache layer that allocates ahead; transformers' copies all of it for every token."""
+
+    keys: Tensor
+    values: Tensor
+    _buffer: tuple[Tensor, Tensor] | None = None
+    _view: Tensor | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        """Append keys and values, and return views of all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        old = self.get_seq_length()
+        new = old + key_states.shape[-2]
+        # rows may have been selected since: then `keys` is no view of the buffer any more
+        if self._buffer is None or self.keys is not self._view or new > self._buffer[0].shape[-2]:
+            wide = new + SPARE_COLUMNS
+            self._buffer = (_empty(key_states, wide), _empty(value_states, wide))
+            if old:
+                self._buffer[0][:, :, :old] = self.keys
+                self._buffer[1][:, :, :old] = self.values
+        self._buffer[0][:, :, old:new] = key_states
+        self._buffer[1][:, :, old:new] = value_states
+        self.keys, self.values = self._buffer[0][:, :, :new], self._buffer[1][:, :, :new]
+        self._view = self.keys
+        return self.keys, self.values
+
+
+def _empty(like: Tensor, columns: int) -> Tensor:
+    return like.new_empty((*like.shape[:-2], columns, like.shape[-1]))
+
+
+def growing_cache(config: PreTrainedConfig) -> DynamicCache:
+    """Make the model's KV cache, with growing layers in place of plain attention layers.
+
+    For sampling only: writes in place have no gradient.
+    """
+    assert not torch.is_grad_enabled()
+    cache = DynamicCache(config=config)
+    cache.layers = [GrowingLayer() if type(x) is DynamicLayer else x for x in cache.layers]
+    return cache
+
+
+@dataclass
+class Prefill:
+    """KV cache and next logits of each distinct prompt and prefix, and which one each row has."""
+
+    cache: Any
+    logits: Float[Tensor, "F V"]
+    attended: Bool[Tensor, "F L"]
+    """Columns of the cache that hold a token; padding does not."""
+    position: Int[Tensor, " F"]
+    """Rotary position of the next token."""
+    planes: int
+    """Rows of rotary positions: 1, or 3 with M-RoPE."""
+    which: Int[Tensor, " B"]
+    """Entry of each row."""
+
+    def spread(self) -> "Prefill":
+        """Copy the entries so that each row has its own; the cache is changed in place."""
+        return self.select(self.which, torch.arange(len(self.which), device=self.which.device))
+
+    def select(self, some: Int[Tensor, " N"], which: Int[Tensor, " B"]) -> "Prefill":
+        """Select entries, perhaps several times each; the cache is changed in place."""
+        self.cache.batch_select_indices(some)
+        return Prefill(
+            self.cache,
+            self.logits[some],
+            self.attended[some],
+            self.position[some],
+            self.planes,
+            which,
+        )
+
+
+def prefill(
+    model: nn.Module,
+    prompts: Sequence[Encoded],
+    prefixes: Sequence[Int[Tensor, "_"]],
+    device: torch.device,
+) -> Prefill:
+    """Read one prompt and response prefix per row; a prefix may be empty.
+
+    Each distinct prompt object is read once, then each distinct prefix on its prompt's keys and
+    values.
+    """
+    cache: Any = growing_cache(model.config)
+    # layers other than plain attention (windows, recurrent states) must read text without gaps
+    plain = all(type(x) is GrowingLayer for x in cache.layers)
+    few, which = distinct(prompts if plain else extend_prompts(prompts, prefixes))
+    asked = prompt_inputs(few, device)
+    logits = next_logits(model, cache, asked.arguments())
+    read = Prefill(
+        cache, logits, asked.attended, asked.next_position, len(asked.positions), which.to(device)
+    )
+    if not plain or not any(len(x) for x in prefixes):
+        return read
+    return _read_prefixes(model, read, prefixes)
+
+
+def _read_prefixes(model: nn.Module, read: Prefill, prefixes: Sequence[Tensor]) -> Prefill:
+    """Read each distinct prefix once, on the keys and values of its prompt.
+
+    Prefixes are padded on the left, so that all rows continue in the same column.
+    """
+    which = read.which
+    number: dict[tuple[int, int], int] = {}
+    pairs = zip(which.tolist(), prefixes, strict=True)
+    row_of = [number.setdefault((prompt, id(x)), len(number)) for prompt, x in pairs]
+    first = {n: row for row, n in reversed(list(enumerate(row_of)))}
+    begun = [prefixes[first[n]] for n in range(len(number))]
+    rows = torch.tensor([first[n] for n in range(len(number))], device=which.device)
+    device = which.device
+    read = read.select(which[rows], torch.tensor(row_of, device=device))
+    tokens = pad_sequence(begun, batch_first=True, padding_side="left").to(device)
+    length = torch.tensor([len(x) for x in begun], device=device)
+    place = torch.arange(tokens.shape[1], device=device) - (tokens.shape[1] - length)[:, None]
+    positions = (read.position[:, None] + place).clamp(min=0).expand(read.planes, -1, -1)
+    attended = torch.cat([read.attended, place >= 0], dim=1)
+    after = next_logits(model, read.cache, Inputs(tokens, attended, positions, {}).arguments())
+    # an empty prefix is only padding: the logits after its prompt remain valid
+    logits = torch.where((length > 0)[:, None], after, read.logits)
+    position = read.position + length
+    return Prefill(read.cache, logits, attended, position, read.planes, read.which)
+
+
+def next_logits(model: nn.Module, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
+    """Read tokens into the cache and return the logits after the last one."""
+    outputs = model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    logits: Tensor = outputs.logits[:, -1]
+    return logits

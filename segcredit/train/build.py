@@ -20,8 +20,8 @@ from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.formats import NOTHING_LEFT, SKIP
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, ModelError, Policy, find_family, tiny_config
-from segcredit.models.attention import set_attention
 from segcredit.models.critic import check_saved
+from segcredit.models.layers import set_attention
 from segcredit.models.loading import (
     check_weight_files,
     context_window,

@@ -19,7 +19,7 @@ from segcredit.columns import VALUE, Column, in_order
 from segcredit.config import RecipeError
 from segcredit.models import Critic, Policy
 from segcredit.models import lora as adapters
-from segcredit.models.attention import set_attention
+from segcredit.models.layers import set_attention
 from segcredit.runlog.folder import CRITIC, REFERENCE, exists
 from segcredit.train import checkpoint
 from segcredit.train.collect import Context, forward_in_parts

@@ -15,17 +15,6 @@ from segcredit.data.worlds import World
 from segcredit.types import Prompt
 
 
-def derive(seed: int, *names: object) -> int:
-    """Derive a seed from the run's seed and names of a purpose."""
-    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def generator(seed: int, *names: object) -> torch.Generator:
-    """Make a CPU generator for one purpose at one step."""
-    return torch.Generator().manual_seed(derive(seed, *names))
-
-
 @runtime_checkable
 class PromptSource(Protocol):
     """An endless sequence of prompts."""
@@ -101,3 +90,14 @@ class Generated:
 
     def take(self, position: int, count: int) -> list[Prompt]:
         return self.world.prompts(self.split, position, count)
+
+
+def derive(seed: int, *names: object) -> int:
+    """Derive a seed from the run's seed and names of a purpose."""
+    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(seed: int, *names: object) -> torch.Generator:
+    """Make a CPU generator for one purpose at one step."""
+    return torch.Generator().manual_seed(derive(seed, *names))

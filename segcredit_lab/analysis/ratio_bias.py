@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from segcredit.algorithms.ratio import RawRatio
+from segcredit.algorithms.objective import RawRatio
 from segcredit_lab.analysis.reading import CannotAnalyzeError, Step
 from segcredit_lab.analysis.segments import pad, unit_of
 

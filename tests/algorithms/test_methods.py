@@ -9,8 +9,7 @@ from batches import fake_monte_carlo, golden_rollouts, story
 from segcredit import algorithms
 from segcredit.algorithms import ALGORITHMS, PolicyGradient, make_algorithm
 from segcredit.algorithms.dpo import DirectPreference
-from segcredit.algorithms.objective import BoundaryMSE, Clipped
-from segcredit.algorithms.ratio import TokenRatio
+from segcredit.algorithms.objective import BoundaryMSE, Clipped, TokenRatio
 from segcredit.columns import ENTROPY, LOGP_REF, PIECES
 from segcredit.core.group import rank_within
 from segcredit.partition import Newline, ProbabilityCutpoints, Token, TopEntropy, tokens

@@ -12,8 +12,7 @@ from each import each
 
 from segcredit.algorithms import ALGORITHMS, PolicyGradient, sapo
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
-from segcredit.algorithms.objective import K3, Clipped, LossKL, RewardKL
-from segcredit.algorithms.ratio import GeometricMean, TokenRatio
+from segcredit.algorithms.objective import K3, Clipped, GeometricMean, LossKL, RewardKL, TokenRatio
 from segcredit.config import (
     Optimize,
     PretrainCritic,

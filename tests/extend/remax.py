@@ -6,8 +6,7 @@ import torch
 
 from segcredit.algorithms import PolicyGradient
 from segcredit.algorithms.credit import Case
-from segcredit.algorithms.objective import Clipped, RewardKL, TokenMean
-from segcredit.algorithms.ratio import TokenRatio
+from segcredit.algorithms.objective import Clipped, RewardKL, TokenMean, TokenRatio
 from segcredit.columns import Column
 from segcredit.core.advantages import Credit
 from segcredit.partition import Partition, Response

@@ -6,8 +6,7 @@ from tiny_policies import drawn, encoded, engine, seeded, world
 from torch._dynamo.utils import counters
 
 from segcredit.models import Policy
-from segcredit.models.attention import set_attention
-from segcredit.models.layers import compile_layers, recompute_activations
+from segcredit.models.layers import compile_layers, recompute_activations, set_attention
 from segcredit.types import Sampling
 
 LAYERS = 3

@@ -16,8 +16,8 @@ from tiny_policies import (
 from transformers import DynamicCache
 
 from segcredit.models import Critic
-from segcredit.models.attention import full_attention
-from segcredit.rollout.prefill import SPARE_COLUMNS, GrowingLayer
+from segcredit.models.layers import full_attention
+from segcredit.rollout.sampling import SPARE_COLUMNS, GrowingLayer
 from segcredit.train.distributed import by_tokens
 from segcredit.types import Encoded, Rollouts, Sampling
 
@@ -147,7 +147,7 @@ def test_a_prompt_is_read_once_for_all_its_beginnings(
     prefixes = [long, nothing, long, short, short, long]
     found = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())
     assert passes[:3] == [2, 5, 6]
-    plain = "segcredit.rollout.prefill.growing_cache"
+    plain = "segcredit.rollout.sampling.growing_cache"
     monkeypatch.setattr(plain, lambda config: DynamicCache(config=config))
     del passes[:]
     again = engine(owner).continue_from(prompts, prefixes, Sampling(12), seeded())

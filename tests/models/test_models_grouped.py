@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_policies import ARCHITECTURES, encoded, engine, fresh_policy, seeded
 
-from segcredit.models.attention import GROUPED, grouped_attention, set_attention
+from segcredit.models.layers import GROUPED, grouped_attention, set_attention
 from segcredit.rollout.hf import enough_threads
 from segcredit.types import Sampling
 

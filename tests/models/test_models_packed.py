@@ -15,9 +15,8 @@ from tiny_policies import (
 from transformers import PreTrainedModel
 
 from segcredit.models import Critic, Policy
-from segcredit.models.attention import PACKED, packs, set_attention
 from segcredit.models.inputs import packed_inputs
-from segcredit.models.layers import recompute_activations, recomputes
+from segcredit.models.layers import PACKED, packs, recompute_activations, recomputes, set_attention
 from segcredit.train.distributed import balanced
 from segcredit.types import Encoded, Rollouts, Sampling
 

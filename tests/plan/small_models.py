@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 
 from segcredit.data.worlds import make_world
 from segcredit.models import Codec, Policy, tiny_config
-from segcredit.models.attention import set_attention
-from segcredit.models.layers import recompute_activations
+from segcredit.models.layers import recompute_activations, set_attention
 from segcredit.plan import GPUS, Job, Lengths, Shape, Tower, shape_of
 from segcredit.types import Prompt, Rollouts
 

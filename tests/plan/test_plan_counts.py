@@ -22,7 +22,7 @@ from segcredit.plan import memory, shape_of
 from segcredit.plan.memory import CACHE_STEP, between, main_memory
 from segcredit.plan.memory import SLAB as PLANNED_SLAB
 from segcredit.plan.timing import text_forward, trunk_forward
-from segcredit.rollout.prefill import SPARE_COLUMNS
+from segcredit.rollout.sampling import SPARE_COLUMNS
 from segcredit.train.models import freeze_vision
 from segcredit.train.offload import SLAB
 from segcredit.train.optim import Optimizer

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from segcredit.config import RecipeError, RolloutSettings, parse_recipe
 from segcredit.models import Policy
-from segcredit.models.attention import set_attention
+from segcredit.models.layers import set_attention
 from segcredit.rollout import HFEngine, make_engine
 from segcredit.rollout import graphs as fixed
 from segcredit.rollout.graphs import BufferSize, DecodingState, DecodingStep, bucket

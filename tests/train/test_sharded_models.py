@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
-from segcredit.models.attention import set_attention
-from segcredit.models.layers import recompute_activations
+from segcredit.models.layers import recompute_activations, set_attention
 from segcredit.models.weights import copy_weights, full_weights, is_sharded, shard, unshard
 from segcredit.train.models import freeze_vision
 from segcredit.train.optim import ShardedOptimizer, make_optimizer

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from segcredit.algorithms import make_algorithm
 from segcredit.algorithms.credit import GAE
-from segcredit.algorithms.objective import Clipped, ResponseMean
+from segcredit.algorithms.objective import Clipped, GeometricMean, ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.algorithms.ratio import GeometricMean
 from segcredit.columns import VALUE, resolve
 from segcredit.partition import Partition, Token, TopEntropy, partition_of
 from segcredit.registry import names_code, nearest

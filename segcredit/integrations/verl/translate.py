@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
-from segcredit.algorithms.objective import Clipped, LossKL, ResponseMean
+from segcredit.algorithms.objective import Clipped, LossKL, ResponseMean, TokenRatio
 from segcredit.algorithms.policy_gradient import PolicyGradient
-from segcredit.algorithms.ratio import TokenRatio
 from segcredit.config import Optimize, PretrainCritic, Recipe
 from segcredit.config.recipe import algorithm_of
 from segcredit.data.readers import rows_at_once
