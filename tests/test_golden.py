@@ -35,7 +35,7 @@ from segcredit.partition import (
 from segcredit.types import Algorithm, Batch, Loss, Outputs
 from segcredit_lab.analysis.lift import TokenPool, lift
 from segcredit_lab.analysis.ratio_bias import log_bound, log_gap
-from segcredit_lab.analysis.statistics import tail_starts
+from segcredit_lab.analysis.reading import tail_starts
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 LAM = g.LAM

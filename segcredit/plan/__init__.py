@@ -1,7 +1,6 @@
 """Predict memory and time of a training step from a model's configuration alone."""
 
-from segcredit.plan.gpus import GPUS, Gpu, parse_gpus
-from segcredit.plan.job import Job, Lengths, job_of
+from segcredit.plan.job import GPUS, Gpu, Job, Lengths, job_of, parse_gpus
 from segcredit.plan.memory import fits, memory
 from segcredit.plan.model import Shape, Tower, shape_of
 from segcredit.plan.predict import Prediction, Trial, advise, command, plan, predict

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from segcredit.config import LoraSettings, Recipe
 from segcredit.plan import timing
-from segcredit.plan.gpus import GPUS, Gpu, parse_gpus, present_gpus
-from segcredit.plan.job import Job, job_of, lengths_of
+from segcredit.plan.job import GPUS, Gpu, Job, job_of, lengths_of, parse_gpus, present_gpus
 from segcredit.plan.memory import (
     CONTEXT,
     FRAGMENTED,

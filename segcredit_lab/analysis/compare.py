@@ -21,8 +21,8 @@ from segcredit_lab.analysis.reading import (
     Table,
     interval_text,
     plain,
+    smooth,
 )
-from segcredit_lab.analysis.statistics import smooth
 
 STAGE = "optimize"
 LARGEST = 1e150

@@ -18,21 +18,19 @@ from segcredit_lab.analysis.reading import (
     CannotAnalyzeError,
     Step,
     Table,
+    draws,
     interval_text,
     method_of,
+    percentile_interval,
     plain,
     require_column,
-)
-from segcredit_lab.analysis.segments import unit_lengths, unit_of
-from segcredit_lab.analysis.statistics import (
-    draws,
-    percentile_interval,
     slope,
     slope_over_steps,
     smooth,
     spearman,
     tail_starts,
 )
+from segcredit_lab.analysis.segments import unit_lengths, unit_of
 
 STAGES = (("early", 0.3), ("middle", 0.6), ("late", 1.0))
 """Stages of training: the first 30 %, the next 30 % and the last 40 % of the recorded steps."""

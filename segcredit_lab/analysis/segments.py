@@ -20,8 +20,8 @@ from segcredit_lab.analysis.reading import (
     method_of,
     plain,
     require_column,
+    smooth,
 )
-from segcredit_lab.analysis.statistics import smooth
 
 POSITION_BINS = 20
 MOST_BARS = 32

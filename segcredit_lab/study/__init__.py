@@ -1,8 +1,7 @@
 """Studies: a table or figure as a list of runs, seeds and a summary, run by one command."""
 
 from segcredit_lab.study.definition import SCALES, Arm, Scale, Study, load_study, shipped_studies
-from segcredit_lab.study.plan import Options, StudyPlan
-from segcredit_lab.study.store import Store
+from segcredit_lab.study.store import Options, Store, StudyPlan
 
 __all__ = [
     "SCALES",

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from segcredit.printable import printable
-from segcredit_lab.study.plan import StudyPlan
-from segcredit_lab.study.store import Store, StudyRun
+from segcredit_lab.study.store import Store, StudyPlan, StudyRun
 from segcredit_lab.study.workers import Order, WorkerPool
 
 Status = Literal["waiting", "running", "elsewhere", "done", "failed", "stopped"]

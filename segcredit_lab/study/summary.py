@@ -9,9 +9,14 @@ import numpy as np
 
 from segcredit_lab.analysis.compare import t_interval
 from segcredit_lab.study.definition import Study
-from segcredit_lab.study.plan import LearningRate, StudyPlan
 from segcredit_lab.study.recipes import pretrains
-from segcredit_lab.study.store import Measurement, StudyRun, read_measurement
+from segcredit_lab.study.store import (
+    LearningRate,
+    Measurement,
+    StudyPlan,
+    StudyRun,
+    read_measurement,
+)
 
 EQUAL = 0.05
 """Relative difference up to which budgets count as equal."""

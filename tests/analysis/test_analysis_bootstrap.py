@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from segcredit_lab.analysis.lift import TokenPool, lift, lift_of_draws, lift_over_responses
-from segcredit_lab.analysis.statistics import draws, percentile_interval
+from segcredit_lab.analysis.reading import draws, percentile_interval
 
 Q, D = np.array([0.7, 0.9]), np.array([0.9])
 RESPONSES, TOKENS = 64, 12

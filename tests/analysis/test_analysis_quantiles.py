@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit_lab.analysis.statistics import positions, tail_starts, weighted_quantile
+from segcredit_lab.analysis.reading import positions, tail_starts, weighted_quantile
 
 
 @st.composite

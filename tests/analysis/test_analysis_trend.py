@@ -6,7 +6,7 @@ from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit_lab.analysis.statistics import ranks, slope, slope_over_steps, smooth, spearman
+from segcredit_lab.analysis.reading import ranks, slope, slope_over_steps, smooth, spearman
 
 NAN = float("nan")
 

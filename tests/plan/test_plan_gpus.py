@@ -5,7 +5,7 @@ import torch
 from each import each
 
 from segcredit.plan import GPUS, parse_gpus
-from segcredit.plan.gpus import present_gpus
+from segcredit.plan.job import present_gpus
 
 
 @each(
