@@ -69,7 +69,7 @@ WRONG = {
         "two settings for steps",
         "Set trainer.critic_warmup=0.",
     ),
-    "adapters on the critic": ({"critic.model.lora_rank": 8}, "stays frozen", "lora_rank=0"),
+    "adapters on the critic": ({"critic.model.lora_rank": 8}, "stay frozen", "lora_rank=0"),
 }
 
 
