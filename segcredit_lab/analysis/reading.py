@@ -296,7 +296,7 @@ def ranks(x: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 
 
 def spearman(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
-    """Compute the spearman correlation over finite pairs; NaN if one variable is constant."""
+    """Compute the Spearman correlation over finite pairs; NaN if one variable is constant."""
     good = np.isfinite(x) & np.isfinite(y)
     a, b = ranks(x[good]), ranks(y[good])
     if len(a) < 2:
