@@ -1,4 +1,4 @@
-"""Columns: what a method needs of a run, named by objects.
+"""Columns: the per-token and per-response data that a method needs from a run.
 
 A part of a method (a partition, a credit estimator, a loss term) lists in ``needs`` the columns of
 the rollouts that it reads. The trainer fills the union of them and no other, so no forward pass
@@ -7,7 +7,7 @@ runs whose result is not used.
 Three layers share the work:
 
 * **A column names something**: a frozen object with a ``name``, a ``description``, and a check of
-  the settings it needs. Equal columns are the same need. This module has the built-in columns and
+  the settings it needs. Equal columns are filled once. This module has the built-in columns and
   no code that fills them, so partitions and algorithms stay free of models.
 * **A provider fills it** (:class:`segcredit.train.provider.Provider`): it prepares itself (loads
   the reference model, builds the critic), fills the column for a batch of rollouts, updates itself
@@ -32,7 +32,7 @@ from segcredit.registry import Registry
 
 @dataclass(frozen=True)
 class Column:
-    """Something that a method needs of a run: usually one column of the rollouts."""
+    """A requirement of a method, usually one column of the rollouts."""
 
     name: ClassVar[str]
     """The field of :class:`segcredit.types.Rollouts` that holds it, or a name of its own."""

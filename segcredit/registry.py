@@ -196,7 +196,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._entries)
 
     def make(self, name: str, settings: Mapping[str, Any]) -> Any:
-        """Call the component of that name with its settings, each of which it must know."""
+        """Call the component of that name with its settings; an unknown setting is an error."""
         entry: Any = self[name]
         if not callable(entry):
             raise ValueError(f"{self.kind} {name!r} must be a class or a function; got {entry!r}.")

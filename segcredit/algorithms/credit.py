@@ -66,7 +66,7 @@ class CreditPart(Protocol):
 
 @dataclass(frozen=True)
 class GAE:
-    """Generalised advantage estimation over any units (Eq. 6–7)."""
+    """Generalized advantage estimation over any units (Eq. 6–7)."""
 
     over: Partition
     lam: float
@@ -251,7 +251,7 @@ class TreeDifference:
 
 @dataclass(frozen=True)
 class TrackedBaseline:
-    """Reward less the prompt's tracked value, normalised over the batch (single-stream SPO)."""
+    """Reward less the prompt's tracked value, normalized over the batch (single-stream SPO)."""
 
     @property
     def over(self) -> Partition:

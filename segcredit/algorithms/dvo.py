@@ -38,7 +38,7 @@ class DirectValue:
 
     @property
     def offline(self) -> bool:
-        """Whether the loss does not read π_old: true without the weight."""
+        """Whether the loss ignores π_old; it does if there is no weight."""
         return self.weight_cap is None
 
     @property

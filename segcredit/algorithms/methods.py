@@ -1,8 +1,8 @@
 """The table of methods as code: each is a short composition of parts.
 
 The parts are in credit.py (advantages), ratio.py (importance ratios) and objective.py (everything
-else); policy_gradient.py puts them together. RestEM, DPO and DVO are no policy gradients and have
-files of their own. ``ALGORITHMS`` names all methods for recipes and the command line.
+else); policy_gradient.py combines them. RestEM, DPO and DVO are not policy-gradient methods and
+have their own files. ``ALGORITHMS`` names all methods for recipes and the command line.
 """
 
 from collections.abc import Callable

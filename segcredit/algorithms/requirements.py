@@ -1,4 +1,4 @@
-"""What a method requires of a run: its columns, and optional attributes with their defaults."""
+"""Requirements of a method: its columns, and optional attributes with their defaults."""
 
 from dataclasses import dataclass
 

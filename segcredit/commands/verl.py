@@ -100,7 +100,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
 
     if find_spec("verl") is None:
         complain(
-            "verl is not installed in this environment; it needs one of its own. Type: "
+            "verl is not installed in this environment; it needs its own environment. Type: "
             "python -m venv .venv-verl && .venv-verl/bin/pip install 'segcredit[verl]'"
         )
         return 2

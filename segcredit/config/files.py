@@ -77,9 +77,10 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def merge_settings(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge ``over`` into a copy of ``under``: mappings key by key; all else, lists too, replaced.
+    """Merge ``over`` into a copy of ``under``: mappings key by key; other values are replaced.
 
-    Another method, reward or partition discards the settings of the one before.
+    Lists are replaced, too. If ``over`` names another method, reward or partition, the settings of
+    the earlier one are discarded.
     """
     merged = dict(under)
     for key, value in over.items():

@@ -188,7 +188,7 @@ class Segments:
 
 
 class _Sum(torch.autograd.Function):
-    """The transpose of _Spread."""
+    """Sum over each segment; its gradient is _Spread (the transpose)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, segments: Segments) -> Tensor:
@@ -201,7 +201,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """The transpose of _Sum."""
+    """Spread of segment values over tokens; its gradient is _Sum (the transpose)."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, segments: Segments) -> Tensor:
@@ -214,7 +214,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Smooth(torch.autograd.Function):
-    """Its own transpose."""
+    """Mean over each segment, spread over its tokens; it is its own transpose and gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, segments: Segments) -> Tensor:

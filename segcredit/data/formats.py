@@ -342,7 +342,7 @@ def _id(key: str, value: object) -> str | None:
 
 
 def _columns(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
-    """Return the other columns; keys of verl's extra_info are included, the row's own go first."""
+    """Return the other columns and the keys of verl's extra_info; the row's own columns win."""
     extra = row.get(_EXTRA)
     if not isinstance(extra, Mapping):
         return {key: value for key, value in row.items() if key not in used}

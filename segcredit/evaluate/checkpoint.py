@@ -231,7 +231,7 @@ def _default_reward(checkpoint: str, prompts: Sequence[Prompt]) -> str:
     for known in KNOWN.values():
         if known.reward is not None and sources <= set(known.data_sources):
             return known.reward
-    raise ValueError(f"{checkpoint} has no reward on file: pass --reward NAME")
+    raise ValueError(f"{checkpoint} has no reward setting: pass --reward NAME")
 
 
 def _sampling(

@@ -149,8 +149,8 @@ class Codec:
         if self.template is None and self.tokenizer.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template, so the prompt format is unknown for this "
-                "model. Set data.template (segcredit evaluate: --template) to the text it was "
-                "taught with, or to '{question}' for the bare question; for prompts with images, "
+                "model. Set data.template (segcredit evaluate: --template) to the format it was "
+                "trained with, or to '{question}' for the bare question; for prompts with images, "
                 "put a chat_template.jinja into the model's folder."
             )
 
@@ -235,7 +235,7 @@ class Codec:
 
     @cached_property
     def _image_cache(self) -> dict[tuple[bytes | Path, ...], dict[str, Tensor]]:
-        """For data that shows the same images many times: processing one takes milliseconds."""
+        """Cache of processed images, for data in which images repeat."""
         return {}
 
     def _process(self, images: Sequence[bytes | Path]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ _JPEG = ("JPEG", "MPO")
 
 
 class ImageError(ValueError):
-    """Not an image, a damaged image, or one that is too large."""
+    """The data is not an image, or the image is damaged or too large."""
 
 
 def check_image(source: bytes | Path) -> None:

@@ -108,7 +108,7 @@ def _without_cache(layer: Any, backend: str) -> Any:
 def recompute_activations(model: PreTrainedModel, lora: Lora | None = None) -> None:
     """Turn on gradient checkpointing: keep one state per layer and recompute the rest.
 
-    The recomputation uses the adapter of the forward pass, whichever is active by then.
+    The recomputation uses the adapter of the forward pass, even if another is active then.
     """
     if not model.supports_gradient_checkpointing:
         raise ValueError(
@@ -274,7 +274,7 @@ def packed_attention(
 
 
 def _bounds(position_ids: Tensor) -> tuple[Tensor, int]:
-    """Start of each sequence and end of the last one, and the maximum length.
+    """Return each sequence's start and the end of the last sequence, and the maximum length.
 
     Cached with the positions: all layers of a forward pass share them, and computing the bounds
     synchronizes with the GPU.

@@ -89,7 +89,7 @@ def _ask_hub(source: str) -> str:
         get_hf_file_metadata(hf_hub_url(source, CONFIG), timeout=SECONDS)
     except GatedRepoError:
         raise ModelError(
-            f"{source} is gated: its authors want a license accepted first. Accept it at "
+            f"{source} is gated: you must accept its license first. Accept it at "
             f"{hub}/{source}, then type: hf auth login"
         ) from None
     except RepositoryNotFoundError:
@@ -175,7 +175,7 @@ def check_codec_files(folder: Path, vision: bool) -> None:
         )
     if vision and not any((folder / name).is_file() for name in PROCESSORS):
         raise ModelError(
-            f"{named(folder)} has no {PROCESSORS[0]}, which says how its model reads images. Copy "
+            f"{named(folder)} has no {PROCESSORS[0]}, which the model needs to read images. Copy "
             f"it there from the model that this one was made from."
         )
 
@@ -325,7 +325,7 @@ def _check_known(source: str | Path, stated: dict[str, Any], trusted: bool) -> N
         return
     if "auto_map" in stated:
         raise ModelError(
-            f"{source} brings Python code of its own. Read it; if you trust it, set "
+            f"{source} contains its own Python code. Read it; if you trust it, set "
             f"model.trust_remote_code=true."
         )
     if name is None:

@@ -57,9 +57,9 @@ def check_questions(prompts: Sequence[Prompt]) -> None:
     holds = "images" if first.images else f"{len(first.messages)} messages"
     which = f"{len(more)} of {len(prompts)} prompts hold" if len(prompts) > 1 else "it holds"
     raise ValueError(
-        f"a template is for one message of text, but {which} more: prompt {first.id!r} has "
-        f"{holds}. Leave the template out (data.template, --template), and the model's own chat "
-        f"template is used; or leave out such rows."
+        f"a template formats one text message, but {which} more: prompt {first.id!r} has "
+        f"{holds}. Remove the template (data.template, --template) to use the model's own chat "
+        f"template, or remove such rows."
     )
 
 

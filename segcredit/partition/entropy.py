@@ -35,12 +35,12 @@ def exact_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
 
 
 def float_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
-    """⌈T · fraction⌉ in floating point: the authors' advantages and value loss."""
+    """⌈T · fraction⌉ in floating point: the authors' number of cuts for credit and value loss."""
     return (length.double() * fraction).ceil().long()
 
 
 def float_nudge(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
-    """int(T · fraction + .999999): the authors' ratio."""
+    """int(T · fraction + .999999): the number of cuts that the authors use for the ratio."""
     return (length.double() * fraction + 0.999999).long()
 
 

@@ -235,7 +235,7 @@ def _update(job: Job, total: float, trained: int) -> float:
 
 
 def _offloading(job: Job, trained: int) -> float:
-    """Copy moments and master weights to the GPU and back, per step or per gradient step."""
+    """Estimate copying moments and master weights to the GPU and back, per (gradient) step."""
     if not job.offload:
         return 0.0
     times = job.minibatches * job.epochs if job.stream else 1

@@ -1,4 +1,4 @@
-"""The responses that the report page holds: chosen rows, their cuts and their images, as JSON."""
+"""Select the responses for the report page, with their segments and images, as JSON."""
 
 import base64
 import io

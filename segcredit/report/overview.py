@@ -1,4 +1,4 @@
-"""The first view of the report page: what ran, results before and after, warnings and curves."""
+"""First view of the report page: run facts, results before and after, warnings and curves."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The report page: one HTML file without dependencies, which runs no script but its own."""
+"""The report page: one HTML file without dependencies that runs only its own script."""
 
 import base64
 import hashlib

@@ -25,7 +25,7 @@ _CLEAN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 def boxed(text: str) -> str | None:
     r"""Return the content of the last balanced ``\boxed{}`` or ``\fbox{}`` after the thinking.
 
-    Of nested boxes, the inner one starts last. Escaped braces, as in ``\{1, 2\}``, are ordinary
+    For nested boxes, this is the inner box. Escaped braces, as in ``\{1, 2\}``, are ordinary
     characters.
     """
     text = answer_part(text)

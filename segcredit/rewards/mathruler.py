@@ -253,14 +253,14 @@ def _without_text(answer: str) -> str:
 
 
 def _without_thousands(text: str) -> str:
-    """``1,234,567`` is ``1234567``; the commas of a tuple stay."""
+    """Remove thousands separators: ``1,234,567`` → ``1234567``; keep the commas of a tuple."""
     while (shorter := _THOUSANDS.sub(r"\1\2", text)) != text:
         text = shorter
     return text
 
 
 def _braced_fractions(x: str) -> str:
-    r"""``\frac12`` is ``\frac{1}{2}``, ``\frac1{72}`` ``\frac{1}{72}``."""
+    r"""Add braces to fractions: ``\frac12`` → ``\frac{1}{2}``, ``\frac1{7}`` → ``\frac{1}{7}``."""
     first, *rest = x.split("\\frac")
     fixed = first
     for part in rest:

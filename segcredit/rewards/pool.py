@@ -85,7 +85,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a request has no answer."""
+    """Reason why a request has no answer."""
 
     kind: Literal["late", "died", "spent"]
     reason: str
@@ -118,7 +118,7 @@ class _Worker:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has to become ready or to answer."""
+        """Whether the worker is starting or processing a request."""
         return not self.ready or self.task is not None
 
     def write(self) -> None:
@@ -249,7 +249,7 @@ class Pool:
             unanswered -= 1
 
         def lose(worker: _Worker, failure: Failure) -> None:
-            """Drop a worker; retry the request of one that had answered others before it died."""
+            """Drop a worker; retry its request if it had answered other requests before it died."""
             task = worker.task
             self._drop(worker)
             if not worker.ready:

@@ -105,7 +105,7 @@ def bucket(count: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class BufferSize:
-    """BufferSize of the sampler's buffers."""
+    """Sizes of the sampler's buffers."""
 
     rows: int
     width: int

@@ -14,7 +14,7 @@ _LONGEST_NAME = 50  # characters of up to 4 bytes; file names have at most 255 b
 
 
 class RunError(ValueError):
-    """A folder is not a run, is already one, or is being written by another process."""
+    """A folder is not a run, is already a run, or is being written by another process."""
 
 
 class RunFolder:

@@ -55,9 +55,7 @@ class PlainLoader(yaml.SafeLoader):
         else:
             self._sizes[id(node)] = self._count - before
         if self._count > NODES:
-            raise ValueError(
-                f"expected at most {NODES:,} values, an alias counted as what it repeats; got more"
-            )
+            raise ValueError(f"expected at most {NODES:,} values, with aliases expanded; got more")
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""From a recipe to the state of a run: all checks come before a model is loaded."""
+"""Build the state of a run from a recipe; all checks run before a model is loaded."""
 
 import copy
 import os

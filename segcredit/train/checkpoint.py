@@ -1,4 +1,4 @@
-"""Write and find checkpoint folders atomically, whatever kills the process or fills the disk."""
+"""Write and find checkpoint folders atomically, even if the process is killed or the disk full."""
 
 import errno
 import os

@@ -26,7 +26,7 @@ from segcredit.types import (
 
 @dataclass(frozen=True)
 class Context:
-    """The run, and what the current batch of rollouts is for."""
+    """The run, and the purpose of the current batch of rollouts."""
 
     state: State
     log: Metrics
@@ -62,7 +62,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class IndependentSampler:
-    """Independent responses to each prompt."""
+    """Samples responses to each prompt independently."""
 
     samples: int | None = None
     """Responses per prompt; None: ``rollout.samples``."""

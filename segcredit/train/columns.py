@@ -105,7 +105,7 @@ def weighted(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
     """
     if batch.credit is None:
         raise ValueError(
-            "rollout.mismatch_cap weighs credit, and this method has none. Remove the setting."
+            "rollout.mismatch_cap weights the advantages, and this method has none. Remove it."
         )
     weight = _log_ratio(batch.rollouts).exp()
     cut = weight[batch.rollouts.mask] > cap
@@ -132,7 +132,7 @@ class PiecesProvider(Provider):
 
 @dataclass(frozen=True)
 class ValueProvider(Provider):
-    """The critic's values, before there is a critic."""
+    """Provider of the critic's values, before the critic is created."""
 
     def prepare(self, state: State) -> Provider:
         """Make a critic from the policy's weights, or load the one that the recipe names."""
@@ -167,7 +167,7 @@ def _saved_critic(state: State, place: Path) -> Critic:
 
 @dataclass(eq=False)
 class CriticProvider(Provider):
-    """The critic's values; it is trained along with the policy."""
+    """Provider of the critic's values; the critic is trained along with the policy."""
 
     learners = (CriticLearner.name,)
 
@@ -243,8 +243,8 @@ def _saved_reference(state: State, saved: SavedRun) -> Policy:
     kept, config = saved.folder.checkpoints / REFERENCE, shlex.quote(str(saved.folder.config))
     if not exists(kept):
         raise RecipeError(
-            f"this algorithm compares with the reference model, the policy before reinforcement "
-            f"learning; there is none in {kept}, where a run whose algorithm needs it keeps it. "
+            f"this algorithm needs the reference model (the policy before reinforcement "
+            f"learning); expected it in {kept}, got none. "
             f"Resume with the previous algorithm, put the folder back if it was moved, or start a "
             f"new run: segcredit train {config} …"
         )

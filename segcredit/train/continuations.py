@@ -50,10 +50,10 @@ class ContinuationProvider(Provider):
 
 @dataclass(frozen=True)
 class MonteCarloValues:
-    """V̂ of prefixes: the mean reward of sampled continuations.
+    """Estimates V̂ of prefixes by the mean reward of sampled continuations.
 
-    They are sampled as responses are: with the same policy, temperature, length limit (which
-    includes the prefix) and reward. A :data:`segcredit.types.MonteCarlo`.
+    Continuations use the same policy, temperature, length limit (which includes the prefix) and
+    reward as responses. Implements :data:`segcredit.types.MonteCarlo`.
     """
 
     context: Context

@@ -45,8 +45,8 @@ class Metrics:
     def time(self, phase: str) -> Iterator[None]:
         """Measure a phase's wall time, including the device's work, and its peak memory.
 
-        Time of nested phases counts for these alone. Copies to CPU memory that overlap with the
-        next phase are not counted.
+        The time of a nested phase counts only for that phase. Copies to CPU memory that overlap
+        with the next phase are not counted.
         """
         on_gpu = torch.cuda.is_available()
         if on_gpu:

@@ -483,7 +483,7 @@ _ORIGINAL = "original"
 
 
 def save_part(optimizer: ShardedOptimizer, place: Path, rank: int, writers: int) -> dict[str, Any]:
-    """Write this rank's rows to a file; return what is not sharded, equal on all ranks."""
+    """Write this rank's shards to a file; return the unsharded state, equal on all ranks."""
     kept: Any = optimizer.state()
     numbers, state = optimizer.numbers, kept["adam"]["state"]
     parts: dict[str, Part] = {}

@@ -1,4 +1,4 @@
-"""Providers: how a run prepares, fills, updates and saves what a column names.
+"""Providers prepare, fill, update and save the columns of a run.
 
 :class:`Provider` lists everything that a column may ask of a run. All of it is optional: a provider
 overrides what its column needs. ``segcredit/train/columns.py`` has the providers of the built-in
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """How responses to prompts are sampled and graded."""
+    """Samples and grades responses to prompts."""
 
     def sample(self, context: "Context", prompts: Sequence[Prompt]) -> Any:
         """Sample responses; the result is passed to :meth:`grade`."""
@@ -110,7 +110,7 @@ class Provider:
         return {}
 
     def monte_carlo(self, context: "Context") -> MonteCarlo | None:
-        """Return the estimator of values that ``prepare`` of the method gets."""
+        """Return the Monte-Carlo value estimator to pass to the method's ``prepare``."""
         return None
 
     def select_rows(self, batch: Batch) -> Int[Tensor, " R"] | None:

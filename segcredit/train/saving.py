@@ -266,7 +266,7 @@ def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:
         )
     if lora is not None and found["base"] != lora.fingerprint():
         raise checkpoint.CheckpointError(
-            f"{place} holds adapters for other weights than those of "
+            f"{place} holds adapters for other base weights than those of "
             f"{state.recipe.model.path or state.recipe.model.tiny}: it is another model, or was "
             f"changed since. Restore the old one, or start a new run on the trained policy: "
             f"{trained_policy(state.recipe, place)}"

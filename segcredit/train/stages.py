@@ -1,4 +1,4 @@
-"""The kinds of stage a run consists of: what each prepares, and one step of each."""
+"""Kinds of stages of a run: the preparation and one step of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

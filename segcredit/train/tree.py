@@ -50,7 +50,7 @@ class Branches(NamedTuple):
 
 
 class TreeSampler:
-    """Trees of responses, with the branching of ``rollout.tree``."""
+    """Samples trees of responses, with the branching of ``rollout.tree``."""
 
     def sample(self, context: Context, prompts: Sequence[Prompt]) -> Branches:
         return draw_tree(context, prompts)

@@ -276,7 +276,7 @@ class ProbeResult:
 def lift_of_probe(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
-    """Lift of a run by the probe, which loads the last checkpoint."""
+    """Compute a run's Lift with values from a probe on the last checkpoint."""
     require_column(steps, "entropy", "the method does not need it.")
     _check_rows(steps)
     checkpoint = last_whole_checkpoint(run)
@@ -351,7 +351,7 @@ def _shares(steps: Sequence[Step], width: int) -> list[tuple[Step, float]]:
 
 
 def _chosen(step: Step, share: float) -> Bool[np.ndarray, " R"]:
-    """Select responses with a reward and all token ids; the first ones if not all fit."""
+    """Select responses with a reward and all token ids; only the first if not all fit."""
     whole = np.ones(step.num_responses, dtype=bool)
     whole[step.owner[step.token < 0]] = False
     good = whole & np.isfinite(step.reward)

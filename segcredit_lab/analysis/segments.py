@@ -200,7 +200,7 @@ def token_advantages(
     gamma: float,
     lam: "float | Float[np.ndarray, ' R']",
 ) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """GAE per token with the reward at the end, and a mask of the tokens that have it.
+    """Compute GAE per token with the reward at the end; also return a mask of valid tokens.
 
     Responses in which V or the reward is not finite are left out.
     """

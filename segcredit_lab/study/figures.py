@@ -45,7 +45,7 @@ def _mean_alone(curve: Curve) -> Curve:
 def draw_differences(
     rows: list[tuple[str, Estimate, Estimate]], reference: str, measure: str, figure: Any
 ) -> None:
-    """Forest plot: a point and its interval per arm, left of 0 if the reference is better."""
+    """Draw a forest plot: differences with intervals; left of 0 the reference is better."""
     axis = figure.subplots()
     for place, (_, area, final) in enumerate(rows):
         for shift, found, color, marker in (
@@ -79,7 +79,7 @@ def draw_sweep(
     measure: str,
     figure: Any,
 ) -> None:
-    """Both measures with bands; the paper's numbers, from another task, as a thin line."""
+    """Draw both measures with bands; the paper's numbers (another task) are a thin line."""
     axis = figure.subplots()
     for color, marker, name, found in (
         (COLORS[0], "o", "mean over the curve", area),
@@ -151,7 +151,7 @@ def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Ana
 
 
 def learning_curves(summary: Summary) -> Analysis:
-    """Held-out accuracy over steps, with bands over seeds."""
+    """Make a figure of held-out accuracy over steps, with bands over seeds."""
     curves = [_accuracy(arm) for arm in _done(summary)]
     return _figure(
         "curves",
@@ -164,7 +164,7 @@ def learning_curves(summary: Summary) -> Analysis:
 
 
 def differences(summary: Summary) -> Analysis:
-    """Return the difference of every arm to the reference, for both measures."""
+    """Make a figure of every arm's difference to the reference, for both measures."""
     others = [arm for arm in _done(summary) if arm.name != summary.study.reference]
     if not others or not summary.reference.runs:
         raise CannotAnalyzeError("fewer than two arms have finished runs.")
@@ -187,7 +187,7 @@ def differences(summary: Summary) -> Analysis:
 
 
 def sweep(summary: Summary) -> Analysis:
-    """Both measures over the arms' positions on the axis, and the paper's numbers."""
+    """Make a figure of both measures over the swept setting, with the paper's numbers."""
     arms = [arm for arm in _done(summary) if summary.study.arms[arm.name].at is not None]
     if not arms:
         raise CannotAnalyzeError("no arm of the sweep has a finished run.")
@@ -212,7 +212,7 @@ def sweep(summary: Summary) -> Analysis:
 
 
 def metric(name: str, summary: Summary) -> Analysis:
-    """Collect one metric of the runs over steps."""
+    """Make a figure of one metric of the runs over steps."""
     key, title, label = METRICS[name]
     found = []
     for arm in _done(summary):
@@ -232,7 +232,7 @@ def metric(name: str, summary: Summary) -> Analysis:
 
 
 def lift(summary: Summary) -> Analysis:
-    """Lift of every run, averaged over seeds: by its critic, or by a probe (``_lift_of``)."""
+    """Make a figure of Lift, averaged over seeds: by the critic, or by a probe (``_lift_of``)."""
     found: dict[str, list[dict[str, Any]]] = {}
     reasons = []
     for arm in _done(summary):
@@ -284,7 +284,7 @@ def lift(summary: Summary) -> Analysis:
 def _lift_table(
     quantiles: np.ndarray, over: Lifts, r_squared: dict[str, list[float]], by: dict[str, str]
 ) -> Table:
-    """Lift at the main quantiles, the source of V, and how well V predicts rewards.
+    """Make a table: Lift at the main quantiles, the source of V, how well V predicts rewards.
 
     A critic's R² is computed on the sampled responses, a probe's on held-out prompts.
     """
@@ -302,7 +302,7 @@ def _lift_table(
 
 
 def _lift_of(folder: Path) -> dict[str, Any]:
-    """Lift of one run and the share of reward variance that V explains; computed once, then read.
+    """Return one run's Lift and the share of reward variance that V explains; cached on disk.
 
     V is the critic's if it is trained at every token, else a probe's.
     """

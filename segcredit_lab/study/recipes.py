@@ -83,7 +83,7 @@ def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
 
 
 def _stages(found: dict[str, Any], arm: Arm) -> Any:
-    """Remove critic pretraining if the method has no critic or the arm is cold."""
+    """Remove critic pretraining if the method has no critic or the arm sets ``cold``."""
     stages = found.get("stages")
     try:
         has_critic = VALUE in resolve(algorithm_of(found.get("algorithm") or "sapo").needs)

@@ -48,7 +48,7 @@ def plain(*words: str) -> list[Slot]:
 
 
 def lines_of(text: str) -> list[list[Word]]:
-    """Split a text into lines of words; a line that was just started is empty."""
+    """Split a text into lines of words; after a final line break there is an empty line."""
     lines: list[list[Word]] = [[]]
     for found in _WORD.finditer(text):
         if found[0] == "\n":

@@ -1,4 +1,4 @@
-"""Image world: book amounts by what lettered tiles show; long responses with traps."""
+"""Image world: book amounts by rules that lettered tiles decide; long responses with traps."""
 
 import random
 import re

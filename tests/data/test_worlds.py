@@ -266,7 +266,7 @@ def test_lists_serve_as_tuples() -> None:
         ("shape_grid", {"operations": ("plus", "plus")}, "each once"),
         ("shape_grid", {"operations": ("divided by",)}, "got ('divided by',)"),
         ("shape_grid", {"operations": (1, [])}, "got (1, [])"),
-        ("shape_grid", {"colours": 1, "shapes": 1}, "2 terms need 2 or more kinds"),
+        ("shape_grid", {"colours": 1, "shapes": 1}, "2 terms need at least 2 kinds"),
         ("shape_grid", {"size": 2, "terms": 3, "twice": False}, "leave 4 possible answers"),
         ("derived_variables", {"give": 3}, "Did you mean 'given'?"),
         ("derived_variables", {"given": 1}, "given must be a whole number, between 2 and 26"),

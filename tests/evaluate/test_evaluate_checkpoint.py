@@ -223,7 +223,7 @@ def test_a_name_that_only_the_hub_could_know(name: str, monkeypatch: pytest.Monk
 def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     policy = trained / "checkpoints" / "step-000002" / "policy"
     assert error_of(policy) == f"{policy} has no test data on file: pass --data FILE"
-    assert error_of(policy, "--data", rows) == f"{policy} has no reward on file: pass --reward NAME"
+    assert error_of(policy, "--data", rows) == f"{policy} has no reward setting: pass --reward NAME"
     assert error_of(trained, "--reward", "mth").startswith("unknown reward 'mth'. Did you mean")
     assert f"there is no '{tmp_path}/none.jsonl'" in error_of(
         trained, "--data", tmp_path / "none.jsonl"
@@ -275,9 +275,9 @@ def test_a_run_without_test_data_or_checkpoints(trained: Path, tmp_path: Path, r
 @pytest.mark.parametrize(
     ("objects", "options", "missing"),
     [
-        ({"reward": "f"}, {}, "reward on file: pass --reward NAME"),
+        ({"reward": "f"}, {}, "reward setting: pass --reward NAME"),
         ({"test": "rows"}, {}, "test data on file: pass --data FILE"),
-        ({"reward": "f", "test": "rows"}, {"data": True}, "reward on file: pass --reward NAME"),
+        ({"reward": "f", "test": "rows"}, {"data": True}, "reward setting: pass --reward NAME"),
         ({"train": "rows", "algorithm": "x"}, {}, None),
         ({"reward": "f", "test": "rows"}, {"data": True, "reward": "exact"}, None),
     ],

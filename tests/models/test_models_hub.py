@@ -53,7 +53,7 @@ def test_every_refusal_has_its_way_out(
     message = {owner: text for owner, (text, _) in found.items()}
     for name in ("gated", "gated-unknown"):
         assert message[name] == (
-            f"{name}/model is gated: its authors want a license accepted first. Accept it at "
+            f"{name}/model is gated: you must accept its license first. Accept it at "
             f"{hub}/{name}/model, then type: hf auth login"
         )
     assert message["none"].startswith("there is no folder 'none/model' here, and no model of that ")

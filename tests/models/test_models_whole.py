@@ -118,7 +118,7 @@ DAMAGES: list[tuple[str, str, str, Damage, list[str]]] = [
         "qwen2_5_vl",
         "preprocessor_config.json",
         Path.unlink,
-        ["has no preprocessor_config.json, which says how its model reads images. Copy it"],
+        ["has no preprocessor_config.json, which the model needs to read images. Copy it"],
     ),
     (
         "no index",
@@ -202,7 +202,7 @@ def test_kinds_that_nobody_knows(tmp_path: Path) -> None:
     assert "names no model_type. " + KINDS in refused(tmp_path)
     code = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}
     file.write_text(json.dumps(code))
-    assert "brings Python code of its own. Read it; if you trust it, set model.trust" in refused(
+    assert "contains its own Python code. Read it; if you trust it, set model.trust" in refused(
         tmp_path
     )
 

@@ -234,7 +234,7 @@ def test_other_weights_than_before_are_refused(trained: Path, base: Path, tmp_pa
     policy.save(other)
     done = resumed(trained, tmp_path / "on", f"model.path={other}")
     assert done.code == 2
-    assert f"holds adapters for other weights than those of {other}" in done.complained
+    assert f"holds adapters for other base weights than those of {other}" in done.complained
 
 
 def test_the_trainer_in_python(base: Path, tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ class ShapeGrid(World):
         _check_operations(self.operations)
         if self.colours * self.shapes < self.terms:
             raise ValueError(
-                f"each term asks for another kind, so {self.terms} terms need {self.terms} or more "
-                f"kinds (colours × shapes); got {self.colours} × {self.shapes}."
+                f"each term asks about a different kind, so {self.terms} terms need at least "
+                f"{self.terms} kinds (colours × shapes); got {self.colours} × {self.shapes}."
             )
         if len(self._by_answer) < FEWEST_ANSWERS:
             raise ValueError(
