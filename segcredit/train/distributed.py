@@ -209,7 +209,7 @@ def shard_critic(critic: Critic, parallel: Parallel) -> None:
 def whole_model(
     model: Policy | Critic, device: torch.device, keep: bool = True
 ) -> Policy | Critic | None:
-    """Copy a sharded model unsharded; every rank must call it (collective operation).
+    """Return an unsharded copy of a sharded model; every rank must call it (collective operation).
 
     Args:
         keep: Whether this rank keeps the copy; otherwise it returns None.

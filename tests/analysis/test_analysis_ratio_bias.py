@@ -137,7 +137,7 @@ def test_the_analysis_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"algorithm": "sapo_token_ratio"}, "every unit of its ratio is one token"),
+        ({"algorithm": "sapo_token_ratio"}, "every unit of the ratio is one token"),
         ({"algorithm": {"name": "dpo"}}, "DirectPreference has neither segments nor a ratio"),
         ({"algorithm": "nonsense"}, "the algorithm of its config.yaml is not known: "),
         ({"algorithm": {"name": "sapo", "wrong": 1}}, "is not known: "),

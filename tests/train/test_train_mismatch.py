@@ -70,7 +70,7 @@ def test_who_reads_log_probabilities_as_vllm_drew_them(
 
 
 def test_another_model_is_noticed() -> None:
-    with pytest.raises(ValueError, match=r"draws from another model.*rollout\.engine=hf"):
+    with pytest.raises(ValueError, match=r"uses another model.*rollout\.engine=hf"):
         describe_mismatch(shifted(-4.0)[0])
     rollouts = shifted(0.0)[0]
     assert rollouts.logp_sampler is not None
