@@ -429,7 +429,7 @@ def test_help_has_examples_and_says_that_they_are_made_up():
     help_ = plain(segment("--help").stdout)
     assert "segcredit segment --example -s newline -s step" in help_
     assert '{"tokens": ["So", " x", " =", " 2"], "entropy": [1.2' in help_
-    assert "made up to illustrate" in help_
+    assert "their numbers are illustrative" in help_
 
 
 # Whole processes

@@ -195,7 +195,7 @@ def test_a_non_finite_reward_is_named_by_group_methods() -> None:
 
 BAD_SETTINGS = {
     "value clip": lambda: algorithms.objective.BoundaryMSE(clip=-1.0),
-    "limit": lambda: algorithms.ratio.TokenRatio(limit=-1.0),
+    "limit": lambda: algorithms.objective.TokenRatio(limit=-1.0),
     "dual clip": lambda: algorithms.objective.Clipped(dual=float("nan")),
     "threshold": lambda: algorithms.spo_tree(threshold=90.0),
     "kl": lambda: algorithms.sapo(kl=-1.0),

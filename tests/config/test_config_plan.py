@@ -375,7 +375,7 @@ def test_prompts_beyond_the_context_window(tmp_path: Path, model: Path) -> None:
     message = problems(**FEW, model={"path": small}, data=data, rollout__max_tokens=60)
     assert message == (
         "rollout.max_tokens: expected less than the model's context window of 60 tokens, since "
-        "the prompt also takes tokens; got 60. Set rollout.max_tokens=30 or so"
+        "the prompt also takes tokens; got 60. Set for example rollout.max_tokens=30"
     )
 
 

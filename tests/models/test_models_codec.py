@@ -231,7 +231,7 @@ def test_a_template_has_one_place_for_the_question(template: str) -> None:
 def test_a_template_is_for_one_message_of_text() -> None:
     text = replace(policy("llama").codec, template="{question}")
     talk = Prompt("talk", ({"role": "system", "content": "a"}, {"role": "user", "content": "b"}))
-    with pytest.raises(ValueError, match=r"it holds more: prompt 'talk' has 2 messages\. Leave"):
+    with pytest.raises(ValueError, match=r"it holds more: prompt 'talk' has 2 messages\. Remove"):
         text.encode(talk)
     vision = replace(policy("qwen2_5_vl").codec, template="{question}")
     with pytest.raises(ValueError, match="it holds more: prompt 'p' has images"):
