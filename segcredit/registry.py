@@ -8,9 +8,8 @@ or by a module that can be imported (``my_package.cuts:EntropyAbove``).
 >>> SHAPES = Registry("shape", {"circle": dict, "square": "builtins:list"})
 >>> SHAPES["square"]
 <class 'list'>
->>> SHAPES["circel"]
-Traceback (most recent call last):
-ValueError: unknown shape 'circel'. Did you mean 'circle'? The shapes are: circle, square. …
+>>> nearest("circel", SHAPES)
+" Did you mean 'circle'?"
 """
 
 import importlib

@@ -448,14 +448,19 @@ class TokenRatio:
 
 
 @dataclass(frozen=True)
-class GeometricMean:
-    """exp of the mean log-ratio in the token's unit (Eq. 8; over responses, GSPO)."""
+class _UnitRatio:
+    """Settings of a ratio over units: their partition, and the limit of log-ratios."""
 
     over: Partition
     limit: float | None = None
 
     def __post_init__(self) -> None:
         _check_limit(self.limit)
+
+
+@dataclass(frozen=True)
+class GeometricMean(_UnitRatio):
+    """exp of the mean log-ratio in the token's unit (Eq. 8; over responses, GSPO)."""
 
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
@@ -464,14 +469,8 @@ class GeometricMean:
 
 
 @dataclass(frozen=True)
-class RawRatio:
+class RawRatio(_UnitRatio):
     """exp of the summed log-ratio of the token's unit: exact, with high variance for long units."""
-
-    over: Partition
-    limit: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_limit(self.limit)
 
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
@@ -480,14 +479,8 @@ class RawRatio:
 
 
 @dataclass(frozen=True)
-class TokenwiseGeometricMean:
+class TokenwiseGeometricMean(_UnitRatio):
     """The geometric mean's value with the token's own gradient (GSPO-token)."""
-
-    over: Partition
-    limit: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_limit(self.limit)
 
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments

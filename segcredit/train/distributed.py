@@ -142,7 +142,9 @@ def _columns(rollouts: Rollouts) -> dict[str, Tensor]:
     names = (*sorted(_PADDED), "reward", "truncated")
     bare = replace(rollouts, prompts=None)
     found = {name: getattr(bare, name) for name in names}
-    return {name: x.cpu() for name, x in found.items() if x is not None}  # vLLM knows no entropies
+    return {
+        name: x.cpu() for name, x in found.items() if x is not None
+    }  # vLLM returns no entropies
 
 
 class CollectiveWrite:
