@@ -142,9 +142,8 @@ def _columns(rollouts: Rollouts) -> dict[str, Tensor]:
     names = (*sorted(_PADDED), "reward", "truncated")
     bare = replace(rollouts, prompts=None)
     found = {name: getattr(bare, name) for name in names}
-    return {
-        name: x.cpu() for name, x in found.items() if x is not None
-    }  # vLLM returns no entropies
+    # vLLM returns no entropies
+    return {name: x.cpu() for name, x in found.items() if x is not None}
 
 
 class CollectiveWrite:
