@@ -305,7 +305,6 @@ class Job:
     """Share of GPU memory that vLLM uses while sampling; 0: transformers samples."""
     eight_bit: bool = False
     """8-bit optimizer moments."""
-    shard: bool = False
 
     prompts: int = 128
     samples: int = 1
@@ -323,15 +322,6 @@ class Job:
     def bytes(self) -> int:
         """Bytes of a weight or an activation."""
         return 2 if self.half else 4
-
-    @property
-    def shards(self) -> bool:
-        return self.shard and self.gpus > 1
-
-    @property
-    def shares(self) -> int:
-        """Number of GPUs that one weight is sharded over."""
-        return self.gpus if self.shards else 1
 
     @property
     def responses(self) -> int:
@@ -464,7 +454,6 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         stream=recipe.memory.offload_optimizer == "stream",
         vllm=recipe.rollout.vllm.memory if recipe.rollout.engine == "vllm" else 0.0,
         eight_bit=recipe.optimizer.kind == "adamw_8bit",
-        shard=recipe.memory.shard,
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,
@@ -473,13 +462,16 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         epochs=recipe.update.epochs,
         tokens_per_micro=recipe.update.tokens_per_micro,
         steps=sum(stage.steps for stage in recipe.stages if isinstance(stage, Optimize)),
-        uncounted=tuple(_uncounted(recipe, needed, shape)),
+        uncounted=tuple(_uncounted(recipe, needed, shape, gpus)),
     )
 
 
-def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape) -> Iterator[str]:
+def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape, gpus: int) -> Iterator[str]:
+    """Describe the work of this recipe that the prediction leaves out."""
     if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
         yield "CUDA graphs: sampling is faster, and its KV cache stays allocated"
+    if recipe.memory.shard and gpus > 1:
+        yield "memory.shard: sharded models take less memory than counted here (not measured)"
     if recipe.model.attention == "eager":
         yield "the attention matrices of model.attention=eager (not measured)"
     if not shape.full_attention:

@@ -1,4 +1,4 @@
-"""Memory on each GPU at the peak of every phase of a step, and CPU memory of each process.
+"""Memory on each GPU at the peak of every phase of a step.
 
 Activations are counted operation by operation as transformers computes its layers: a norm keeps
 its input in float32, the normalized input and its result; attention keeps queries, keys, values
@@ -21,8 +21,6 @@ COMMUNICATION = 0.5 * 2**30
 """Bytes of NCCL buffers with several GPUs (assumed)."""
 FRAGMENTED = 0.03
 """Share of the peak lost to fragmentation (assumed)."""
-PROCESS = 3.0 * 2**30
-"""Bytes of CPU memory of a process with torch and transformers loaded (assumed)."""
 
 PARTS = (
     *("weights", "originals", "moments", "gradients"),
@@ -30,10 +28,6 @@ PARTS = (
 )
 CACHE_STEP = 64
 """Columns by which the KV cache grows (rollout/prefill.py)."""
-GATHERED = 2
-"""Layers whose sharded weights are gathered at once: the current one and the next."""
-SLAB = 2**32
-"""Bytes of pinned CPU memory allocated at once (train/offload.py)."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +87,17 @@ def _held(job: Job, updating: str = "") -> dict[str, float]:
     With offloading, only the optimizer of the model ``updating`` is there, or none if streamed.
     """
     models = {"policy": job.policy_trained} | ({"critic": job.critic_trained} if job.critic else {})
-    updating = "" if job.stream and not job.shards else updating
+    updating = "" if job.stream else updating
     here = [name for name in models if not job.offload or name == updating]
     count = sum(models[name] for name in here)
     batch = PER_TOKEN * job.responses * job.max_tokens
-    workspace = FIXED + batch + (COMMUNICATION if job.gpus > 1 else 0)
-    if job.shards:
-        return {
-            "weights": _sharded_weights(job),
-            "originals": 4 * sum(models.values()) / job.gpus,
-            "moments": 8 * count / job.gpus,
-            "workspace": workspace,
-        }
     sizes = [x for name in here for x in job.trained_sizes(name == "critic")]
     return {
         "weights": _weights(job),
         # float32 weights need no separate master weights
         "originals": 4 * count if job.half else 0,
         "moments": 2.0 * sum(map(job.moment, sizes)) if job.eight_bit else 8 * count,
-        "workspace": workspace,
+        "workspace": FIXED + batch + (COMMUNICATION if job.gpus > 1 else 0),
     }
 
 
@@ -124,34 +110,6 @@ def _weights(job: Job) -> int:
         return job.bytes * (shape.parameters + sets * adapter.numbers) + head
     whole = shape.parameters * (2 if job.reference else 1)
     return job.bytes * (whole + (shape.trunk_parameters if job.critic else 0)) + head
-
-
-def _sharded_weights(job: Job) -> float:
-    """Compute weight bytes with sharding: whole policy, shards of frozen weights and reference."""
-    shape = job.shape
-    frozen = shape.parameters - job.policy_trained
-    frozen += shape.critic_parameters - job.critic_trained if job.critic else 0
-    reference = shape.parameters if job.reference else 0
-    return job.bytes * (shape.parameters + (frozen + reference) / job.gpus)
-
-
-def _held_in_pass(job: Job, updating: str = "") -> dict[str, float]:
-    """Compute memory held in a pass; shards add two gathered layers, embedding and head."""
-    held = _held(job, updating)
-    if not job.shards:
-        return held
-    gathered = job.bytes * (GATHERED * _layer_parameters(job) + _outside_layers(job))
-    return held | {"weights": held["weights"] + gathered}
-
-
-def _layer_parameters(job: Job) -> float:
-    return job.shape.layer_parameters / job.shape.layers
-
-
-def _outside_layers(job: Job) -> float:
-    """Count the parameters of the embedding, the head and the last norm."""
-    tower = job.shape.tower.parameters if job.shape.tower else 0
-    return job.shape.parameters - job.shape.layer_parameters - tower
 
 
 def _moment(held: dict[str, float], when: str, **more: float) -> Moment:
@@ -245,7 +203,7 @@ def _tower_kept(job: Job) -> float:
 
 def _sample(job: Job) -> list[Moment]:
     """Compute the peaks of sampling: padded prompts, and a KV cache of maximum length."""
-    shape, size, held = job.shape, job.bytes, _held(job)  # sampling gathers no weights
+    shape, size, held = job.shape, job.bytes, _held(job)
     if job.vllm:
         return [_moment(held, "vLLM at work", cache=job.vllm * available(job))]
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
@@ -275,7 +233,7 @@ def _sample(job: Job) -> list[Moment]:
 
 
 def _annotate(job: Job) -> list[Moment]:
-    held = _held_in_pass(job)
+    held = _held(job)
     tokens, rows = job.micro_tokens(job.responses), job.micro_rows(job.responses)
     inside = tokens * _layer_forward(job) + _pixels(job, rows)
     moments = [
@@ -302,12 +260,11 @@ def _policy(job: Job) -> list[Moment]:
     tokens = job.micro_tokens(job.per_minibatch)
     head_trained = 0 if job.adapter else shape.embedding
     rounded = job.bytes * head_trained
-    # with shards it always waits, together with all parameters outside the layers
-    waiting = rounded if shape.tied or job.shards else 0.0
+    waiting = rounded if shape.tied else 0.0
     done = 0.0 if waiting else 4.0 * head_trained
     last_norm = _norm(shape.hidden, job.bytes, frozen=job.adapter is not None) + _state(job)
     head = _moment(
-        _held_in_pass(job, "policy"),
+        _held(job, "policy"),
         "in the head",
         activations=tokens * _text_kept(job) + _tower_kept(job) + tokens * last_norm,
         gradients=_accumulated(job, job.policy_trained),
@@ -319,7 +276,7 @@ def _policy(job: Job) -> list[Moment]:
 
 def _accumulated(job: Job, trained: int) -> float:
     """Compute the bytes of float32 gradients that earlier micro-batches left."""
-    return 4.0 * trained / job.shares if job.accumulates else 0.0
+    return 4.0 * trained if job.accumulates else 0.0
 
 
 def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -> list[Moment]:
@@ -328,20 +285,17 @@ def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -
     ``waiting`` is the head's gradient until the embedding's is added to it; ``done`` is the
     gradient of an untied head.
     """
-    held = _held_in_pass(job, model)
+    held = _held(job, model)
     rounded = 0.0 if job.adapter else float(job.bytes * job.shape.embedding)
     tokens, rows = job.micro_tokens(job.per_minibatch), job.micro_rows(job.per_minibatch)
     before = _accumulated(job, trained)
-    layers = 4.0 * job.layers_trained / job.shares
-    # with shards, a layer's whole gradient and the float32 copy that is summed over the GPUs
-    summed = (job.bytes + 4) * _layer_parameters(job) if job.shards else 0.0
+    layers = 4.0 * job.layers_trained
     current = tokens * _text_backward(job)
     images = _tower_kept(job)
     kept = tokens * _text_kept(job) + images
     # the embedding's gradient before it is added or while it is copied to float32; the first
     # float32 gradient is stored without a copy
     joining = rounded + waiting if job.accumulates else rounded if job.half or waiting else 0.0
-    joining += 4.0 * _outside_layers(job) if job.shards else 0.0
     # without recomputation the last layer's states are already among those kept
     passing = _layer_forward(job) if job.recompute else _state(job)
     moments = [
@@ -355,22 +309,22 @@ def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -
             held,
             "in the last layer",
             activations=kept + current,
-            gradients=(before or done) + waiting + summed,
+            gradients=(before or done) + waiting,
         ),
         _moment(
             held,
             "in the first layer",
             activations=tokens * _state(job) + current + images,
-            gradients=(before or layers + done) + waiting + summed,
+            gradients=(before or layers + done) + waiting,
         ),
-        _moment(held, "in the embedding", gradients=4.0 * trained / job.shares + joining),
+        _moment(held, "in the embedding", gradients=4.0 * trained + joining),
     ]
     tower = job.shape.tower
     if images and tower:
         recomputed = _block_kept(job) if job.recompute else 0
         per_patch = recomputed + job.bytes * (2 * tower.intermediate + tower.hidden)
         current = _patches(job, rows) * per_patch + tokens * _state(job)
-        trained_tower = 4.0 * job.tower_trained / job.shares
+        trained_tower = 4.0 * job.tower_trained
         moments += [
             _moment(
                 held,
@@ -386,37 +340,3 @@ def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -
             ),
         ]
     return moments
-
-
-def main_memory(job: Job) -> dict[str, float]:
-    """Compute the bytes of CPU memory of one process, by part (counted, not measured)."""
-    shape = job.shape
-    parts = {"process": PROCESS, "weights while loading": float(job.bytes * shape.parameters)}
-    if shape.tower is not None and job.lengths.images:
-        parts["pictures of a step"] = _pixels(job, job.prompts)
-    if job.offload:
-        optimizers = [job.trained_sizes(critic=False)]
-        optimizers += [job.trained_sizes(critic=True)] if job.critic else []
-        parts["optimizers at rest"] = float(sum(_pinned(job, sizes) for sizes in optimizers))
-    return parts
-
-
-def main_memory_peak(job: Job) -> float:
-    """Compute a process's peak CPU memory; weights are loaded before optimizers are offloaded."""
-    parts = main_memory(job)
-    loading = parts.pop("weights while loading")
-    return parts["process"] + max(loading, sum(parts.values()) - parts["process"])
-
-
-def _pinned(job: Job, counts: list[int]) -> int:
-    """Compute the pinned bytes of one optimizer: master weights, then two moments each."""
-    originals = [4 * count for count in counts] if job.half and not job.shards else []
-    shards = [-(-count // job.shares) for count in counts]
-    taken = left = 0
-    for size in [*originals, *(job.moment(count) for count in shards for _ in range(2))]:
-        size = -(-size // 512) * 512
-        if size > left:
-            left = max(SLAB, size)
-            taken += left
-        left -= size
-    return taken

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcredit.config import LoraSettings, Recipe
+from segcredit.config import Recipe
 from segcredit.plan import timing
 from segcredit.plan.job import GPUS, Gpu, Job, job_of, lengths_of, parse_gpus, present_gpus
 from segcredit.plan.memory import (
@@ -20,13 +20,11 @@ from segcredit.plan.memory import (
     Moment,
     between,
     fits,
-    main_memory,
-    main_memory_peak,
     memory,
     needed,
     over,
 )
-from segcredit.plan.model import adapter_on, config_of, shape_of
+from segcredit.plan.model import config_of, shape_of
 from segcredit.plan.timing import seconds
 
 SMALLEST_MICRO = 256
@@ -44,8 +42,6 @@ class Trial:
     fits: bool
     seconds: float
     """Time of a step."""
-    main_memory: float
-    """Bytes of CPU memory of each process."""
 
     @property
     def settings(self) -> list[str]:
@@ -57,7 +53,7 @@ def advise(job: Job) -> list[Trial]:
     """Try changes until one fits, cheapest first; the best is last. Empty if the job fits.
 
     Smaller micro-batches cost little unless they are tiny, gradient checkpointing a third more
-    arithmetic, sharding communication between GPUs, offloading copies to CPU memory and back, and
+    arithmetic, offloading copies to CPU memory and back, and
     fewer rows at once more rounds of sampling; so rows come last. If small micro-batches fit,
     settings that allow larger ones are tried too and listed if they are faster.
     """
@@ -98,39 +94,15 @@ def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
     return None
 
 
-def other_experiments(job: Job) -> list[tuple[list[str], Trial]]:
-    """Find settings that change the experiment and fit, with other settings they need."""
-    candidates: list[tuple[list[str], Job]] = []
-    if job.adapter is None and job.shape.linears:
-        adapter = adapter_on(job.shape, LoraSettings(), not job.freeze_vision)
-        words = ["model.lora={}", *(["memory.shard=false"] if job.shard else [])]
-        candidates.append((words, replace(job, adapter=adapter, shard=False)))
-    if job.shape.tower is not None and not job.tower_frozen:
-        candidates.append((["model.freeze_vision=true"], replace(job, freeze_vision=True)))
-    if job.critic:
-        samples = max(8, job.samples)
-        prompts = max(1, job.responses // samples)
-        words = ["algorithm=grpo", f"rollout.samples={samples}", f"rollout.prompts={prompts}"]
-        candidates.append((words, replace(job, critic=False, samples=samples, prompts=prompts)))
-    trials = [(words, (advise(other) or [_trial(other, other)])[-1]) for words, other in candidates]
-    return [(words, trial) for words, trial in trials if trial.fits]
-
-
 def _with_switches(job: Job) -> Iterator[Job]:
     """Yield the job as it is, then with more and more costly switches."""
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
-    sharded = replace(job, shard=job.gpus > 1 and not job.adapter)
-    if sharded.shards and not job.shards:
-        yield sharded
-        if not job.recompute:
-            yield replace(sharded, recompute=True)
     if not job.offload:
-        for begun in (job, sharded) if sharded.shards != job.shards else (job,):
-            yield replace(begun, offload=True)
-            if not job.recompute:
-                yield replace(begun, offload=True, recompute=True)
+        yield replace(job, offload=True)
+        if not job.recompute:
+            yield replace(job, offload=True, recompute=True)
 
 
 def _smaller_micro(job: Job) -> Job:
@@ -161,7 +133,6 @@ def _trial(asked: Job, job: Job) -> Trial:
         "update.tokens_per_micro": "tokens_per_micro",
         "memory.recompute_activations": "recompute",
         "memory.offload_optimizer": "offload",
-        "memory.shard": "shard",
         "rollout.rows": "rows",
     }
     changes = {
@@ -170,7 +141,7 @@ def _trial(asked: Job, job: Job) -> Trial:
         if getattr(job, name) != getattr(asked, name)
     }
     peak = max(x.total for x in memory(job).values())
-    return Trial(changes, job, peak, fits(job), sum(seconds(job).values()), main_memory_peak(job))
+    return Trial(changes, job, peak, fits(job), sum(seconds(job).values()))
 
 
 def assumptions(job: Job) -> list[str]:
@@ -212,12 +183,11 @@ def warnings(job: Job) -> list[str]:
     """Return the settings that work, but cost more than expected."""
     lines = []
     if job.gpus > 1:
-        if not job.shards:
-            remedy = "" if job.adapter else "; memory.shard=true shards them"
-            lines.append(
-                f"each of the {job.gpus} GPUs holds whole models and optimizers, so more GPUs save "
-                f"time, not memory{remedy}"
-            )
+        remedy = "" if job.adapter else "; memory.shard=true divides them, which is not predicted"
+        lines.append(
+            f"each of the {job.gpus} GPUs is counted with whole models and optimizers, so more "
+            f"GPUs save time, not memory{remedy}"
+        )
         micros = job.micro_count(job.per_minibatch, job.mean_row)
         if micros % job.gpus:
             slots = math.ceil(micros / job.gpus) * job.gpus
@@ -252,9 +222,6 @@ class Prediction:
     """Peak of each phase on each GPU."""
     between: float
     """Bytes held on each GPU between the phases."""
-    main_memory: dict[str, float]
-    """Bytes of CPU memory of each process, by part."""
-    main_memory_peak: float
     seconds: dict[str, float]
     """Time of each phase."""
     fits: bool
@@ -264,8 +231,6 @@ class Prediction:
     """Changed settings until one fits; empty if none is needed."""
     larger: tuple[Gpu, Trial | None] | None = None
     """If no change suffices: the smallest GPU that fits."""
-    others: list[tuple[list[str], Trial]] = field(default_factory=list)
-    """Settings that fit but change the experiment, with what else they need."""
 
     @property
     def peak(self) -> float:
@@ -299,8 +264,6 @@ class Prediction:
             "peak_gib": _gib(self.peak),
             "fits": self.fits,
             "over": self.over,
-            "main_memory_gib": {name: _gib(x) for name, x in self.main_memory.items()}
-            | {"peak_per_process": _gib(self.main_memory_peak)},
             "seconds": {name: round(x, 3) for name, x in self.seconds.items()}
             | {"step": round(self.step, 3)},
             "steps": job.steps,
@@ -313,9 +276,6 @@ class Prediction:
                 "name": self.larger[0].name,
                 "settings": self.larger[1].settings if self.larger[1] else [],
             },
-            "other_experiments": [
-                {"change": words} | _as_dict(trial) for words, trial in self.others
-            ],
         }
 
 
@@ -329,7 +289,6 @@ def _as_dict(trial: Trial) -> dict[str, Any]:
         "peak_gib": _gib(trial.peak),
         "fits": trial.fits,
         "step_seconds": round(trial.seconds, 3),
-        "main_memory_gib": _gib(trial.main_memory),
     }
 
 
@@ -341,14 +300,11 @@ def predict(job: Job) -> Prediction:
         job=job,
         memory=memory(job),
         between=between(job),
-        main_memory=main_memory(job),
-        main_memory_peak=main_memory_peak(job),
         seconds=seconds(job),
         fits=fits(job),
         over=over(job),
         trials=trials,
         larger=None if enough else large_enough(job),
-        others=[] if enough else other_experiments(job),
     )
 
 
@@ -452,7 +408,8 @@ def _time(found: Prediction) -> Table:
 
 def _verdict(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     job = found.job
-    yield _totals(found), ""
+    if job.steps:
+        yield f"{job.steps} steps take {_duration(job.steps * found.step)}", ""
     margin = needed(job) - found.peak
     sizes = f"{found.peak / GIB:.1f} GiB and {margin / GIB:.1f} GiB margin, of {job.gpu.memory:g}"
     if found.fits:
@@ -472,31 +429,25 @@ def _verdict(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterat
 def _trial_line(trial: Trial) -> str:
     verdict = "fits" if trial.fits else "not enough"
     line = f"  {' '.join(trial.settings)}: {trial.peak / GIB:.1f} GiB, {verdict}"
-    if "memory.offload_optimizer" in trial.changes:
-        line += f"; {trial.main_memory / GIB:.0f} GiB of CPU memory"
     return f"{line}; a step {trial.seconds:,.0f} s"
 
 
 def _alternatives(found: Prediction) -> Iterator[tuple[str, str]]:
-    """Suggest a larger GPU, or settings that change the results, if nothing else fits."""
+    """Suggest a larger GPU, and settings that save memory but change the results."""
+    job = found.job
     if found.larger is None:
         yield "no GPU of the table fits it: choose a smaller model", ""
     else:
         gpu, trial = found.larger
         change = f" with {' '.join(trial.settings)}" if trial else ""
         yield f"the smallest GPU of the table that fits: {gpu.name}{change}", ""
-    for words, trial in found.others:
-        settings = " ".join([*words, *trial.settings])
-        yield f"or another experiment: {settings}: {trial.peak / GIB:.1f} GiB, fits", ""
-
-
-def _totals(found: Prediction) -> str:
-    job = found.job
-    each = f"{found.main_memory_peak / GIB:.0f} GiB of CPU memory"
-    line = f"needs {each}" + (f" per process, {job.gpus} processes" if job.gpus > 1 else "")
-    if job.steps:
-        line += f"; {job.steps} steps take {_duration(job.steps * found.step)}"
-    return line
+    others = {
+        "model.lora={}": job.adapter is None,
+        "model.freeze_vision=true": job.shape.tower is not None and not job.tower_frozen,
+        "algorithm=grpo": job.critic,
+    }
+    if less := [setting for setting, helps in others.items() if helps]:
+        yield f"or another experiment, which takes less memory: {', '.join(less)}", ""
 
 
 def _duration(seconds: float) -> str:

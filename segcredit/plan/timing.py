@@ -230,7 +230,7 @@ def _update(job: Job, total: float, trained: int) -> float:
     adding = (passes - 1) * _lora_traffic(job, job.epochs * job.responses * job.mean_row)
     busy = (total / (update_share(job) * peak_flops(job) * 1e12) + adding) * turns / micros
     computing = max(busy, _launches(job, steps * turns * passes))
-    stepping = steps * trained * (STEP_BYTES / job.shares + turns * ADD_BYTES) / _stream(job)
+    stepping = steps * trained * (STEP_BYTES + turns * ADD_BYTES) / _stream(job)
     return computing + stepping + _offloading(job, trained)
 
 
@@ -239,5 +239,5 @@ def _offloading(job: Job, trained: int) -> float:
     if not job.offload:
         return 0.0
     times = job.minibatches * job.epochs if job.stream else 1
-    size = 12 if job.half and not job.shards else 8
-    return times * 2 * size * trained / job.shares / (LINK_SHARE * job.gpu.host * 1e9)
+    size = 12 if job.half else 8
+    return times * 2 * size * trained / (LINK_SHARE * job.gpu.host * 1e9)

@@ -23,10 +23,9 @@ def jobs(draw: st.DrawFn, gpus: int | None = None) -> Job:
         name: draw(st.booleans())
         for name in (
             *("critic", "reference", "tracked", "rescored", "half", "packed", "compile"),
-            *("freeze_vision", "recompute", "offload", "shard", "eight_bit", "copied_keys"),
+            *("freeze_vision", "recompute", "offload", "eight_bit", "copied_keys"),
         )
     }
-    flags["eight_bit"] &= not flags["shard"]  # refused together
     return Job(
         shape=large_shape(seeing),
         lengths=lengths,

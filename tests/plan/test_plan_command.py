@@ -94,10 +94,24 @@ def test_json_holds_every_number():
         sum(x for name, x in found["seconds"].items() if name != "step"), abs=0.01
     )
     assert found["fits"] is False
-    assert found["advice"][-1]["fits"] is True
-    assert "memory.shard=true" in found["advice"][-1]["settings"]
-    assert any("memory.shard=true shards them" in x for x in found["warnings"])
+    assert "memory.offload_optimizer=true" in found["advice"][-1]["settings"]
+    assert found["larger_gpu"]["name"] == "H200"
+    assert any("memory.shard=true divides them" in x for x in found["warnings"])
     assert any("--mean-length 600" in x for x in found["assumptions"])
+
+
+def test_sharded_models_are_not_predicted():
+    words = ("geometry.yaml", "memory.recompute_activations=true", "--gpus", "8xA100-80G")
+    whole, sharded = numbers(*words), numbers(*words, "memory.shard=true")
+    assert sharded["memory_gib"] == whole["memory_gib"]
+    assert any("memory.shard: sharded models take less" in x for x in sharded["assumptions"])
+
+
+def test_what_fits_no_gpu_is_told_what_would_take_less():
+    code, said, _ = typed("geometry.yaml", "rollout.max_tokens=400000", "--gpus", "B200")
+    assert code == 0
+    assert "no GPU of the table fits it" in said
+    assert "model.lora={}, model.freeze_vision=true, algorithm=grpo" in said
 
 
 def test_a_method_without_a_critic():
