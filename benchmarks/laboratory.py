@@ -35,9 +35,8 @@ from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, collect
 from segcredit.train.loop import evaluate_state
 from segcredit.train.metrics import Metrics, RolloutBatch
-from segcredit.train.source import generator
 from segcredit.train.stages import stage_of
-from segcredit.train.state import State
+from segcredit.train.state import State, generator
 from segcredit.types import Response, Sampling
 from segcredit_lab.study.recipes import after
 from segcredit_lab.worlds.bookings import RULES, SURE, UNSURE, Bookings

@@ -47,7 +47,8 @@ from segcredit.data import load_prompts
 from segcredit.models import Codec
 from segcredit.models.codec import MARK
 from segcredit.models.images import open_image
-from segcredit.train.source import Listed, derive
+from segcredit.train.source import PromptList
+from segcredit.train.state import derive
 from segcredit.types import Prompt
 
 LONGEST = 1024
@@ -195,7 +196,7 @@ def main() -> None:
         rows = load_prompts(
             [str(given.data)], max_prompt_tokens=LONGEST, count_tokens=codec.count_tokens
         ).prompts
-        prompts = Listed(rows, derive(0, "data")).take(0, given.prompts * given.steps)
+        prompts = PromptList(rows, derive(0, "data")).take(0, given.prompts * given.steps)
         processor = transformers.AutoProcessor.from_pretrained(Path(place, "model"))
         processor.tokenizer.padding_side = "left"
         check_same(prompts, codec, processor)

@@ -367,6 +367,20 @@ from the prefix before each segment, (B, M); NaN where there is none, because a 
 
 
 @runtime_checkable
+class PromptSource(Protocol):
+    """An endless sequence of prompts."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of distinct prompts; None: unlimited."""
+        ...
+
+    def take(self, position: int, count: int) -> list[Prompt]:
+        """Return the prompts at position … position + count − 1 of the sequence."""
+        ...
+
+
+@runtime_checkable
 class RolloutEngine(Protocol):
     """Samples responses from the current policy."""
 

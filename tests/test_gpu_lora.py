@@ -5,8 +5,7 @@ import torch
 from tiny_policies import encoded, engine, fresh_policy, seeded
 
 from segcredit.models import Critic
-from segcredit.models.layers import recompute_activations, set_attention
-from segcredit.models.weights import full_weights
+from segcredit.models.layers import full_weights, recompute_activations, set_attention
 from segcredit.types import Sampling
 
 pytestmark = pytest.mark.gpu

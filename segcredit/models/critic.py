@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from segcredit.models.families import Family, find_family
+from segcredit.models.layers import trained_weights
 from segcredit.models.loading import CONFIG, ModelError, check_file, check_weight_files
 from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.policy import Policy, response_outputs, spread
-from segcredit.models.weights import trained_weights
 from segcredit.printable import named, printable
 from segcredit.types import Rollouts
 

@@ -23,10 +23,18 @@ from segcredit.models.inputs import (
     prompt_inputs,
     response_inputs,
 )
-from segcredit.models.layers import full_attention, packs, recomputes, recomputing, set_attention
+from segcredit.models.layers import (
+    full_attention,
+    is_sharded,
+    packs,
+    recomputes,
+    recomputing,
+    run_inside,
+    set_attention,
+    trained_weights,
+)
 from segcredit.models.loading import load_codec, load_config, load_model
 from segcredit.models.lora import POLICY, REFERENCE, Lora, merge_adapter
-from segcredit.models.weights import is_sharded, run_inside, trained_weights
 from segcredit.types import Encoded, Prompt, Rollouts
 
 

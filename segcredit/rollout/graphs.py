@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from segcredit.core.logits import entropy
 from segcredit.models.inputs import Inputs
-from segcredit.rollout.sampling import GrowingLayer, Prefill, pick
+from segcredit.rollout.sampling import Prefill, pick
 from segcredit.types import Sampling
 
 LIMIT = 64
@@ -375,7 +375,7 @@ class FixedSampler:
         needed = size_of(asked, width)
         if self.state is not None and not self.state.size.holds(needed):
             joined, self.state = needed.joined(self.state.size), None
-            needed = joined if _affordable(asked.cache, joined, self.device) else needed
+            needed = joined if fits_device(asked.cache, joined, self.device) else needed
         if self.state is None or addresses != self._addresses:
             self.graphs = CudaGraphs(self.device)
             self._addresses = addresses
@@ -421,23 +421,8 @@ def size_of(asked: Prefill, width: int) -> BufferSize:
     )
 
 
-def suits(model: Any, asked: Prefill, width: int, wanted: bool | str) -> bool:
-    """Whether these rows are sampled in fixed buffers: if the settings ask and the model can."""
-    plain = all(type(x) is GrowingLayer for x in asked.cache.layers)
-    attention = model.config.get_text_config()._attn_implementation or ""
-    masked = attention in ("sdpa", "eager") or attention.startswith("segcredit")
-    if not plain or not masked or model.training or not wanted:
-        return False
-    if wanted is True:
-        return True
-    device = asked.logits.device
-    if device.type != "cuda" or sum(x.numel() for x in model.parameters()) >= SMALL_MODEL:
-        return False
-    return _affordable(asked.cache, size_of(asked, width), device)
-
-
-def _affordable(cache: DynamicCache, size: BufferSize, device: torch.device) -> bool:
-    """Whether the KV cache takes at most its share of the device's memory."""
+def fits_device(cache: DynamicCache, size: BufferSize, device: torch.device) -> bool:
+    """Whether a KV cache of this size takes at most its share of the device's memory."""
     if device.type != "cuda":
         return True
     memory = torch.cuda.get_device_properties(device).total_memory

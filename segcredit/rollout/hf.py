@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,8 +14,9 @@ from segcredit.core.logits import entropy
 from segcredit.models import Policy
 from segcredit.models.inputs import Inputs
 from segcredit.rollout.engines import EngineSettings
-from segcredit.rollout.graphs import FixedSampler, suits
+from segcredit.rollout.graphs import SMALL_MODEL, FixedSampler, fits_device, size_of
 from segcredit.rollout.sampling import (
+    GrowingLayer,
     Prefill,
     check_finite,
     check_sampling,
@@ -135,7 +136,7 @@ class HFEngine:
         budget, uniform = budget.to(device), uniform.to(device)
         asked = prefill(self.model, prompts, prefixes, device)
         found = None
-        if self._fits and suits(self.model, asked, uniform.shape[1], self.graphs):
+        if self._fits and self._uses_graphs(asked, uniform.shape[1]):
             found = self._draw_fixed(asked, budget, uniform, sampling)
             if found is None:
                 asked = prefill(self.model, prompts, prefixes, device)
@@ -146,6 +147,21 @@ class HFEngine:
         ends = torch.tensor(self.end_tokens, device=device)
         ended = (torch.isin(tokens, ends) & mask).any(dim=1)
         return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
+
+    def _uses_graphs(self, asked: Prefill, width: int) -> bool:
+        """Whether to sample in fixed buffers: if ``graphs`` allows it and the model supports it."""
+        model: Any = self.model
+        plain = all(type(x) is GrowingLayer for x in asked.cache.layers)
+        attention = model.config.get_text_config()._attn_implementation or ""
+        masked = attention in ("sdpa", "eager") or attention.startswith("segcredit")
+        if not plain or not masked or model.training or not self.graphs:
+            return False
+        if self.graphs is True:
+            return True
+        device = asked.logits.device
+        if device.type != "cuda" or sum(x.numel() for x in model.parameters()) >= SMALL_MODEL:
+            return False
+        return fits_device(asked.cache, size_of(asked, width), device)
 
     def _draw_fixed(
         self, asked: Prefill, budget: Tensor, uniform: Tensor, sampling: Sampling

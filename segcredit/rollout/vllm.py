@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from segcredit.models import Family, Policy, QwenVL, VisionFamily
 from segcredit.models.families import PIXELS
-from segcredit.models.weights import full_weights
+from segcredit.models.layers import full_weights
 from segcredit.rollout.engines import EngineSettings
 from segcredit.rollout.sampling import check_finite, check_sampling, extend_prompts, tokens_left
 from segcredit.types import Encoded, Rollouts, Sampling

@@ -40,9 +40,9 @@ from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
 from segcredit.train.models import load_policy, make_ready
 from segcredit.train.optim import missing_requirement
-from segcredit.train.source import Generated, Listed, PromptSource, derive
-from segcredit.train.state import State
-from segcredit.types import Algorithm, Prompt, RewardFn
+from segcredit.train.source import PromptList, WorldPrompts
+from segcredit.train.state import State, derive
+from segcredit.types import Algorithm, Prompt, PromptSource, RewardFn
 
 Rows = Iterable[Any]
 Made = TypeVar("Made")
@@ -163,7 +163,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
         parallel=parallel,
         whole=whole,
     )
-    prepare_columns(state, [x for x in columns if provider_of(x).is_prepared])
+    prepare_columns(state, [x for x in columns if provider_of(x).prepares_at_build])
     return state
 
 
@@ -381,7 +381,7 @@ def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None
     """Check that the rows have a column for each parameter of the reward function."""
     for source in sources:
         if source is not None:
-            prompts = source.prompts if isinstance(source, Listed) else source.take(0, 1)
+            prompts = source.prompts if isinstance(source, PromptList) else source.take(0, 1)
             try:
                 reward.check_signature(prompts)
             except RewardError as error:
@@ -392,7 +392,7 @@ def _generated(
     recipe: Recipe, world: World, check: RowCheck | None
 ) -> tuple[PromptSource, PromptSource]:
     held_out = world.prompts("test", 0, recipe.evaluation.prompts)
-    test = Listed(held_out, shuffle=False)
+    test = PromptList(held_out, shuffle=False)
     if check is not None:
         try:
             for prompt in [*world.prompts("train", 0, SOME), *held_out[:SOME]]:
@@ -400,9 +400,9 @@ def _generated(
         except ValueError as error:
             raise RecipeError(f"data: {error}") from None
     if recipe.data.size is None:
-        return Generated(world, "train"), test
+        return WorldPrompts(world, "train"), test
     prompts = world.prompts("train", 0, recipe.data.size)
-    return Listed(prompts, derive(recipe.seed, "data")), test
+    return PromptList(prompts, derive(recipe.seed, "data")), test
 
 
 def _listed(
@@ -449,8 +449,8 @@ def _listed(
         raise BadRows([row for error in found_bad for row in error.bad], advice)
     if settings.template is not None:
         check_questions([*training, *(held_out or [])])
-    source = Listed(training, derive(recipe.seed, "data"))
-    return source, None if held_out is None else Listed(held_out, shuffle=False)
+    source = PromptList(training, derive(recipe.seed, "data"))
+    return source, None if held_out is None else PromptList(held_out, shuffle=False)
 
 
 def _device_problems(name: str) -> list[str]:
@@ -495,7 +495,7 @@ def _check(plan: Plan) -> None:
 def _demonstration_problems(plan: Plan) -> list[str]:
     """Check that each row has a response to imitate, if the recipe has a warm start."""
     numbers = [n for n, x in enumerate(plan.recipe.stages) if isinstance(x, WarmStart)]
-    if plan.world is not None or not isinstance(plan.train, Listed) or not numbers:
+    if plan.world is not None or not isinstance(plan.train, PromptList) or not numbers:
         return []
     without = [x.id for x in plan.train.prompts if "response" not in x.columns]
     if not without:

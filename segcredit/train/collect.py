@@ -13,8 +13,7 @@ from segcredit.models.inputs import as_responses, encode_all
 from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics, RolloutBatch
 from segcredit.train.provider import Sampler
-from segcredit.train.source import generator
-from segcredit.train.state import State
+from segcredit.train.state import State, generator
 from segcredit.types import (
     Encoded,
     Prompt,

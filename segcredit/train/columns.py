@@ -43,11 +43,16 @@ MAX_SAMPLER_KL = 1.0
 class PolicyProvider(Provider):
     """log π_old and H: as the engine returned them, or recomputed by the model that is trained."""
 
-    is_prepared = True
+    prepares_at_build = True
+
+    recomputes: bool = False
+
+    def prepare(self, state: State) -> Provider:
+        return replace(self, recomputes=state.recipe.recomputes)
 
     def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
         state = context.state
-        if not state.recipe.recomputes:
+        if not self.recomputes:
             return rollouts
         logp, entropy = forward_in_parts(
             state,
@@ -123,7 +128,7 @@ def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:
 class PiecesProvider(Provider):
     """The text of each token, as the tokenizer decodes it alone."""
 
-    is_prepared = True
+    prepares_at_build = True
 
     def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
         codec = context.state.policy.codec

@@ -39,7 +39,7 @@ class Prefixes:
 class ContinuationProvider(Provider):
     """Gives the method an estimator of values; there is nothing to fill in advance."""
 
-    is_prepared = True
+    prepares_at_build = True
     continues = True
 
     column: Continuations

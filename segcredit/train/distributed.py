@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from segcredit.models import Critic, Policy
 from segcredit.models.inputs import distinct
-from segcredit.models.weights import shard, unshard
+from segcredit.models.layers import shard, unshard
 from segcredit.runlog.storage import CheckpointError
 from segcredit.types import Encoded, Rollouts
 

@@ -20,9 +20,8 @@ from segcredit.train.health import Health
 from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
 from segcredit.train.saving import help_save, save
-from segcredit.train.source import derive
 from segcredit.train.stages import AnyStage, stage_of
-from segcredit.train.state import State
+from segcredit.train.state import State, derive
 from segcredit.train.step import held_out_step
 from segcredit.types import Sampling
 

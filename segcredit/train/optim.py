@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
-from segcredit.models.weights import is_sharded, trained_weights, without_data
+from segcredit.models.layers import is_sharded, trained_weights, without_data
 from segcredit.runlog.storage import Part, Parts, file_name, save_parts
 from segcredit.train.offload import CpuOffload
 from segcredit.types import Algorithm, Batch, Outputs, Rollouts

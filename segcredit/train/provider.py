@@ -70,8 +70,8 @@ def trained_policy(recipe: Recipe, place: Path) -> str:
 class Provider:
     """Everything a run does for one column; the defaults do nothing."""
 
-    is_prepared: ClassVar[bool] = False
-    """Whether it can be used without :meth:`prepare`: it holds no model and no state."""
+    prepares_at_build: ClassVar[bool] = False
+    """Whether it is prepared when the run is built: it holds no model and no state."""
     prepares_every_stage: ClassVar[bool] = False
     """Whether it is prepared at the start of every stage, and not only once per run."""
     held_out: ClassVar[bool] = True

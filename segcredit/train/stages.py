@@ -15,7 +15,7 @@ from segcredit.train.columns import prepare_columns
 from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewards
 from segcredit.train.optim import CriticLearner, PolicyLearner, rate
-from segcredit.train.source import Generated
+from segcredit.train.source import WorldPrompts
 from segcredit.train.state import State
 from segcredit.train.step import train_step
 from segcredit.train.update import update
@@ -183,7 +183,7 @@ class CriticStage:
         another run.
         """
         state, stage = self.state, self.settings
-        if not isinstance(state.train, Generated):
+        if not isinstance(state.train, WorldPrompts):
             return next_prompts(state, stage.prompts)
         count = stage.prompts or state.recipe.rollout.prompts
         return state.train.take(PRETRAINING_POSITION + state.stage_step * count, count)

@@ -1,9 +1,14 @@
-"""The state of a run: models, optimizers, columns, and the position in the recipe."""
+"""The state of a run: models, optimizers, columns, position in the recipe, and random numbers.
 
+The run's seed and a purpose determine each random generator, so a checkpoint holds no random state.
+"""
+
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -12,13 +17,12 @@ from segcredit.columns import Column
 from segcredit.config import OptimizerSettings, Recipe
 from segcredit.data.worlds import World
 from segcredit.models import Policy
-from segcredit.models.weights import copy_weights
+from segcredit.models.layers import copy_weights
 from segcredit.rollout import HFEngine
 from segcredit.train.distributed import Parallel
 from segcredit.train.optim import Learner, Optimizer, PolicyLearner, make_optimizer
 from segcredit.train.provider import Provider, Providers
-from segcredit.train.source import PromptSource
-from segcredit.types import Algorithm, RewardFn, RolloutEngine
+from segcredit.types import Algorithm, PromptSource, RewardFn, RolloutEngine
 
 
 @dataclass
@@ -158,3 +162,14 @@ class State:
         """Return the optimizers, the policy's first."""
         names = sorted(self.learners, key=lambda name: name != PolicyLearner.name)
         return [self.learners[name].optimizer for name in names]
+
+
+def derive(seed: int, *names: object) -> int:
+    """Derive a seed from the run's seed and names of a purpose."""
+    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(seed: int, *names: object) -> torch.Generator:
+    """Make a CPU generator for one purpose at one step."""
+    return torch.Generator().manual_seed(derive(seed, *names))

@@ -13,8 +13,8 @@ from segcredit.core.tracker import tracker_init, tracker_update, tracker_value, 
 from segcredit.train.collect import Context, current_logp
 from segcredit.train.metrics import Metrics
 from segcredit.train.provider import Provider, SavedRun
-from segcredit.train.source import Listed, generator
-from segcredit.train.state import State
+from segcredit.train.source import PromptList
+from segcredit.train.state import State, generator
 from segcredit.types import Prompt, Rollouts
 
 Score = Callable[[Rollouts], Tensor]
@@ -147,7 +147,7 @@ class UnstartedTracker(Provider):
 
 
 def _prompts(state: State) -> Sequence[Prompt]:
-    assert isinstance(state.train, Listed), "checked when the run was planned"
+    assert isinstance(state.train, PromptList), "checked when the run was planned"
     return state.train.prompts
 
 

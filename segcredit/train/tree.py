@@ -63,7 +63,7 @@ class TreeSampler:
 class TreeProvider(Provider):
     """Samples trees of responses; the update leaves out branches without credit."""
 
-    is_prepared = True
+    prepares_at_build = True
     continues = True
     sampler = TreeSampler()
 

@@ -28,7 +28,7 @@ from segcredit.models import Codec, Family, Policy, lora
 from segcredit.models.loading import context_window, end_tokens, load_config
 from segcredit.train import build
 from segcredit.train.build import make_plan
-from segcredit.train.source import Generated, Listed
+from segcredit.train.source import PromptList, WorldPrompts
 from segcredit.types import Prompt
 
 OPTIMIZE = [{"kind": "optimize", "steps": 1}]
@@ -71,11 +71,11 @@ def test_recipes_on_generated_data_can_be_planned(name: str) -> None:
 
 def test_a_plan_has_its_parts() -> None:
     plan = make_plan(parse_recipe(changed()))
-    assert isinstance(plan.train, Generated)
-    assert isinstance(plan.test, Listed)
+    assert isinstance(plan.train, WorldPrompts)
+    assert isinstance(plan.test, PromptList)
     assert plan.test.size == 8
     plan = make_plan(parse_recipe(changed(data__size=5, rollout__prompts=5)))
-    assert isinstance(plan.train, Listed)
+    assert isinstance(plan.train, PromptList)
     assert plan.train.size == 5
     asked, held_out = plan.train.take(0, 5), plan.test.take(0, 8) if plan.test else []
     assert not {x.id for x in asked} & {x.id for x in held_out}
@@ -183,14 +183,14 @@ def test_a_step_draws_no_prompt_twice(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize(("count", "first"), [(4, 0), (6, 0), (7, 0), (5, 3), (3, 1)])
 def test_steps_across_the_end_of_a_pass_have_distinct_prompts(count: int, first: int) -> None:
     prompts = make_world("derived_variables").prompts("train", 0, 7)
-    source = Listed(prompts, seed=3)
+    source = PromptList(prompts, seed=3)
     steps = [source.take(first + i * count, count) for i in range(40)]
     for step in steps:
         assert len({x.id for x in step}) == count
     taken = [x.id for step in steps for x in step][(-first) % 7 :]
     for turn in range(len(taken) // 7):
         assert len(set(taken[turn * 7 : turn * 7 + 7])) == 7, "each prompt once in a pass"
-    again = Listed(prompts, seed=3)  # as after a resume
+    again = PromptList(prompts, seed=3)  # as after a resume
     assert [again.take(first + i * count, count) for i in range(30, 40)] == steps[30:]
     assert len({tuple(taken[i * 7 : i * 7 + 7]) for i in range(9)}) == 9, "shuffled anew"
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy, QwenVL
-from segcredit.models.layers import recompute_activations, set_attention
+from segcredit.models.layers import full_weights, recompute_activations, set_attention
 from segcredit.models.lora import CRITIC, POLICY, REFERENCE, Lora, choose_layers, linear_layers
-from segcredit.models.weights import full_weights
 from segcredit.train.optim import Optimizer
 from segcredit.types import Sampling
 

@@ -10,7 +10,7 @@ from tiny_policies import VISION, ask, picture, seeded, text_prompts, vision_pro
 from torch import Tensor
 
 from segcredit.models import Policy
-from segcredit.models.weights import full_weights
+from segcredit.models.layers import full_weights
 from segcredit.rollout import HFEngine, VllmEngine
 from segcredit.types import Encoded, RolloutEngine, Rollouts, Sampling
 

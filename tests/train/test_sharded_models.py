@@ -13,8 +13,15 @@ from torch.distributed.tensor import DTensor
 
 from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
-from segcredit.models.layers import recompute_activations, set_attention
-from segcredit.models.weights import copy_weights, full_weights, is_sharded, shard, unshard
+from segcredit.models.layers import (
+    copy_weights,
+    full_weights,
+    is_sharded,
+    recompute_activations,
+    set_attention,
+    shard,
+    unshard,
+)
 from segcredit.train.models import freeze_vision
 from segcredit.train.optim import ShardedOptimizer, make_optimizer
 from segcredit.types import Rollouts
