@@ -1,0 +1,1 @@
+"""One file per benchmark: its rows, its answers, its metrics."""
