@@ -78,7 +78,7 @@ def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
     """Copy a run's settings with every ``file.py:Name`` that exists as an absolute path.
 
     A relative path starts at the current directory, as when the run was started. If the file is
-    not there, the directories above the run folder are searched, nearest first. So a run in
+    not there, the directories above the run directory are searched, nearest first. So a run in
     ``project/runs`` can be resumed from any directory.
     """
     if isinstance(settings, Mapping):
@@ -100,7 +100,7 @@ def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
 def keep_written(settings: Any, written: Any, run: Path, key: str = "") -> Any:
     """Undo :func:`resolve_files` wherever a path is still the one that config.yaml names.
 
-    So a run folder that was started with relative paths never gets paths of this machine.
+    So a run directory that was started with relative paths never gets paths of this machine.
     """
     if isinstance(settings, Mapping) and isinstance(written, Mapping):
         return {

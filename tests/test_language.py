@@ -37,6 +37,8 @@ PRIVATE = {
     "passes are everyone's": "every rank must take part in the forward pass",
     "reads one row more": "runs one extra row with zero loss",
     "row the model cannot take": "a row the model cannot process",
+    "run folder": "run directory",
+    "run folders": "run directories",
     "same dice": "the same random seed",
     "share of chance": "skip the random numbers that belong to other ranks",
     "somebody": "name the process or user",

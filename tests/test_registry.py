@@ -1,4 +1,4 @@
-"""The registry: names, hints, files of users, and paths in run folders."""
+"""The registry: names, hints, files of users, and paths in run directories."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Reading somebody's run folder runs no code that the folder names, unless that is typed."""
+"""Reading a run directory of another user runs no code that it names, without permission."""
 
 import json
 import shutil

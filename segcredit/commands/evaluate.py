@@ -31,7 +31,7 @@ PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "greedy": False, "pr
 
 def evaluate(
     checkpoint: Annotated[
-        str, typer.Argument(help="A run folder, a Hugging Face folder, or a Hub id.")
+        str, typer.Argument(help="A run directory, a Hugging Face folder, or a Hub id.")
     ],
     data: Annotated[
         list[str] | None,

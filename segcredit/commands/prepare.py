@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from segcredit.data.prepare import Report, Shared
+    from segcredit.data.prepare import Duplicates, Report
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -203,7 +203,7 @@ def _shared(report: "Report") -> "Table":
     return table
 
 
-def _senses(shared: "Shared") -> list[str]:
+def _senses(shared: "Duplicates") -> list[str]:
     return [str(n) for n in (shared.question, shared.file, shared.image, shared.both)]
 
 

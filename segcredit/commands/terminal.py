@@ -50,7 +50,7 @@ class Terminal:
         self._done = 0
         self._bar: TaskID | None = None
         self.run: Path | None = None
-        """Run folder, once the run has started."""
+        """Run directory, once the run has started."""
         self.progress = Progress(
             TextColumn("{task.description:<13}"),
             BarColumn(bar_width=24),

@@ -41,7 +41,7 @@ segcredit demo algorithm=ppo seed=1
 segcredit demo stages.3.steps=20  [dim]# fewer SAPO steps[/dim]
 """
 
-GOES_ON = "Training continues; the run folder has all metrics."
+GOES_ON = "Training continues; the run directory has all metrics."
 PATIENCE = 2.0
 """Seconds for a clean stop; a Ctrl-C after that ends the process immediately."""
 
@@ -155,7 +155,7 @@ def _train(
     from segcredit.config import load_recipe, load_run_recipe
     from segcredit.runlog import resume_command
     from segcredit.train.checkpoint import CheckpointError
-    from segcredit.train.loop import Stopped
+    from segcredit.train.loop import StopTraining
     from segcredit.train.optim import NotFinite
     from segcredit.train.trainer import Trainer
 
@@ -179,7 +179,7 @@ def _train(
             _print_plan(console, trainer)
             return
         result = trainer.train(folder, resume=resume is not None, watch=terminal)
-    except Stopped as stopped:
+    except StopTraining as stopped:
         console.print(str(stopped), markup=False, highlight=False)
         raise typer.Exit(130) from None
     except KeyboardInterrupt:

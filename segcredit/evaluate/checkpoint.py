@@ -108,7 +108,7 @@ def evaluate_checkpoint(
     For a run, the defaults are its own test data, reward, sampling and template.
 
     Args:
-        checkpoint: A run folder, one of its checkpoints, a Hugging Face folder, or a Hub id.
+        checkpoint: A run directory, one of its checkpoints, a Hugging Face folder, or a Hub id.
         data: Prompt files, or the prepared datasets geo3k, gsm8k and math, which need no
             ``reward``.
         reward: Name of a reward, or file.py:function.
@@ -189,7 +189,7 @@ def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> PolicySourc
     Unless ``trust_run``, a run that requests code is refused, except by settings in ``typed``.
     """
     path = Path(checkpoint).absolute()
-    if problem := not_found(checkpoint, "a run folder, a Hugging Face folder"):
+    if problem := not_found(checkpoint, "a run directory, a Hugging Face folder"):
         raise ValueError(problem)
     is_checkpoint = (path / MANIFEST).is_file() and is_run(path.parents[1])
     if not is_checkpoint and not is_run(path):

@@ -1,1 +1,1 @@
-"""Pages, pictures and terminal views of runs, read from their run folders."""
+"""Pages, pictures and terminal views of runs, read from their run directories."""

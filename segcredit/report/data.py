@@ -285,7 +285,7 @@ def gather_images(
 
 
 def as_data_uri(run: Path, name: str) -> str | None:
-    """Encode an image again, as PNG or JPEG; None if it is no image inside the run folder."""
+    """Encode an image again, as PNG or JPEG; None if it is no image inside the run directory."""
     try:
         path = (run / name).resolve()
         if not path.is_relative_to(run.resolve()) or not path.is_file():

@@ -124,7 +124,7 @@ def method(run: Run) -> list[list[str]]:
     """List the parts of the run's method with their settings.
 
     If the method cannot be built, only the settings in the config are listed. A method that names
-    code in the run folder is built only if the run is trusted.
+    code in the run directory is built only if the run is trusted.
     """
     given = run.config.get("algorithm")
     if given is None:

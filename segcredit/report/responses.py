@@ -148,7 +148,7 @@ _TYPE = 'type e.g. {"text": "The answer is 12."}'
 
 
 def rollouts_of(path: str) -> str:
-    """Return the last rollouts file of a run folder; any other path is returned unchanged."""
+    """Return the last rollouts file of a run directory; any other path is returned unchanged."""
     if path == STDIN:
         return path
     try:

@@ -31,7 +31,7 @@ _ROWS = re.compile(r"/rows/(\d{1,4})-(rollouts|watched)-(\d{1,9})")
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server that reads the run folders again for every request."""
+    """HTTP server that reads the run directories again for every request."""
 
     daemon_threads = True
 

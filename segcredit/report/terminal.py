@@ -122,7 +122,7 @@ def _fitting(text: str, width: int) -> int:
     return sum(1 for _ in takewhile(lambda end: end <= width, ends))
 
 
-class Shortened:
+class ShortText:
     """A table cell that shortens its text to the width it gets."""
 
     def __init__(self, text: str) -> None:
@@ -199,7 +199,7 @@ def segment_table(cut: Cut, width: int, palette: Palette) -> Table:
             cells = [_cell(name, segment) for name in columns]
             number = Text(f" {m + 1} ", palette.body(m))
             text = one_line(segment.text).strip(" ") or ("␣" if segment.text else EMPTY)
-            table.add_row(number, Shortened(text), *cells, *drawn)
+            table.add_row(number, ShortText(text), *cells, *drawn)
         elif m == hidden.start:
             table.add_row("⋮", Text(f"{len(hidden)} more (--json lists all)", "dim"))
     return table

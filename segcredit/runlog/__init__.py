@@ -1,4 +1,4 @@
-"""Write and read run folders, the interface between training and everything after it."""
+"""Write and read run directories, the interface between training and everything after it."""
 
 from segcredit.runlog.environment import describe_environment
 from segcredit.runlog.folder import RunError, RunFolder, new_run_path, resume_command

@@ -1,4 +1,4 @@
-"""Paths of a run folder, and the lock that allows one process to write to it."""
+"""Paths of a run directory, and the lock that allows one process to write to it."""
 
 import re
 import shlex
@@ -52,7 +52,7 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"cannot create the run folder {folder.path}: {error.strerror}. Choose another."
+                f"cannot create the run directory {folder.path}: {error.strerror}. Choose another."
             ) from error
         folder._refuse_a_run()
         folder._acquire()
@@ -130,7 +130,7 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise RunError(
-                f"cannot write in the run folder {self.path}: {error.strerror}. Choose another."
+                f"cannot write in the run directory {self.path}: {error.strerror}. Choose another."
             ) from error
 
 
@@ -184,7 +184,7 @@ def require_run(folder: RunFolder) -> None:
     advice = (
         f"Runs nearby: {', '.join(shlex.quote(str(path)) for path in near[:5])}."
         if near
-        else "A run folder is what segcredit train writes, such as runs/NAME-DATE-TIME."
+        else "A run directory is what segcredit train writes, such as runs/NAME-DATE-TIME."
     )
     raise RunError(f"{folder.path} is not a run: {reason}. {advice}")
 
@@ -234,7 +234,7 @@ def _new_folder(stamped: Path) -> Path:
             path = stamped.with_name(f"{stamped.name}-{number}")
         except OSError as error:
             raise RunError(
-                f"cannot create the run folder {path}: {error.strerror}. Choose another place."
+                f"cannot create the run directory {path}: {error.strerror}. Choose another place."
             ) from error
         else:
             return path

@@ -1,4 +1,4 @@
-"""Read a run folder, finished or still being written, without a model and without torch."""
+"""Read a run directory, finished or still being written, without a model and without torch."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
 
 class Run:
-    """Contents of a run folder; each part is read on first use and cached."""
+    """Contents of a run directory; each part is read on first use and cached."""
 
     def __init__(self, path: str | Path, trusted: bool = False) -> None:
         self.folder = RunFolder(path)
@@ -157,7 +157,7 @@ def _files(folder: Path) -> dict[int, Path]:
 
 
 def read_run(path: str | Path, trusted: bool = False) -> Run:
-    """Read a run folder; raise ValueError if it is not one.
+    """Read a run directory; raise ValueError if it is not one.
 
     Args:
         trusted: Allow code that the run's config.yaml names to run (``--trust-run``).

@@ -180,7 +180,7 @@ COLUMNS: Mapping[str, str] = {
     "prompt_id": "id of the prompt",
     "prompt": "its text as the model reads it",
     "messages": "the same as role and content, with <image> for each image",
-    "images": "paths of its images in the run folder",
+    "images": "paths of its images in the run directory",
     "response": "text of the response",
     "tokens": "token ids",
     "pieces": "text of each token",
@@ -247,7 +247,7 @@ _KINDS = {
 
 
 def save_image(folder: Path, image: bytes | Path) -> str:
-    """Copy an image into the run folder; return its path there, or "" if its file is gone."""
+    """Copy an image into the run directory; return its path there, or "" if its file is gone."""
     try:
         data = image if isinstance(image, bytes) else image.read_bytes()
     except OSError:

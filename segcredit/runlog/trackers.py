@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Writes event files to tensorboard/ in the run folder.
+    """Writes event files to tensorboard/ in the run directory.
 
     On resume, ``first_step`` is the first step that is written again; TensorBoard hides what was
     written before from that step on.
@@ -110,7 +110,7 @@ class Trackio:
 
 
 class Mlflow:
-    """MLflow, which assigns ids to runs; the id is stored in the run folder.
+    """MLflow, which assigns ids to runs; the id is stored in the run directory.
 
     It rejects a whole step if the name of a metric contains certain characters.
     """

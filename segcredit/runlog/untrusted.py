@@ -1,7 +1,7 @@
-"""Protect the machine from untrusted run folders: limits on YAML, and no code without permission.
+"""Read untrusted run directories safely: limits on YAML, and no code without permission.
 
-Run folders are shared between users, so ``config.yaml`` is untrusted data. It is read within fixed
-limits, and code that it names runs only if the user allows it (SECURITY.md).
+Run directories are shared between users, so ``config.yaml`` is untrusted data. It is read within
+fixed limits, and code that it names runs only if the user allows it (SECURITY.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ DEPTH = 50
 DIGITS = 100
 """Maximum number of characters in a number."""
 FLAG = "--trust-run"
-"""Command-line option that allows what a run folder requests."""
+"""Command-line option that allows what a run directory requests."""
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -114,7 +114,7 @@ def require_trust(
 
     Args:
         config: The settings that are about to be used.
-        folder: The run folder that they come from.
+        folder: The run directory that they come from.
         command: Command that allows it, for the message.
         typed: Keys of settings that the user gave; these need no permission.
     """

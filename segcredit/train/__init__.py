@@ -1,1 +1,1 @@
-"""Training: stages of steps, run folders, checkpoints, resume."""
+"""Training: stages of steps, run directories, checkpoints, resume."""

@@ -51,7 +51,7 @@ SOME = 16
 
 
 @dataclass
-class Plan:
+class RunPlan:
     """A recipe's checked parts, before a model is loaded."""
 
     recipe: Recipe
@@ -72,7 +72,7 @@ def make_plan(
     train: Rows | None = None,
     test: Rows | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Plan:
+) -> RunPlan:
     """Check everything; objects given in Python replace those that the recipe names.
 
     ``progress`` is called from time to time with the number of rows checked so far.
@@ -118,12 +118,12 @@ def make_plan(
         raise RecipeError("\n".join(str(problem) for problem in problems))
     if isinstance(made_reward, CustomReward):
         _check_signature(made_reward, sources)
-    plan = Plan(recipe, algorithm, made_reward, world, *sources, bad, codec)
+    plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
     return plan
 
 
-def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = None) -> State:
+def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None = None) -> State:
     """Load the model and build the state; ``policy`` replaces the recipe's model on resume."""
     recipe = plan.recipe
     if recipe.threads is not None:
@@ -167,7 +167,7 @@ def build(plan: Plan, policy: Policy | None = None, parallel: Parallel | None = 
     return state
 
 
-def _reads_drawn(plan: Plan) -> bool:
+def _reads_drawn(plan: RunPlan) -> bool:
     """Whether the engine's log π of responses is used, or recorded."""
     columns = requirements(plan.algorithm).columns
     again = plan.recipe.recomputes and not {LOGP_OLD, ENTROPY}.isdisjoint(columns)
@@ -187,7 +187,7 @@ def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
     )
 
 
-def _policy(plan: Plan) -> Policy:
+def _policy(plan: RunPlan) -> Policy:
     settings = plan.recipe.model
     if settings.path is not None:
         return load_policy(plan.recipe, settings.path)
@@ -470,7 +470,7 @@ def _device_problems(name: str) -> list[str]:
     return []
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: RunPlan) -> None:
     """Check the recipe against this machine and the rows, and against a method given in Python."""
     recipe = plan.recipe
     problems = _device_problems(recipe.model.device)
@@ -492,7 +492,7 @@ def _check(plan: Plan) -> None:
         raise RecipeError("\n".join(["the recipe cannot run", *(f"  {x}" for x in problems)]))
 
 
-def _demonstration_problems(plan: Plan) -> list[str]:
+def _demonstration_problems(plan: RunPlan) -> list[str]:
     """Check that each row has a response to imitate, if the recipe has a warm start."""
     numbers = [n for n, x in enumerate(plan.recipe.stages) if isinstance(x, WarmStart)]
     if plan.world is not None or not isinstance(plan.train, PromptList) or not numbers:

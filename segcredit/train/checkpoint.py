@@ -23,7 +23,7 @@ from segcredit.runlog.storage import (
 
 __all__ = [
     "CheckpointError",
-    "Found",
+    "LatestCheckpoint",
     "clean_up",
     "find_latest",
     "latest_whole",
@@ -53,7 +53,7 @@ _busy: set[Path] = set()
 """Folders in use by this process. Needed because a dead process may have had the same PID."""
 
 
-class Found(NamedTuple):
+class LatestCheckpoint(NamedTuple):
     """The newest complete checkpoint, and one message for each newer one that is damaged."""
 
     path: Path | None
@@ -123,7 +123,7 @@ def never_saved(root: Path) -> bool:
     return (root / _UNSAVED).exists()
 
 
-def find_latest(root: Path) -> Found:
+def find_latest(root: Path) -> LatestCheckpoint:
     """Find the newest complete checkpoint, with one message for each newer damaged one.
 
     A checkpoint that cannot be read may be complete, so it raises OSError.
@@ -204,7 +204,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _find_latest(root: Path, hashes: bool) -> Found:
+def _find_latest(root: Path, hashes: bool) -> LatestCheckpoint:
     refused = []
     for _, path in reversed(list(by_step(root))):
         try:
@@ -212,8 +212,8 @@ def _find_latest(root: Path, hashes: bool) -> Found:
         except CheckpointError as error:
             refused.append(f"checkpoint {path.name} is refused: {error}")
         else:
-            return Found(path, refused)
-    return Found(None, refused)
+            return LatestCheckpoint(path, refused)
+    return LatestCheckpoint(None, refused)
 
 
 def _disk_error(error: BaseException, free: int) -> str | None:

@@ -52,7 +52,7 @@ class Context:
         return collect(self, prompts, (), IndependentSampler(samples, temperature))
 
 
-class Drawn(NamedTuple):
+class LocalRollouts(NamedTuple):
     """This process's responses, and the prompts of all processes' responses."""
 
     rollouts: Rollouts | None
@@ -68,7 +68,7 @@ class IndependentSampler:
     temperature: float | None = None
     """None: ``rollout.temperature``."""
 
-    def sample(self, context: Context, prompts: Sequence[Prompt]) -> Drawn:
+    def sample(self, context: Context, prompts: Sequence[Prompt]) -> LocalRollouts:
         state, settings = context.state, context.state.recipe.rollout
         temperature = settings.temperature if self.temperature is None else self.temperature
         sampling = Sampling(settings.max_tokens, temperature)
@@ -78,9 +78,9 @@ class IndependentSampler:
         own = state.parallel.own(encoded)
         # skip the random numbers that belong to other ranks
         torch.rand(state.parallel.before(encoded), settings.max_tokens, generator=drawn)
-        return Drawn(state.engine.sample(own, sampling, drawn) if own else None, encoded)
+        return LocalRollouts(state.engine.sample(own, sampling, drawn) if own else None, encoded)
 
-    def grade(self, context: Context, drawn: Drawn) -> RolloutBatch:
+    def grade(self, context: Context, drawn: LocalRollouts) -> RolloutBatch:
         state, parallel = context.state, context.state.parallel
         limit, responses = state.recipe.rollout.max_tokens, []
         if drawn.rollouts is not None:

@@ -76,7 +76,7 @@ _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """Signal sent when the terminal closes; None on Windows."""
 
 
-class Stopped(RuntimeError):  # noqa: N818
+class StopTraining(RuntimeError):  # noqa: N818
     """The user asked to stop; the state is saved."""
 
 
@@ -121,7 +121,7 @@ class Loop:
                     self._step(stage)
                     if any(state.parallel.gather([interrupted()])):
                         self._save()
-                        raise Stopped(self._how_to_go_on())
+                        raise StopTraining(self._how_to_go_on())
                 state.stage += 1
                 state.stage_step = 0
                 if state.stage == len(stages):
@@ -238,7 +238,7 @@ class Loop:
                 f"again in a new folder, run: segcredit train {folder.config} {change}"
             )
         return (
-            f" {place} was saved with these weights: move it out of the run folder, so that the "
+            f" {place} was saved with these weights: move it out of the run directory, so that the "
             f"one before it is used. Then run: {resume_command(folder.path)} {change}"
         )
 
@@ -253,7 +253,7 @@ class Loop:
 
 @contextmanager
 def saying_how_to_go_on(place: Path) -> Iterator[None]:
-    """Add the resume command to disk errors on files of a run folder."""
+    """Add the resume command to disk errors on files of a run directory."""
     try:
         yield
     except OSError as error:
@@ -315,7 +315,7 @@ def _optimized(state: State) -> int:
     return state.step - sum(x.steps for x in done if not isinstance(x, Optimize))
 
 
-class Interrupted:
+class StopSignals:
     """Handler of stop signals: the first one finishes the step, the second one stops at once.
 
     The second signal is passed to the previous handler; for Ctrl-C that is Python's, which raises
@@ -349,12 +349,12 @@ class Interrupted:
 
 
 @contextmanager
-def interrupts() -> Iterator[Interrupted]:
+def interrupts() -> Iterator[StopSignals]:
     """Catch Ctrl-C, SIGTERM and SIGHUP; works only in the main thread.
 
     SIGHUP stays ignored if it was ignored before (nohup).
     """
-    noticed = Interrupted()
+    noticed = StopSignals()
     numbers = [signal.SIGINT, signal.SIGTERM]
     if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
         numbers.append(_HANGUP)

@@ -201,7 +201,7 @@ class Optimizer:
         return nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Keep the optimizer state on the device inside this context; offloaded otherwise.
 
         Both transfers overlap with computation.
@@ -245,7 +245,7 @@ class Optimizer:
         }
 
     def load(self, state: dict[str, object]) -> None:
-        with self.awake():  # moments are loaded to where the master weights are: on the device
+        with self.on_device():  # moments are loaded to where the master weights are: on the device
             self._wait_on_device()
             self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
             originals = state.get("originals")
@@ -326,7 +326,7 @@ class StreamedOptimizer(Optimizer):
             self._offload_part(part)
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Do nothing: parts are streamed during the step."""
         yield
 

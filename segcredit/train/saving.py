@@ -190,7 +190,7 @@ def require_checked_template(saved: Codec, checked: Codec, place: Path) -> None:
         )
 
 
-def find_resumable(folder: RunFolder) -> checkpoint.Found:
+def find_resumable(folder: RunFolder) -> checkpoint.LatestCheckpoint:
     """Find the checkpoint to resume from; None if the run may start over.
 
     It may if nothing would be lost: no checkpoint was ever saved, or the folder is empty.

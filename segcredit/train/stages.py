@@ -96,7 +96,7 @@ def imitate(state: State, shown: Sequence[Demonstration], factor: float) -> dict
         rollouts = as_rollouts(state, shown)
         count = rollouts.mask.sum()
     optimizer = state.learners[PolicyLearner.name].optimizer
-    with log.time("update"), optimizer.awake():
+    with log.time("update"), optimizer.on_device():
         total: Tensor = torch.zeros((), device=rollouts.mask.device)
         right = torch.zeros((), device=rollouts.mask.device)
         micros = micro_batches(rollouts, state.tokens_per_micro, state.policy.packs)

@@ -21,7 +21,7 @@ from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import POLICY
 from segcredit.runlog.records import lines_after
 from segcredit.train import checkpoint
-from segcredit.train.build import Plan, build, make_plan
+from segcredit.train.build import RunPlan, build, make_plan
 from segcredit.train.distributed import Parallel
 from segcredit.train.loop import Loop, Observer, Silent
 from segcredit.train.models import load_saved_policy
@@ -41,7 +41,7 @@ class Result:
     """Result of a finished run: its folder, the trained model and held-out scores."""
 
     folder: Path | None
-    """The run folder."""
+    """The run directory."""
     model: Path | None
     """The trained policy, a plain Hugging Face folder."""
     before: dict[str, float]
@@ -113,7 +113,7 @@ class Trainer:
         """Run all stages; with ``resume``, continue the run in ``folder``.
 
         Args:
-            folder: Run folder; by default a new one under runs/.
+            folder: Run directory; by default a new one under runs/.
             resume: Continue from the last checkpoint in ``folder``.
             watch: Receives progress, such as a progress bar; by default nothing is shown.
         """
@@ -130,7 +130,7 @@ class Trainer:
         self, folder: str | Path | None, resume: bool, watch: Observer, parallel: Parallel
     ) -> Result:
         if resume and folder is None:
-            raise ValueError("resume needs the run's folder: train(folder=…, resume=True)")
+            raise ValueError("resume needs the run's directory: train(folder=…, resume=True)")
         if not parallel.first:
             earlier = RunFolder(folder) if resume and folder is not None else None
             state, _ = self._state(earlier, parallel, Silent())
@@ -161,7 +161,7 @@ class Trainer:
         if run is None:
             return build(self.plan, parallel=parallel), 0
         # verifying hashes takes time, and all ranks must resume from the same checkpoint
-        found = checkpoint.Found(None, [])
+        found = checkpoint.LatestCheckpoint(None, [])
         problem = None
         if parallel.first:
             try:
@@ -206,7 +206,7 @@ class Trainer:
     def _roll_back(
         self, run: RunFolder, state: State, position: int, watch: Observer
     ) -> Path | None:
-        """Bring the run folder to the resumed step; call only after all checks have passed."""
+        """Bring the run directory to the resumed step; call only after all checks have passed."""
         lines_after(run.metrics, position)
         if not state.step:
             checkpoint.mark_unsaved(run.checkpoints)
@@ -282,7 +282,7 @@ def _noted(state: State, when: str) -> dict[str, float]:
     return {k.removesuffix(ends): x for k, x in state.noted.items() if k.endswith(ends)}
 
 
-def _facts(plan: Plan, run: RunFolder, state: State, aside: Path | None) -> dict[str, str]:
+def _facts(plan: RunPlan, run: RunFolder, state: State, aside: Path | None) -> dict[str, str]:
     """Return the facts shown when a run starts."""
     model = state.policy.model if state.whole is None else state.whole
     count = sum(x.numel() for x in model.parameters())

@@ -47,7 +47,7 @@ def update(
     errors: list[Tensor] = []
     for name in trained:
         learner = state.learners[name]
-        with learner.optimizer.awake():
+        with learner.optimizer.on_device():
             for epoch in range(epochs):
                 order = context.generator("minibatches", *context.purpose, epoch)
                 for number, rows in enumerate(batch.split_rows(count, order)):

@@ -1,4 +1,4 @@
-"""Analyses of run folders after training: the paper's figures, with intervals and caveats."""
+"""Analyses of run directories after training: the paper's figures, with intervals and caveats."""
 
 from segcredit_lab.analysis.analyses import AnalysisResults, analyses, analyze_runs
 from segcredit_lab.analysis.drawing import INK, png, svg, write

@@ -67,7 +67,7 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
 
 
 def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
-    """Return the prompt of a recorded response, with its images from the run folder."""
+    """Return the prompt of a recorded response, with its images from the run directory."""
     from segcredit.types import Prompt
 
     messages = row.get("messages")
@@ -85,7 +85,7 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
         except (OSError, ValueError, RuntimeError):  # not a valid file name
             inside = False
         if not inside:
-            raise CannotAnalyzeError(f"the image {str(name)[:80]!r} is not in the run folder.")
+            raise CannotAnalyzeError(f"the image {str(name)[:80]!r} is not in the run directory.")
         images.append(path)
     made = tuple({"role": str(x.get("role", "user")), "content": x["content"]} for x in messages)
     return Prompt(str(row.get("prompt_id", "")), made, tuple(images))

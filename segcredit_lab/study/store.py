@@ -31,7 +31,7 @@ from segcredit_lab.study.recipes import (
 )
 
 FINISHED = "finished.json"
-"""File in a run folder: all stages are done, and unneeded checkpoints are deleted."""
+"""File in a run directory: all stages are done, and unneeded checkpoints are deleted."""
 LETTERS = 10
 """Characters of the digest in a folder's name."""
 
@@ -75,7 +75,7 @@ class StudyRun:
 
     @property
     def name(self) -> str:
-        """Name of the run folder."""
+        """Name of the run directory."""
         what = self.arm if self.kind == "run" else f"{self.kind}-{self.arm}"
         return f"{what}-s{self.seed}-{self.digest}"
 
@@ -140,7 +140,7 @@ class Store:
             return None
 
     def _failure(self, run: StudyRun) -> Path:
-        """Return the path of the failure record; a run may fail before it has a run folder."""
+        """Return the path of the failure record; a run may fail before it has a run directory."""
         return self.path / ".failed" / f"{run.digest}.json"
 
     def recipe(self, run: StudyRun) -> Recipe:
@@ -295,7 +295,7 @@ def measure(run: Run) -> Measurement:
 
 @lru_cache(maxsize=4096)
 def read_measurement(folder: Path, critic: Path | None = None) -> Measurement:
-    """Return the measurements of a finished run's folder, cached because it no longer changes.
+    """Return the measurements of a finished run's directory, cached because it no longer changes.
 
     ``critic`` is the separate run that pretrained the critic, if any; its cost is NaN if that run
     is not finished.

@@ -314,7 +314,7 @@ def run_order(order: dict[str, Any], channel: Channel) -> None:
 
 def _train_and_finish(order: dict[str, Any], channel: Channel) -> None:
     from segcredit.config import parse_recipe
-    from segcredit.train.loop import Stopped
+    from segcredit.train.loop import StopTraining
     from segcredit.train.trainer import Trainer
     from segcredit_lab.study.store import existing_folder, finish, is_finished, record_of
 
@@ -324,7 +324,7 @@ def _train_and_finish(order: dict[str, Any], channel: Channel) -> None:
         resume = (folder / "config.yaml").is_file()
         try:
             trainer.train(folder, resume=resume, watch=ProgressReporter(channel.send))
-        except Stopped:
+        except StopTraining:
             channel.send("stopped")
             return
     if not is_finished(folder):

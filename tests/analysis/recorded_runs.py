@@ -1,4 +1,4 @@
-"""Run folders with made-up rollouts and metrics, as a training run writes them."""
+"""Run directories with made-up rollouts and metrics, as a training run writes them."""
 
 from pathlib import Path
 from typing import Any

@@ -197,7 +197,7 @@ def test_a_hostile_list_of_pictures(tmp_path: Path) -> None:
     for images in (1, "a", {"a": 1}):
         assert prompt_of({**asked, "images": images}, tmp_path).images == ()
     for name in ("\0", "a" * 5000, "../x", [1]):
-        with pytest.raises(CannotAnalyzeError, match="is not in the run folder"):
+        with pytest.raises(CannotAnalyzeError, match="is not in the run directory"):
             prompt_of({**asked, "images": [name]}, tmp_path)
 
 

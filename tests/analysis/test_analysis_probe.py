@@ -249,8 +249,8 @@ def change_rows(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     ("damage", "reason"),
     [
         (without_messages, OLDER),
-        (without_a_picture, "the image 'images/gone.png' is not in the run folder."),
-        (pictures_elsewhere, "the image '../outside.png' is not in the run folder."),
+        (without_a_picture, "the image 'images/gone.png' is not in the run directory."),
+        (pictures_elsewhere, "the image '../outside.png' is not in the run directory."),
         (equal_rewards, "all recorded rewards are equal, so there is nothing to predict."),
         (one_prompt, "its usable responses belong to fewer than 2 different prompts."),
         (broken_messages, "a recorded message is not an object with role and content."),

@@ -204,7 +204,8 @@ def test_a_place_that_is_not_there(
     (tmp_path / "runs" / "demo-20261115").mkdir(parents=True)
     name = name.format(near="demo-20261114", folder=tmp_path)
     message = error_of(name)
-    assert message.startswith(f"there is no '{name}': expected a run folder, a Hugging Face folder")
+    expected = f"there is no '{name}': expected a run directory, a Hugging Face folder"
+    assert message.startswith(expected)
     assert ("Did you mean 'runs/demo-20261115'?" in message) == name.startswith("runs/")
     assert "Did you mean 'runs'?" in error_of("./rusn")
 

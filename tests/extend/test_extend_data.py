@@ -25,7 +25,7 @@ def section(title: str) -> dict[str, str]:
 
 
 def run_section(title: str, name: str, folder: Path) -> list[Path]:
-    """Write the section's file and recipe, type its commands, and return the run folders."""
+    """Write the section's file and recipe, type its commands, and return the run directories."""
     blocks = section(title)
     (folder / f"{name}.py").write_text(blocks["python"])
     (folder / f"{name}.yaml").write_text(blocks["yaml"])

@@ -503,7 +503,7 @@ def digest(x: Any) -> str:
 
 
 def of_run(run: Path) -> Tree:
-    """Everything a run folder holds that equal runs share."""
+    """Everything a run directory holds that equal runs share."""
     found: Tree = {"metrics": of_metrics(run), "weights": of_weights(run)}
     for kind in ("rollouts", "watched", "evaluations"):
         files = sorted((run / kind).glob("*.jsonl"))
@@ -744,7 +744,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the recording")
     parser.add_argument("--output", type=Path, default=EXPECTED, help="where --write writes it")
     parser.add_argument("--against", type=Path, default=EXPECTED, help="recording to compare with")
-    parser.add_argument("--keep", type=Path, help="folder in which run folders are kept")
+    parser.add_argument("--keep", type=Path, help="folder in which run directories are kept")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -73,7 +73,7 @@ def test_create_takes_a_folder_whose_run_never_began(tmp_path: Path) -> None:
 def test_create_in_the_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunError, match="cannot create the run folder"):
+        with pytest.raises(RunError, match="cannot create the run directory"):
             RunFolder.create(path)
 
 

@@ -46,7 +46,7 @@ def trained(model: nn.Module, optimizer: Optimizer, steps: int) -> list[float]:
     for _ in range(steps):
         loss = (model(x) - y).float().square().mean()
         found.append(loss.item())
-        with optimizer.awake():
+        with optimizer.on_device():
             loss.backward()
             optimizer.step()
     return found

@@ -18,7 +18,7 @@ from forked_cli import Call, run, several, start
 from tiny_runs import TITLE, assert_same_run, count_lines, write_recipe
 
 from segcredit.train.checkpoint import find_latest
-from segcredit.train.loop import Interrupted, interrupts
+from segcredit.train.loop import StopSignals, interrupts
 
 SHORT = {
     "stages": [
@@ -218,7 +218,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 # ── Nobody listens ───────────────────────────────────────────────────────────────────────────────
 
 LOST = (
-    r"warning: standard output is lost \({}\)\. Training continues; the run folder has all "
+    r"warning: standard output is lost \({}\)\. Training continues; the run directory has all "
     r"metrics\.\n"
 )
 
@@ -304,6 +304,6 @@ def test_a_print_that_fails_in_the_handler_does_not_stop_the_run(
             raise RuntimeError("reentrant call inside a buffered writer")
 
     monkeypatch.setattr(sys, "stdout", Busy())
-    pressed = Interrupted()
+    pressed = StopSignals()
     pressed.handle(signal.SIGINT, None)
     assert pressed()

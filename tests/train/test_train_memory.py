@@ -167,7 +167,7 @@ def test_an_offloaded_optimizer_takes_the_same_steps(dtype: torch.dtype) -> None
     ]
     for step in range(4):
         for layer, optimizer in pair:
-            with optimizer.awake():
+            with optimizer.on_device():
                 layer(torch.full((2, 4), 1.0 + step, dtype=dtype)).square().sum().backward()
                 optimizer.step()
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
@@ -204,7 +204,7 @@ def test_an_offloaded_optimizer_goes_on_where_it_was(kind: str) -> None:
     optimizer = Optimizer("policy", first, 1e-2, settings, offload=True)
 
     def step(layer: torch.nn.Module, its: Optimizer) -> None:
-        with its.awake():
+        with its.on_device():
             layer(torch.ones(2, 64, dtype=torch.bfloat16, device="cuda")).square().sum().backward()
             its.step()
 

@@ -368,7 +368,7 @@ def test_other_settings_on_the_way_are_told_and_kept(
 
 def test_resuming_needs_a_run(tmp_path: Path, model: Path, rows: Rows) -> None:
     trainer = trainer_of(model, rows, by_length)
-    with pytest.raises(ValueError, match="resume needs the run's folder"):
+    with pytest.raises(ValueError, match="resume needs the run's directory"):
         trainer.train(resume=True)
     with pytest.raises(ValueError, match="is not a run: there is no such folder"):
         trainer.train(tmp_path / "none", resume=True)

@@ -30,7 +30,7 @@ def train(model: torch.nn.Module, optimizer: Optimizer, steps: range) -> list[di
     device = next(model.parameters()).device
     found = []
     for step in steps:
-        with optimizer.awake():
+        with optimizer.on_device():
             for part in range(2):  # two micro-batches
                 x = torch.full((2, 16), 0.1 + step + part, dtype=torch.bfloat16, device=device)
                 model(x).square().mean().backward()

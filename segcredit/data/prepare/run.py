@@ -139,7 +139,7 @@ TRAIN = "train"
 
 
 @dataclass(frozen=True)
-class Shared:
+class Duplicates:
     """Numbers of duplicate rows, by four criteria."""
 
     split: str
@@ -157,7 +157,7 @@ class Shared:
     """Rows with the same wording and the same image (or none)."""
 
 
-class _Seen:
+class _KnownRows:
     """Fingerprints of the rows so far."""
 
     def __init__(self, rows: Iterable[Fingerprint] = ()) -> None:
@@ -183,9 +183,9 @@ class _Seen:
         )
 
 
-def find_shared(splits: Mapping[str, Sequence[Fingerprint]]) -> list[Shared]:
+def find_shared(splits: Mapping[str, Sequence[Fingerprint]]) -> list[Duplicates]:
     """Count held-out rows that are in the training data, and repetitions within each split."""
-    train = _Seen(splits.get(TRAIN, ()))
+    train = _KnownRows(splits.get(TRAIN, ()))
     across = [
         _counted(split, TRAIN, [train.compare(row) for row in rows])
         for split, rows in splits.items()
@@ -196,7 +196,7 @@ def find_shared(splits: Mapping[str, Sequence[Fingerprint]]) -> list[Shared]:
 
 def leaking(splits: Mapping[str, Sequence[Fingerprint]]) -> set[int]:
     """Return positions of training rows with the question and image of a held-out row."""
-    held_out = _Seen(row for split, rows in splits.items() if split != TRAIN for row in rows)
+    held_out = _KnownRows(row for split, rows in splits.items() if split != TRAIN for row in rows)
     return {
         place
         for place, row in enumerate(splits.get(TRAIN, ()))
@@ -204,17 +204,17 @@ def leaking(splits: Mapping[str, Sequence[Fingerprint]]) -> set[int]:
     }
 
 
-def _repeated(split: str, rows: Sequence[Fingerprint]) -> Shared:
-    seen, found = _Seen(), []
+def _repeated(split: str, rows: Sequence[Fingerprint]) -> Duplicates:
+    seen, found = _KnownRows(), []
     for row in rows:
         found.append(seen.compare(row))
         seen.add(row)
     return _counted(split, split, found)
 
 
-def _counted(split: str, within: str, found: Sequence[tuple[bool, bool, bool, bool]]) -> Shared:
+def _counted(split: str, within: str, found: Sequence[tuple[bool, bool, bool, bool]]) -> Duplicates:
     question, file, image, both = (sum(row[sense] for row in found) for sense in range(4))
-    return Shared(split, within, len(found), question, file, image, both)
+    return Duplicates(split, within, len(found), question, file, image, both)
 
 
 @dataclass
@@ -246,7 +246,7 @@ class Report:
     reward: str | None
     """Reward that grades the answers of a known dataset."""
     splits: list[SplitReport] = field(default_factory=list)
-    shared: list[Shared] = field(default_factory=list)
+    shared: list[Duplicates] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     leaking: int = 0
     """Training rows with the question and image of a held-out row, dropped or not."""

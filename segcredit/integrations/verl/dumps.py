@@ -1,4 +1,4 @@
-"""Convert verl's dumps of rollouts and metrics to a run folder, for reports and analyses."""
+"""Convert verl's dumps of rollouts and metrics to a run directory, for reports and analyses."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from segcredit.runlog.files import read_lines, replacing, to_line
 from segcredit.runlog.records import write_rollouts
 
 METRICS, ROLLOUTS = Path("verl", "metrics.jsonl"), Path("verl", "rollouts")
-"""Where verl writes them, in the run folder."""
+"""Where verl writes them, in the run directory."""
 ADOPTED = Path("verl", "adopted")
 """Marker file: metrics.jsonl and rollouts were converted from verl's and may be replaced."""
 TOKENS = "segment_tokens"
@@ -43,7 +43,7 @@ VALIDATION = re.compile(rf"val-(?:core|aux)/.*/({'|'.join(HELD_OUT)})/mean@\d+")
 def token_columns(
     columns: Mapping[str, Tensor], piece: Callable[[int], str], count: int
 ) -> Iterator[dict[str, Any]]:
-    """Return columns of the first responses without masked tokens, named as in our run folder."""
+    """Return columns of the first responses without masked tokens, named as in run directories."""
     mask = columns["response_mask"].bool()
     ended = columns[ENDS].cumsum(dim=1) - columns[ENDS]
     for row in range(min(count, len(mask))):

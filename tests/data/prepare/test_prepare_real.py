@@ -10,7 +10,7 @@ import pytest
 from miniature import contents
 
 from segcredit.data import load_prompts
-from segcredit.data.prepare import KNOWN, Report, Shared, prepare
+from segcredit.data.prepare import KNOWN, Duplicates, Report, prepare
 from segcredit.rewards.extract import expected
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -42,8 +42,8 @@ def test_what_geometry3k_holds_twice(geo3k: Report) -> None:
     """172 test rows share a file of a picture with training, as is known; 300 share its pixels."""
     across = [shared for shared in geo3k.shared if shared.within != shared.split]
     assert across == [
-        Shared("validation", "train", rows=300, question=161, file=87, image=139, both=0),
-        Shared("test", "train", rows=601, question=284, file=172, image=300, both=1),
+        Duplicates("validation", "train", rows=300, question=161, file=87, image=139, both=0),
+        Duplicates("test", "train", rows=601, question=284, file=172, image=300, both=1),
     ]
     within = {s.split: (s.image, s.both) for s in geo3k.shared if s.within == s.split}
     assert within == {"train": (650, 2), "validation": (20, 0), "test": (68, 0)}

@@ -7,7 +7,7 @@ from typing import Any
 from miniature import jsonl, png, rows_of
 from PIL import Image
 
-from segcredit.data.prepare import Report, Shared, prepare
+from segcredit.data.prepare import Duplicates, Report, prepare
 from segcredit.data.prepare.run import normalized
 
 
@@ -32,7 +32,7 @@ def prepared(folder: Path, drop: bool = False, **splits: list[dict[str, Any]]) -
     return prepare(files, folder / "out", drop_duplicates=drop, force=True)
 
 
-def shared(report: Report, split: str, within: str) -> Shared:
+def shared(report: Report, split: str, within: str) -> Duplicates:
     (found,) = [s for s in report.shared if (s.split, s.within) == (split, within)]
     return found
 
@@ -50,13 +50,13 @@ def test_wording_and_sight_are_counted_apart_and_together(tmp_path: Path) -> Non
             ask("Find w."),
         ],
     )
-    assert shared(report, "test", "train") == Shared(
+    assert shared(report, "test", "train") == Duplicates(
         "test", "train", rows=6, question=4, file=2, image=4, both=3
     )
-    assert shared(report, "train", "train") == Shared(
+    assert shared(report, "train", "train") == Duplicates(
         "train", "train", rows=3, question=1, file=0, image=0, both=0
     )
-    assert shared(report, "test", "test") == Shared(
+    assert shared(report, "test", "test") == Duplicates(
         "test", "test", rows=6, question=2, file=0, image=2, both=1
     )
     assert report.leaking == 2
@@ -91,7 +91,7 @@ def test_one_picture_of_several_is_enough(tmp_path: Path) -> None:
         train=[ask("<image><image>Same?", "a.png", "b.png")],
         test=[ask("Same? <image>", "a3.bmp"), ask("<image>Other?", "b.png")],
     )
-    assert shared(report, "test", "train") == Shared(
+    assert shared(report, "test", "train") == Duplicates(
         "test", "train", rows=2, question=1, file=1, image=2, both=1
     )
 
