@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from segcredit.data.worlds import DerivedVariables
 from segcredit.types import Prompt
+from segcredit_lab.worlds.chains import DerivedVariables
 
 FAULTLESS = {"wrong": 0.0, "skipped": 0.0, "lazy": 0.0, "superfluous": 0.0}
 TINY = {"given": 2, "derived": 3, "needed": (1, 2), "modulus": 7}

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from segcredit.data.worlds.base import Demonstration, Split, World
-from segcredit.data.worlds.chains import DerivedVariables
 from segcredit.data.worlds.grid import ShapeGrid
 from segcredit.registry import Registry
 
@@ -11,7 +10,7 @@ WORLDS: Registry[Callable[..., World]] = Registry(
     "world",
     {
         "shape_grid": ShapeGrid,
-        "derived_variables": DerivedVariables,
+        "derived_variables": "segcredit_lab.worlds.chains:DerivedVariables",
         "ledger": "segcredit_lab.worlds.ledger:Ledger",
         "tile_tour": "segcredit_lab.worlds.tiles:TileTour",
     },
@@ -35,7 +34,6 @@ def make_world(name: str, **settings: object) -> World:
 __all__ = [
     "WORLDS",
     "Demonstration",
-    "DerivedVariables",
     "ShapeGrid",
     "Split",
     "World",
