@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segcredit.printable import listed, shown
+from segcredit.rewards.extract import boxed
 
 SHOWN = 20
 SKIP = "Repair these rows, or skip them: --skip-bad-rows (in Python, skip_bad_rows=True)."
@@ -54,7 +55,6 @@ class BadRows(ValueError):  # noqa: N818
 MARK = "<image>"
 ROLES = ("system", "user", "assistant")
 _EXTRA = "extra_info"
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -315,22 +315,7 @@ def _final_answer(text: str) -> str:
     _, hashes, final = (part.strip() for part in last_line.rpartition("####"))
     if hashes and final:
         return final.replace(",", "") if _THOUSANDS.fullmatch(final) else final
-    return _last_boxed(text) or text
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind(r"\boxed{")
-    return None if start < 0 else braced(text, start + len(r"\boxed"))
-
-
-def braced(text: str, start: int) -> str | None:
-    """Return the text between the brace at ``start`` and its closing brace; None if it has none."""
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)  # an escaped brace opens nothing
-        if depth == 0:
-            return text[start + 1 : brace.start()].strip()
-    return None
+    return boxed(text) or text
 
 
 def _id(key: str, value: object) -> str | None:

@@ -10,17 +10,17 @@ from functools import partial
 from typing import Any
 
 from segcredit.registry import Registry, names_code, require_settings
-from segcredit.rewards import math as _math
 from segcredit.rewards.checks import RewardError
 from segcredit.rewards.custom import CustomReward
 from segcredit.rewards.extract import ExactReward, boxed, format_ok, hash_answer
 from segcredit.rewards.math import MathReward, authors_length_penalty, geo3k, geo3k_strict, gsm8k
+from segcredit.rewards.math import math as math_reward
 from segcredit.types import RewardFn
 
 REWARDS: Registry[Callable[..., RewardFn]] = Registry(
     "reward",
     {
-        "math": _math.math,
+        "math": math_reward,
         "geo3k": geo3k,
         "geo3k_strict": geo3k_strict,
         "gsm8k": gsm8k,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from segcredit.rewards.checks import (
@@ -121,49 +121,18 @@ class MathReward:
         )
 
 
-def math(
-    *,
-    accuracy: float = 1.0,
-    format: float = 0.0,
-    length_penalty: Literal["authors"] | None = None,
-    deadline: float = 5.0,
-    workers: int = 2,
-    batch_seconds: float = 30.0,
-) -> MathReward:
-    r"""Reward 1 for a correct ``\boxed{}`` answer."""
-    return MathReward("boxed", accuracy, format, length_penalty, deadline, workers, batch_seconds)
+math = partial(MathReward, "boxed")
+r"""Reward 1 for a correct ``\boxed{}`` answer."""
+geo3k = partial(MathReward, "boxed", 0.9, 0.1, grader="mathruler")
+r"""Grade Geometry3K like verl: 0.9 for the answer, by MathRuler's rules, 0.1 for the format.
 
+The answer is the last ``\boxed{}`` of the whole response, including the thinking.
+"""
+geo3k_strict = partial(MathReward, "boxed", 0.9, 0.1)
+"""Grade Geometry3K strictly: only a box after ``</think>`` counts, compared by math-verify.
 
-def geo3k(
-    *,
-    length_penalty: Literal["authors"] | None = None,
-    deadline: float = 5.0,
-    workers: int = 2,
-    batch_seconds: float = 30.0,
-) -> MathReward:
-    r"""Grade Geometry3K like verl: 0.9 for the answer, by MathRuler's rules, 0.1 for the format.
-
-    The answer is the last ``\boxed{}`` of the whole response, including the thinking.
-    """
-    limits = (length_penalty, deadline, workers, batch_seconds)
-    return MathReward("boxed", 0.9, 0.1, *limits, grader="mathruler")
-
-
-def geo3k_strict(
-    *,
-    length_penalty: Literal["authors"] | None = None,
-    deadline: float = 5.0,
-    workers: int = 2,
-    batch_seconds: float = 30.0,
-) -> MathReward:
-    """Grade Geometry3K strictly: only a box after ``</think>`` counts, compared by math-verify.
-
-    The weights are those of ``geo3k``: 0.9 and 0.1. Hedged answers (``44=45``, ``44 or 45``) are
-    refused. Values are compared, not their notation.
-    """
-    return MathReward("boxed", 0.9, 0.1, length_penalty, deadline, workers, batch_seconds)
-
-
-def gsm8k() -> ExactReward:
-    """Grade GSM8K like verl: the number after the last ``####``."""
-    return ExactReward("hash")
+The weights are those of ``geo3k``: 0.9 and 0.1. Hedged answers (``44=45``, ``44 or 45``) are
+refused. Values are compared, not their notation.
+"""
+gsm8k = partial(ExactReward, "hash")
+"""Grade GSM8K like verl: the number after the last ``####``."""

@@ -8,11 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from segcredit.data.formats import Keys, RowError, braced, check_text, either, split_row
+from segcredit.data.formats import Keys, RowError, check_text, either, split_row
 from segcredit.data.images import as_source
 from segcredit.data.readers import RawRow
 from segcredit.models.images import ImageError
 from segcredit.printable import printable, shown
+from segcredit.rewards.extract import boxed
 
 Rule = Callable[[Mapping[str, Any], str | None], str | None]
 """Function of a row and the loader's answer that returns the answer or None, or raises RowError."""
@@ -72,7 +73,7 @@ def last_box(text: str) -> str | None:
     start = starts[-1]
     if text[start : start + 1] != "{":
         return re.split(r"[$\n]", text[start:], maxsplit=1)[0].strip().rstrip(".") or None
-    return braced(text, start) or None
+    return boxed(text) or None
 
 
 def _filled(value: object) -> bool:
