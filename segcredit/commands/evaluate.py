@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segcredit.commands.output import complain
-from segcredit.commands.train import TrustRun
+from segcredit.commands.output import AllowOutside, TrustRun, exit_codes, quiet_libraries
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +35,6 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data",
             help="Prompt files, or a prepared dataset: geo3k, gsm8k, math.",
             show_default="the run's test data",
         ),
@@ -44,7 +42,6 @@ def evaluate(
     reward: Annotated[
         str | None,
         typer.Option(
-            "--reward",
             help="math, geo3k, geo3k_strict, gsm8k, exact or file.py:function.",
             show_default="the run's, or the prepared dataset's",
         ),
@@ -58,26 +55,18 @@ def evaluate(
         ),
     ] = False,
     prompts: Annotated[
-        int | None,
-        typer.Option("--prompts", help="Number of prompts; 0: all.", min=0, show_default="512"),
+        int | None, typer.Option(help="Number of prompts; 0: all.", min=0, show_default="512")
     ] = None,
     samples: Annotated[
         int, typer.Option("--samples", "-k", help="Sampled responses per prompt.", min=1)
     ] = 4,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            "--temperature",
-            help="Sampling temperature.",
-            min=0.01,
-            show_default="the run's, or 1.0",
-        ),
+        typer.Option(help="Sampling temperature.", min=0.01, show_default="the run's, or 1.0"),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            "--top-p", help="Top-p sampling.", min=0.01, max=1, show_default="the run's, or 1.0"
-        ),
+        typer.Option(help="Top-p sampling.", min=0.01, max=1, show_default="the run's, or 1.0"),
     ] = None,
     greedy: Annotated[
         bool | None,
@@ -88,19 +77,13 @@ def evaluate(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
-            help="Maximum response length in tokens.",
-            min=1,
-            show_default="the run's, or 2048",
+            help="Maximum response length in tokens.", min=1, show_default="the run's, or 2048"
         ),
     ] = None,
-    suffix: Annotated[
-        str | None, typer.Option("--suffix", help="Text appended to each question.")
-    ] = None,
+    suffix: Annotated[str | None, typer.Option(help="Text appended to each question.")] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            "--template",
             help="Prompt for a base model without a chat template, with {question} in it.",
             show_default="the run's",
         ),
@@ -108,28 +91,22 @@ def evaluate(
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine",
-            help="hf, vllm, or your own engine (file.py:Name).",
-            show_default="the run's, or hf",
+            help="hf, vllm, or your own engine (file.py:Name).", show_default="the run's, or hf"
         ),
     ] = None,
     family: Annotated[
         str | None,
         typer.Option(
-            "--family",
             help="Model family: a built-in name, or your own (file.py:Name).",
             show_default="the run's, or by the model's type",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write all responses to this jsonl file.")
     ] = None,
     trust_run: TrustRun = False,
-    allow_outside: Annotated[
-        bool,
-        typer.Option("--allow-outside", help="Allow image paths outside the data folder."),
-    ] = False,
+    allow_outside: AllowOutside = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -140,7 +117,6 @@ def evaluate(
     """
     from rich.console import Console
 
-    from segcredit.commands.output import quiet_libraries
     from segcredit.evaluate.checkpoint import evaluate_checkpoint
     from segcredit.runlog.storage import CheckpointError
 
@@ -150,29 +126,23 @@ def evaluate(
     given: dict[str, Any] = {name: x for name, x in chosen.items() if x is not None}
     if prompts == 0:
         given["prompts"] = None
-    try:
-        with console.status("evaluating…"):
-            result = evaluate_checkpoint(
-                checkpoint,
-                data=data,
-                reward=reward,
-                samples=samples,
-                max_tokens=max_tokens,
-                suffix=suffix,
-                template=template,
-                engine=engine,
-                family=family,
-                seed=seed,
-                output=output,
-                trust_run=trust_run,
-                allow_outside=allow_outside,
-                **(PAPER if paper else {}) | given,
-            )
-    except (ValueError, CheckpointError, OSError) as error:
-        complain(error)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    with exit_codes(CheckpointError), console.status("evaluating…"):
+        result = evaluate_checkpoint(
+            checkpoint,
+            data=data,
+            reward=reward,
+            samples=samples,
+            max_tokens=max_tokens,
+            suffix=suffix,
+            template=template,
+            engine=engine,
+            family=family,
+            seed=seed,
+            output=output,
+            trust_run=trust_run,
+            allow_outside=allow_outside,
+            **(PAPER if paper else {}) | given,
+        )
     if as_json:
         typer.echo(json.dumps(result.as_dict()))
     else:

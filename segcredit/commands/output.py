@@ -1,11 +1,31 @@
-"""Output of commands: error messages, and streams that survive a closed pipe."""
+"""Parts that commands share: options, error messages, streams that survive a closed pipe."""
 
 import os
 import sys
 import threading
 import warnings
-from contextlib import suppress
-from typing import IO, Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Annotated, Any, cast
+
+import typer
+
+RecipeName = Annotated[str, typer.Argument(help="YAML file, or name of a built-in recipe.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Override settings with key.path=value.", metavar="[KEY=VALUE]…"),
+]
+TrustRun = Annotated[
+    bool,
+    typer.Option("--trust-run", help="Run code that the run's config.yaml names; see SECURITY.md."),
+]
+"""Option of every command that loads a run's model or reward."""
+SkipBadRows = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Skip data rows that cannot be used.")
+]
+AllowOutside = Annotated[
+    bool, typer.Option("--allow-outside", help="Allow image paths outside the data folder.")
+]
 
 
 class LastingStream:
@@ -70,6 +90,19 @@ def complain(error: object) -> None:
 
     console = Console(file=lasting(sys.stderr), soft_wrap=True)
     console.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+
+@contextmanager
+def exit_codes(*errors: type[Exception]) -> Iterator[None]:
+    """Turn an expected error into a message and exit code 2, and Ctrl-C into exit code 130."""
+    expected: tuple[type[Exception], ...] = (ValueError, OSError, *errors)
+    try:
+        yield
+    except expected as error:
+        complain(error)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 _show = threading.excepthook

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import complain
+from segcredit.commands.output import AllowOutside, SkipBadRows, exit_codes, quiet_libraries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,38 +51,33 @@ def prepare(
         typer.Option("--output", "-o", help="Output folder.", show_default="data/NAME or prepared"),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", help="Configuration (subset) of a Hub dataset.")
+        str | None, typer.Option(help="Configuration (subset) of a Hub dataset.")
     ] = None,
     question: Annotated[
-        str | None, typer.Option("--question", help="Column with the question.", metavar="COLUMN")
+        str | None, typer.Option(help="Column with the question.", metavar="COLUMN")
     ] = None,
     answer: Annotated[
-        str | None, typer.Option("--answer", help="Column with the answer.", metavar="COLUMN")
+        str | None, typer.Option(help="Column with the answer.", metavar="COLUMN")
     ] = None,
     image: Annotated[
-        str | None, typer.Option("--image", help="Column with the images.", metavar="COLUMN")
+        str | None, typer.Option(help="Column with the images.", metavar="COLUMN")
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option("--keep", help="Another column to copy into extra_info.", metavar="COLUMN"),
+        typer.Option(help="Another column to copy into extra_info.", metavar="COLUMN"),
     ] = None,
     suffix: Annotated[
-        str | None,
-        typer.Option("--suffix", help="Text appended to every question.", show_default="verl's"),
+        str | None, typer.Option(help="Text appended to every question.", show_default="verl's")
     ] = None,
     data_source: Annotated[
-        str | None, typer.Option("--data-source", help="Name by which verl selects its scorer.")
+        str | None, typer.Option(help="Name by which verl selects its scorer.")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer", help="Count prompt tokens with this tokenizer (folder or Hub id)."
-        ),
+        str | None, typer.Option(help="Count prompt tokens with this tokenizer (folder or Hub id).")
     ] = None,
     max_prompt_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-prompt-tokens",
             help="Report how many prompts are longer; needs --tokenizer.",
             min=1,
             show_default="1024",
@@ -95,13 +90,8 @@ def prepare(
             help="Drop training rows that share question and image with a held-out row.",
         ),
     ] = False,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip rows that cannot be used.")
-    ] = False,
-    allow_outside: Annotated[
-        bool,
-        typer.Option("--allow-outside", help="Allow image paths outside the data folder."),
-    ] = False,
+    skip_bad_rows: SkipBadRows = False,
+    allow_outside: AllowOutside = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Convert data to parquet files for segcredit and verl.
@@ -115,34 +105,26 @@ def prepare(
     from segcredit.data.prepare import prepare as prepare_data
 
     if tokenizer is not None:
-        from segcredit.commands.output import quiet_libraries
-
         quiet_libraries()
     folder = output or (Path("data") / what[0] if what[0] in KNOWN else Path("prepared"))
     console = Console()
-    try:
-        with console.status("searching…") as status:
-            report = prepare_data(
-                what,
-                folder,
-                source=source or (),
-                config=config,
-                columns=Columns(question, answer, image, tuple(keep or ())),
-                suffix=suffix,
-                data_source=data_source,
-                tokenizer=tokenizer,
-                max_prompt_tokens=max_prompt_tokens,
-                drop_duplicates=drop_duplicates,
-                skip_bad_rows=skip_bad_rows,
-                allow_outside=allow_outside,
-                force=force,
-                progress=lambda text: status.update(f"{text}…"),
-            )
-    except (ValueError, OSError) as error:
-        complain(error)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    with exit_codes(), console.status("searching…") as status:
+        report = prepare_data(
+            what,
+            folder,
+            source=source or (),
+            config=config,
+            columns=Columns(question, answer, image, tuple(keep or ())),
+            suffix=suffix,
+            data_source=data_source,
+            tokenizer=tokenizer,
+            max_prompt_tokens=max_prompt_tokens,
+            drop_duplicates=drop_duplicates,
+            skip_bad_rows=skip_bad_rows,
+            allow_outside=allow_outside,
+            force=force,
+            progress=lambda text: status.update(f"{text}…"),
+        )
     _show(console, report, folder)
 
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import complain
-from segcredit.commands.train import TrustRun
+from segcredit.commands.output import TrustRun, exit_codes
 from segcredit.registry import load_object
 
 if TYPE_CHECKING:
@@ -37,31 +36,28 @@ def report(
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Recorded steps to show per run, evenly spaced.")
+        int, typer.Option(min=1, help="Recorded steps to show per run, evenly spaced.")
     ] = 20,
-    responses: Annotated[
-        int, typer.Option("--responses", min=1, help="Responses to show per step.")
-    ] = 24,
+    responses: Annotated[int, typer.Option(min=1, help="Responses to show per step.")] = 24,
     megabytes: Annotated[
-        float, typer.Option("--megabytes", min=0.1, help="Maximum size of all responses, in MB.")
+        float, typer.Option(min=0.1, help="Maximum size of all responses, in MB.")
     ] = 18.0,
     analyses: Annotated[
         bool,
         typer.Option("--analyses/--no-analyses", help="Include the results of segcredit analyze."),
     ] = True,
     serve: Annotated[
-        bool,
-        typer.Option("--serve", help="Serve the page on this machine and keep it up to date."),
+        bool, typer.Option("--serve", help="Serve the page on this machine and keep it up to date.")
     ] = False,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port for --serve; 0: any free port.")
+        int, typer.Option(min=0, max=65535, help="Port for --serve; 0: any free port.")
     ] = 0,
     trust_run: TrustRun = False,
 ) -> None:
     """Write one HTML page that shows segments, values, credit and curves of one or more runs."""
     from segcredit.runlog import read_run
 
-    try:
+    with exit_codes():
         _adopt_verl(runs)
         found = [read_run(path, trust_run) for path in runs]
         if serve:
@@ -69,9 +65,6 @@ def report(
             return
         path = output or (found[0].path if len(found) == 1 else Path()) / "report.html"
         _write(found, path, steps, responses, megabytes, analyses)
-    except (ValueError, OSError) as error:
-        complain(error)
-        raise typer.Exit(2) from None
 
 
 def _adopt_verl(runs: list[Path]) -> None:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segcredit.columns import resolve
-from segcredit.commands.output import complain, lasting
+from segcredit.commands.output import (
+    Overrides,
+    SkipBadRows,
+    TrustRun,
+    complain,
+    lasting,
+    quiet_libraries,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,15 +52,6 @@ GOES_ON = "Training continues; the run directory has all metrics."
 PATIENCE = 2.0
 """Seconds for a clean stop; a Ctrl-C after that ends the process immediately."""
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Override settings with key.path=value.", metavar="[KEY=VALUE]…"),
-]
-TrustRun = Annotated[
-    bool,
-    typer.Option("--trust-run", help="Run code that the run's config.yaml names; see SECURITY.md."),
-]
-"""Option of every command that loads a run's model or reward."""
 Folder = Annotated[
     Path | None, typer.Option("--folder", "-o", help="Run directory; default: runs/NAME-DATE.")
 ]
@@ -61,7 +59,7 @@ Folder = Annotated[
 
 def demo(overrides: Overrides = None, folder: Folder = None) -> None:
     """Train a tiny vision-language model on this machine: imitation first, then SAPO."""
-    _run("demo", overrides or [], folder, None, False, False, False)
+    _run("demo", overrides or [], folder)
 
 
 def train(
@@ -70,15 +68,11 @@ def train(
     ] = None,
     overrides: Overrides = None,
     folder: Folder = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Resume the run in this folder.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Validate recipe and data, print them, and exit.")
     ] = False,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip data rows that cannot be used.")
-    ] = False,
+    skip_bad_rows: SkipBadRows = False,
     trust_run: TrustRun = False,
 ) -> None:
     """Train a model from a recipe, or resume a run."""
@@ -92,23 +86,6 @@ def train(
         raise typer.BadParameter("--trust-run requires --resume RUN; a recipe is always trusted")
     given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]
     _run(recipe or "", given, folder, resume, check, skip_bad_rows, trust_run)
-
-
-def _run(
-    recipe: str,
-    overrides: list[str],
-    folder: Path | None,
-    resume: Path | None,
-    check: bool,
-    skip_bad_rows: bool,
-    trust_run: bool,
-) -> None:
-    with _one_interrupt():
-        try:
-            _train(recipe, overrides, folder, resume, check, skip_bad_rows, trust_run)
-        except KeyboardInterrupt:  # before training started, or while its results were shown
-            print("Stopped.", file=lasting(sys.stdout), flush=True)
-            raise typer.Exit(130) from None
 
 
 @contextmanager
@@ -134,23 +111,26 @@ def _one_interrupt() -> Iterator[None]:
         return
     try:
         yield
+    except KeyboardInterrupt:  # before training started, or while its results were shown
+        print("Stopped.", file=lasting(sys.stdout), flush=True)
+        raise typer.Exit(130) from None
     finally:
         if not raised:  # otherwise the process is ending and must not be interrupted
             signal.signal(signal.SIGINT, before)
 
 
-def _train(
+@_one_interrupt()
+def _run(
     recipe: str,
     overrides: list[str],
     folder: Path | None,
-    resume: Path | None,
-    check: bool,
-    skip_bad_rows: bool,
-    trust_run: bool,
+    resume: Path | None = None,
+    check: bool = False,
+    skip_bad_rows: bool = False,
+    trust_run: bool = False,
 ) -> None:
     from rich.console import Console
 
-    from segcredit.commands.output import quiet_libraries
     from segcredit.commands.terminal import Terminal, result_table
     from segcredit.config import load_recipe, load_run_recipe
     from segcredit.runlog import resume_command

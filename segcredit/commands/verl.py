@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from segcredit.commands.output import complain
+from segcredit.commands.output import Overrides, RecipeName, complain, exit_codes
 
 ERROR = re.compile(r"^(?:ValueError|RuntimeError|AssertionError): (\S.*)$")
 """Last line of a traceback, with the reason."""
@@ -27,29 +27,21 @@ segcredit report runs/mine  [dim]# works during the run, too[/dim]
 
 
 def verl(
-    recipe: Annotated[str, typer.Argument(help="YAML file, or name of a built-in recipe.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Override settings of the recipe with key.path=value.", metavar="[KEY=VALUE]…"
-        ),
-    ] = None,
+    recipe: RecipeName,
+    overrides: Overrides = None,
     show: Annotated[
         bool, typer.Option("--print", help="Print the command instead of running it.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Run directory; default: runs/NAME-verl.")
+        Path | None, typer.Option(help="Run directory; default: runs/NAME-verl.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the Ray cluster.")] = 1,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each node.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the Ray cluster.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
     rollout: Annotated[
-        str, typer.Option("--rollout", help="verl's rollout engine: vllm, sglang or trtllm.")
+        str, typer.Option(help="verl's rollout engine: vllm, sglang or trtllm.")
     ] = "vllm",
     tensor_parallel: Annotated[
-        int,
-        typer.Option(
-            "--tensor-parallel", min=1, help="GPUs that share one copy of the model while sampling."
-        ),
+        int, typer.Option(min=1, help="GPUs that share one copy of the model while sampling.")
     ] = 1,
     accept: Annotated[
         bool,
@@ -70,15 +62,12 @@ def verl(
     from segcredit.integrations.verl.mapping import Cluster, arguments
     from segcredit.integrations.verl.translate import translate
 
-    try:
+    with exit_codes():
         found = load_recipe(recipe, overrides or [])
         folder = (out or Path("runs") / f"{found.name}-verl").absolute()
         check_free(folder)
         cluster = Cluster(nodes, gpus, rollout, tensor_parallel)
         translated = translate(found, folder, cluster, accept)
-    except (ValueError, OSError) as error:
-        complain(error)
-        raise typer.Exit(2) from None
     for note in translated.notes:
         typer.echo(f"note: {note}", err=True)
     given = [*arguments(translated.settings), *(own or [])]

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import complain
-from segcredit.commands.train import TrustRun
+from segcredit.commands.output import TrustRun, complain
 
 if TYPE_CHECKING:
     from rich.console import Console
