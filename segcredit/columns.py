@@ -103,7 +103,7 @@ class Pieces(Column):
 
 
 @dataclass(frozen=True)
-class TrackedBaseline(Column):
+class Baseline(Column):
     """Value of each prompt, tracked from step to step (single-stream SPO)."""
 
     name = "baseline"
@@ -180,7 +180,7 @@ class InitialPolicy(Column):
 
 
 LOGP_OLD, ENTROPY, VALUE, LOGP_REF = LogpOld(), Entropy(), Value(), LogpRef()
-PIECES, BASELINE, PARENT = Pieces(), TrackedBaseline(), Parent()
+PIECES, BASELINE, PARENT = Pieces(), Baseline(), Parent()
 CONTINUATIONS, INITIAL_POLICY = Continuations(), InitialPolicy()
 
 _BUILT_IN = (

@@ -70,7 +70,7 @@ def segment_policy_loss(
     # with one segment per response, all tokens of a row would add to one address
     if segments.width > 1 and has_kernels(*columns.values()):
         bounds = _bounds(clip_low, clip_high, dual_clip)
-        loss, metrics = PolicyLoss.apply(  # type: ignore[no-untyped-call]
+        loss, metrics = PolicyLossFunction.apply(  # type: ignore[no-untyped-call]
             logp, logp_old, advantage, segments, shares, bounds
         )
         return loss, {"ratio": metrics[0], "clip_fraction": metrics[1]}
@@ -153,7 +153,7 @@ def boundary_value_loss(
     given = (value, value_target) if shares is None else (value, value_target, shares)
     if known and value_at == "start" and clip is None and has_kernels(*given):
         factor = 0.5 if half else 1.0
-        return ValueLoss.apply(  # type: ignore[no-untyped-call]
+        return ValueLossFunction.apply(  # type: ignore[no-untyped-call]
             value, value_target, segments, shares, factor
         )
     current = segments.read(at_least_float32(value), value_at)
@@ -233,7 +233,7 @@ def direct_value(
     return 0.5 * (beta * log_ratio - target).square()
 
 
-class PolicyLoss(torch.autograd.Function):
+class PolicyLossFunction(torch.autograd.Function):
     """Kernel of :func:`segment_policy_loss`: loss, and mean ratio with clip fraction."""
 
     @staticmethod
@@ -261,7 +261,7 @@ class PolicyLoss(torch.autograd.Function):
         return ctx.saved_tensors[0] * grad, None, None, None, None, None
 
 
-class ValueLoss(torch.autograd.Function):
+class ValueLossFunction(torch.autograd.Function):
     """Kernel of :func:`boundary_value_loss`: factor · Σ share · (V − R̂)² at segment starts."""
 
     @staticmethod

@@ -311,7 +311,7 @@ PROVIDERS: dict[type[Column], Callable[[Any], Provider]] = {
     named.InitialPolicy: lambda _: InitialPolicyProvider(restarts=True),
     named.LogpRef: lambda _: InitialPolicyProvider(restarts=False),
     named.Pieces: lambda _: PiecesProvider(),
-    named.TrackedBaseline: lambda _: UnstartedTracker(),
+    named.Baseline: lambda _: UnstartedTracker(),
     named.Parent: lambda _: TreeProvider(),
     named.Continuations: ContinuationProvider,
 }

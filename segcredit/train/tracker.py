@@ -23,7 +23,7 @@ OFFLINE_SAMPLES = 8
 """Responses per prompt for its first value."""
 
 
-class Tracker:
+class ValueTracker:
     """Beta(α, β) per prompt, and the prompt's last response, to measure how far π has moved."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
@@ -122,7 +122,7 @@ class UnstartedTracker(Provider):
     def prepare(self, state: State) -> Provider:
         """Estimate each prompt's first value from samples of the current policy."""
         prompts, at_once = _prompts(state), state.recipe.rollout.prompts
-        tracker = Tracker(prompts)
+        tracker = ValueTracker(prompts)
         names, rewards = [], []
         for first in range(0, len(prompts), at_once):
             context = Context(state, Metrics(), ("tracker", first))
@@ -138,7 +138,7 @@ class UnstartedTracker(Provider):
             if state.stage_kind == "optimize":
                 raise saved.lacks("this algorithm tracks a value for every prompt", state.recipe)
             return None
-        tracker = Tracker(_prompts(state))
+        tracker = ValueTracker(_prompts(state))
         tracker.load_state_dict(kept)
         if len(tracker.alpha) != len(tracker.place):
             count = len(tracker.alpha)
@@ -159,7 +159,7 @@ class TrackerProvider(Provider):
     prepares_every_stage = True
     held_out = False  # only training prompts are tracked
 
-    tracker: Tracker
+    tracker: ValueTracker
 
     def choose_prompts(self, state: State, count: int) -> list[Prompt]:
         drawn = self.tracker.draw(count, generator(state.seed, "tracked prompts", state.step))

@@ -15,7 +15,7 @@ from ragged import Layout, layout
 
 from segcredit.algorithms import make_algorithm
 from segcredit.core import tracker
-from segcredit.train.tracker import Tracker
+from segcredit.train.tracker import ValueTracker
 from segcredit.types import Encoded, Outputs, Prompt, Rollouts
 
 FIXTURE = json.loads((Path(__file__).parent.parent / "fixtures" / "peers_grpo.json").read_text())
@@ -91,7 +91,7 @@ def test_drift_and_forgetting_are_the_recipes() -> None:
     prompts = [Prompt(f"p{i}", ()) for i in range(len(old))]
     encoded = [Encoded(x, torch.zeros(1).long(), torch.zeros(1, 1).long()) for x in prompts]
     place = layout([len(row) for row in old], holes=True)
-    ours = Tracker(prompts)
+    ours = ValueTracker(prompts)
     ours.alpha, ours.beta = torch.tensor(case["alpha"]), torch.tensor(case["beta"])
     drawn, now = old, old
     for visit, move in zip(case["visits"], moves, strict=True):

@@ -38,7 +38,7 @@ EMPTY = 0.25
 """Probability that a cell that is not asked for stays empty."""
 
 
-class Term(NamedTuple):
+class CountTerm(NamedTuple):
     """One summand of a question."""
 
     operation: str
@@ -60,7 +60,7 @@ class Scene(NamedTuple):
     """An image and a question about it."""
 
     cells: tuple[Item | None, ...]
-    terms: tuple[Term, ...]
+    terms: tuple[CountTerm, ...]
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class ShapeGrid(World):
         while len(cells) < self.size**2:
             cells.append(rng.choice(others) if others and rng.random() >= EMPTY else None)
         rng.shuffle(cells)
-        terms = map(Term, numbers.operations, numbers.factors, asked)
+        terms = map(CountTerm, numbers.operations, numbers.factors, asked)
         return Scene(tuple(cells), tuple(terms))
 
     def _prompt(self, scene: Scene, split: Split, index: int, phase: str) -> Prompt:
@@ -252,22 +252,22 @@ def names(cells: Sequence[Item | None]) -> tuple[str, ...]:
     return tuple("" if item is None else " ".join(item) for item in cells)
 
 
-def _phrase(term: Term) -> str:
+def _phrase(term: CountTerm) -> str:
     return ("twice " if term.factor == 2 else "") + " ".join(term.item)
 
 
-def question(terms: Sequence[Term]) -> str:
+def question(terms: Sequence[CountTerm]) -> str:
     """Write the question."""
     first, *later = terms
     return " ".join(["count", _phrase(first), *(f"{x.operation} {_phrase(x)}" for x in later), "?"])
 
 
-def glance_line(term: Term, count: int) -> str:
+def glance_line(term: CountTerm, count: int) -> str:
     """Write a count without evidence."""
     return f"glance {_phrase(term)} = {term.factor * count}"
 
 
-def check_line(term: Term, cells: Sequence[Item | None]) -> str:
+def check_line(term: CountTerm, cells: Sequence[Item | None]) -> str:
     """Write the count of each row of the image, then the sum."""
     side = isqrt(len(cells))
     rows = [
@@ -301,7 +301,7 @@ def read_scene(prompt: Prompt) -> Scene:
             f"Pass what world.prompt(split, index) returned."
         )
     terms = [
-        Term(operation or "plus", 2 if twice else 1, (colour, shape))
+        CountTerm(operation or "plus", 2 if twice else 1, (colour, shape))
         for operation, twice, colour, shape in _TERM.findall(text.removeprefix("count "))
     ]
     cells: list[Item | None] = []
