@@ -155,6 +155,7 @@ def evaluate(
 
 def _table(result: "Evaluation") -> "Table":
     from rich.table import Table
+    from rich.text import Text
 
     title = f"{result.prompts} prompts × {result.samples} samples"
     table = Table(title=title, title_justify="left")
@@ -166,6 +167,8 @@ def _table(result: "Evaluation") -> "Table":
     if result.sampled is not None and result.sampled_interval is not None:
         average = f"{result.sampled:.1%}"
         table.add_row(f"avg@{result.samples}", average, _range(result.sampled_interval))
+    for source, x in result.by_source.items():
+        table.add_row(Text(f"  {source}"), f"{x:.1%}", "")
     for k, x in result.pass_at.items():
         if k > 1:
             table.add_row(f"pass@{k}", f"{x:.1%}", _range(result.pass_interval[k]))

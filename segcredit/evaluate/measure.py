@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 from segcredit.models.inputs import as_responses, encode_all
+from segcredit.printable import printable
 from segcredit.rewards.checks import no_verdict_warning
 from segcredit.types import (
     Encoded,
@@ -56,6 +57,8 @@ class _SingleProcess:
 SINGLE_PROCESS = _SingleProcess()
 RESAMPLES = 2000
 """Number of bootstrap resamples."""
+MOST_SOURCES, MOST_LETTERS = 16, 60
+"""Maximum number of test sets that are reported separately, and length of their names."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -134,6 +137,8 @@ class Evaluation:
     """Cause and remedy, if many responses got no verdict."""
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every response with its grade."""
+    by_source: dict[str, float] = field(default_factory=dict)
+    """``sampled`` by test set, if the prompts' ``data_source`` names several."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers and the sampling settings."""
@@ -157,6 +162,7 @@ class Evaluation:
             if interval is not None:
                 found[f"{name}_low"], found[f"{name}_high"] = interval
         found |= {f"pass@{k}": x for k, x in self.pass_at.items() if k > 1}
+        found |= {f"sampled/{source}": x for source, x in self.by_source.items()}
         return {name: x for name, x in found.items() if x is not None}
 
 
@@ -225,7 +231,22 @@ def evaluate(
         sampling=sampling,
         warning=no_verdict_warning(rewards, "the evaluation"),
         rows=rows,
+        by_source={} if means is None else mean_by_source(prompts, means),
     )
+
+
+def mean_by_source(prompts: Sequence[Prompt], values: Sequence[float]) -> dict[str, float]:
+    """Average one value per prompt by ``data_source``; empty if there is one source, or too many.
+
+    Prompts without a source are listed as ``other``.
+    """
+    found: dict[str, list[float]] = {}
+    for prompt, value in zip(prompts, values, strict=True):
+        source = printable(str(prompt.columns.get("data_source") or "other"), MOST_LETTERS)
+        found.setdefault(source, []).append(value)
+    if not 1 < len(found) <= MOST_SOURCES:
+        return {}
+    return {source: sum(each) / len(each) for source, each in found.items()}
 
 
 def _per_prompt(values: Sequence[float], samples: int) -> list[float]:

@@ -35,7 +35,7 @@ def study(
         list[str] | None,
         typer.Argument(help="Study names, YAML files, or all.", metavar="[NAME]…"),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="smoke, mini or paper.")] = "smoke",
+    scale: Annotated[str, typer.Option("--scale", help="smoke, mini, small or paper.")] = "smoke",
     folder: Annotated[
         Path, typer.Option("--folder", "-o", help="Folder for runs and results of all studies.")
     ] = Path("studies"),

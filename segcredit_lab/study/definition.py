@@ -1,15 +1,16 @@
 """Definition of a study: arms over a base recipe, a reference arm, and figures."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from segcredit.config import RecipeError, read_settings
+from segcredit.config import RecipeError, merge_settings, read_settings
 from segcredit.config.recipe import Number, Settings, Whole
 from segcredit.printable import shown
 from segcredit.registry import nearest
@@ -41,6 +42,9 @@ class Arm(Settings):
     """With samples: keep the base's number of prompts, so that rollouts are multiplied."""
     share: Number = Field(1.0, gt=0, le=1)
     """Share of the base's prompts, for a method that samples continuations too."""
+    rounds: Whole = Field(1, ge=1)
+    """Number of the base's steps that are joined to one, for a method that trains in rounds: so
+    many times the prompts and mini-batches, and a fraction of the steps."""
     cold: bool = False
     """Omit the base's critic pretraining."""
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -100,6 +104,8 @@ class Study(Settings):
     published: PublishedNumbers | None = None
     note: str = ""
     """Note printed below the table."""
+    scales: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Changes of the study at a scale, by scale: keys of a study, merged as recipes are."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Study":
@@ -116,7 +122,21 @@ class Study(Settings):
                     )
         if "sweep" in self.figures and not any(arm.at is not None for arm in self.arms.values()):
             raise ValueError("figure sweep needs `at` in at least one arm; got none")
+        if unknown := [name for name in self.scales if name not in SCALES]:
+            raise ValueError(
+                f"scales: expected one of {', '.join(SCALES)}; got {unknown[0]!r}."
+                f"{nearest(unknown[0], SCALES)}"
+            )
         return self
+
+    def at_scale(self, name: str) -> "Study":
+        """Return the study as it is at a scale."""
+        if name not in self.scales:
+            return self
+        own = self.model_dump(mode="json", exclude={"scales"})
+        return parse_study(
+            merge_settings(own, self.scales[name]), f"study {self.name}, scales.{name}"
+        )
 
     def label(self, arm: str) -> str:
         """Label of an arm in tables and figures."""
@@ -192,6 +212,91 @@ def _explain(problem: Any) -> str:
 
 
 _SMOKE = Path(str(files("segcredit_lab"))) / "study" / "smoke"
+_SMALL = Path(str(files("segcredit_lab"))) / "study" / "small"
+
+
+@runtime_checkable
+class TuningRun(Protocol):
+    """Results of a run that a rule chooses learning rates by."""
+
+    @property
+    def area(self) -> float:
+        """Mean held-out accuracy over the curve."""
+        ...
+
+    @property
+    def accuracy(self) -> tuple[float, ...]:
+        """Held-out accuracy of every evaluation; the first precedes optimization."""
+        ...
+
+
+TuningRuns = Mapping[float, Sequence[TuningRun]]
+"""The finished tuning runs of each learning rate."""
+
+
+@runtime_checkable
+class RateRule(Protocol):
+    """A rule that chooses a learning rate from tuning runs."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, for a study's page; empty: a page need not explain it."""
+        ...
+
+    def losing(self, runs: TuningRuns) -> tuple[float, ...]:
+        """Return the rates that the rule excludes."""
+        ...
+
+    def choose(self, runs: TuningRuns) -> float:
+        """Return the chosen rate."""
+        ...
+
+
+@dataclass(frozen=True)
+class LargestArea:
+    """The rate with the largest mean accuracy over the curve; of equal ones the smallest."""
+
+    text: str = ""
+
+    def losing(self, runs: TuningRuns) -> tuple[float, ...]:
+        """Exclude no rate."""
+        return ()
+
+    def choose(self, runs: TuningRuns) -> float:
+        return max(
+            runs, key=lambda rate: (sum(x.area for x in runs[rate]) / len(runs[rate]), -rate)
+        )
+
+
+@dataclass(frozen=True)
+class LargestSafe:
+    """The largest rate at which no tuning run loses accuracy; the smallest if all rates do."""
+
+    tolerance: float = 0.01
+    """A run loses accuracy if its last evaluation is more than this below its best one. Noise of an
+    evaluation must not count: one point is two standard errors of the difference of two
+    evaluations with 8 responses to each of 1,000 prompts at 12 % accuracy."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, for a study's page."""
+        return (
+            f"The rule: the largest rate at which no tuning run ends more than "
+            f"{100 * self.tolerance:g} points of accuracy below its own best evaluation, the one "
+            f"before optimization included; the smallest rate if there is none."
+        )
+
+    def loses(self, run: TuningRun) -> bool:
+        """Whether a run ends below its best evaluation."""
+        return max(run.accuracy) - run.accuracy[-1] > self.tolerance
+
+    def losing(self, runs: TuningRuns) -> tuple[float, ...]:
+        """Exclude rates with a run that loses accuracy."""
+        return tuple(rate for rate, found in runs.items() if any(map(self.loses, found)))
+
+    def choose(self, runs: TuningRuns) -> float:
+        safe = {*runs} - {*self.losing(runs)}
+        return max(safe) if safe else min(runs)
 
 
 @dataclass(frozen=True)
@@ -200,7 +305,8 @@ class Scale:
 
     name: str
     bases: dict[str, str]
-    """Base recipes: vision, text, and text whose answer depends on choices in the response."""
+    """Base recipes: vision, text, text whose answer depends on choices in the response, and text
+    with a second model."""
     seeds: tuple[int, ...]
     rates: tuple[float, ...] = ()
     """Learning rates to try, as multiples of the recipe's; empty: no tuning."""
@@ -208,6 +314,8 @@ class Scale:
     """Seeds for tuning; they differ from the seeds that are measured."""
     tuning_share: float = 0.5
     """Share of the optimization steps in a tuning run."""
+    rule: RateRule = field(default_factory=LargestArea)
+    """Rule that chooses a learning rate."""
 
 
 SCALES = {
@@ -219,6 +327,7 @@ SCALES = {
                 "vision": str(_SMOKE / "vision.yaml"),
                 "text": str(_SMOKE / "text.yaml"),
                 "choices": str(_SMOKE / "text.yaml"),
+                "second": str(_SMOKE / "text.yaml"),
             },
             seeds=(0,),
             rates=(1.0, 3.0),
@@ -231,6 +340,7 @@ SCALES = {
                 "vision": "mini/vision",
                 "text": "mini/text",
                 "choices": "mini/text-choices",
+                "second": "mini/text",
             },
             seeds=(0, 1, 2),
             rates=(0.5, 1.0, 2.0),
@@ -241,11 +351,26 @@ SCALES = {
             tuning_share=1.0,  # a rate that is best after half the steps may collapse later
         ),
         Scale(
+            "small",
+            {
+                "vision": str(_SMALL / "smollm2-135m.yaml"),
+                "text": str(_SMALL / "smollm2-135m.yaml"),
+                "choices": str(_SMALL / "smollm2-135m.yaml"),
+                "second": str(_SMALL / "gemma-3-270m.yaml"),
+            },
+            seeds=(0, 1, 2),
+            rates=(1.0, 2.0, 4.0),  # SAPO, PPO and GRPO each learned at the recipe's rate
+            tuning_seeds=(1000, 1001),
+            tuning_share=0.5,
+            rule=LargestSafe(),
+        ),
+        Scale(
             "paper",
             {
                 "vision": "geo3k/qwen2.5-vl-3b-sapo",
                 "text": "gsm8k/rhomath-1.1b-sapo",
                 "choices": "gsm8k/rhomath-1.1b-sapo",
+                "second": "gsm8k/deepseekmath-7b-sapo",
             },
             seeds=(0, 1, 2),
         ),

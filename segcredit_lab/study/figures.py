@@ -9,11 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from segcredit.printable import number_text
+from segcredit.printable import number_text, printable
 from segcredit.runlog import read_run
 from segcredit_lab.analysis import Analysis, AnalysisSettings, write
 from segcredit_lab.analysis.compare import COMPARISONS, Curve, Group, curve_of, t_interval
-from segcredit_lab.analysis.drawing import COLORS, INK, REFERENCE, band, draw_compared, line_of
+from segcredit_lab.analysis.drawing import (
+    COLORS,
+    INK,
+    REFERENCE,
+    band,
+    draw_compared,
+    integer_steps,
+    line_of,
+)
 from segcredit_lab.analysis.lift import SHOWN
 from segcredit_lab.analysis.reading import (
     CannotAnalyzeError,
@@ -36,6 +44,23 @@ def draw_curves(curves: list[Curve], label: str, window: int, figure: Any) -> No
     lowest = min(float(np.nanmin([*x.each.ravel(), *x.mean, 0.0])) for x in shown)
     if lowest < 0:
         figure.axes[0].set_ylim(bottom=1.05 * lowest)
+
+
+def draw_panels(panels: dict[str, list[Curve]], label: str, figure: Any) -> None:
+    """Draw the means of several sets of curves, one panel each."""
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for number, curve in enumerate(curves):
+            line = line_of(number)
+            if len(curves) <= MANY and curve.num_runs > 1:
+                band(axis, curve.step, curve.interval, line["color"])
+            axis.plot(curve.step, curve.mean, label=curve.label, marker=".", **line)
+        axis.set_title(title)
+        axis.set_xlabel("optimization step")
+        integer_steps(axis)
+    axes[0].set_ylabel(label)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=4)
 
 
 def _mean_alone(curve: Curve) -> Curve:
@@ -136,12 +161,14 @@ def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Ana
     made, lacking = [], []
     makers: dict[str, Callable[[Summary], Analysis]] = {
         "curves": learning_curves,
+        "test_sets": curves_by_set,
         "differences": differences,
         "sweep": sweep,
         "lift": lift,
         **{name: partial(metric, name) for name in METRICS},
     }
-    for name in summary.study.figures:
+    by_set = ["test_sets"] if summary.sets and "curves" in summary.study.figures else []
+    for name in [*summary.study.figures, *by_set]:
         progress(name)
         try:
             made.append(makers[name](summary))
@@ -160,6 +187,22 @@ def learning_curves(summary: Summary) -> Analysis:
         {"curves": [_numbers(curve) for curve in curves]},
         partial(draw_curves, curves, summary.scale_of_measure, 1),
         SIZE,
+    )
+
+
+def curves_by_set(summary: Summary) -> Analysis:
+    """Make a figure of accuracy over steps with one panel per test set."""
+    found = {
+        printable(name, 60): [_accuracy(arm) for arm in _done(summary.of_set(name))]
+        for name in summary.sets
+    }
+    return _figure(
+        "test_sets",
+        f"{summary.study.title}: held-out {summary.measure} by test set",
+        summary,
+        {name: [_numbers(curve) for curve in curves] for name, curves in found.items()},
+        partial(draw_panels, found, summary.scale_of_measure),
+        (4.6 * len(found) + 0.6, 4.2),
     )
 
 

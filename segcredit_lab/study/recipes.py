@@ -36,6 +36,8 @@ def arm_recipe(study: Study, name: str, scale: Scale, overrides: Sequence[str] =
     found["name"] = name
     apply_overrides(found, overrides)
     found["stages"] = _stages(found, arm)
+    if arm.rounds > 1:
+        found = _in_rounds(found, arm.rounds)
     return parse_recipe(found, source)
 
 
@@ -80,6 +82,37 @@ def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
         )
     asked = prompts if arm.same_prompts else rows // drawn
     return {"samples": drawn, "prompts": max(-(-least // drawn), round(arm.share * asked))}
+
+
+def _in_rounds(found: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Join so many steps to one round with the same rollouts, mini-batches and evaluations.
+
+    ``save.every`` stays, since the shared warm start has it, too.
+    """
+    stages = []
+    for stage in found.get("stages") or []:
+        if isinstance(stage, dict) and stage.get("kind") == "optimize":
+            steps = int(stage.get("steps", 0))
+            if steps % rounds:
+                raise RecipeError(
+                    f"{steps} optimization steps cannot be joined to rounds of {rounds} steps: set "
+                    f"steps to a multiple of {rounds}."
+                )
+            stage = stage | {"steps": steps // rounds}
+        stages.append(stage)
+    counts = {
+        "rollout": {"prompts": rounds * int((found.get("rollout") or {}).get("prompts", 128))},
+        "update": {"minibatches": rounds * int((found.get("update") or {}).get("minibatches", 4))},
+        "evaluation": {"every": _every(found, "evaluation", "every", 10, rounds)},
+        "save": {"rollouts_every": _every(found, "save", "rollouts_every", 10, rounds)},
+    }
+    return merge_settings(found | {"stages": stages}, counts)
+
+
+def _every(found: dict[str, Any], section: str, key: str, default: int, rounds: int) -> int:
+    """Return an interval in rounds instead of steps; 0 stays 0."""
+    steps = int((found.get(section) or {}).get(key, default))
+    return steps and max(1, steps // rounds)
 
 
 def _stages(found: dict[str, Any], arm: Arm) -> Any:

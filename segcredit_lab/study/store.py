@@ -213,6 +213,8 @@ def finish(folder: Path, keep: Collection[str]) -> None:
 
 LAST = 5
 """Last batches of critic pretraining over which its explained variance is averaged."""
+LAST_STEPS = 10
+"""Last optimization steps over which the final training reward is averaged."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,17 @@ class Measurement:
     """Explained variance of the critic in the last batches of its pretraining."""
     measure: str = "accuracy"
     """Either "accuracy", or "reward" if the run's reward does not report correctness."""
+    by_set: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Accuracy of every evaluation by test set; empty if there is only one."""
+    training_reward: tuple[float, float] = (float("nan"), float("nan"))
+    """Mean reward of training responses: over all optimization steps, and over the last ten."""
+
+    def of_set(self, name: str) -> "Measurement":
+        """Return the measurements with the curve of one test set; NaN if it has none."""
+        curve = self.by_set.get(name, (float("nan"),) * len(self.steps))
+        return replace(
+            self, accuracy=curve, area=area_under(self.steps, curve), final=curve[-1], by_set={}
+        )
 
 
 def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
@@ -258,7 +271,9 @@ def area_under(steps: Sequence[float], values: Sequence[float]) -> float:
 
 def measure(run: Run) -> Measurement:
     """Compute all measurements of a finished run."""
-    evaluated = [row for row in run.metrics if row.get("stage") == "evaluation"]
+    evaluated = [
+        row for row in run.metrics if row.get("stage") == "evaluation" and step_in(row) is not None
+    ]
     known = any(ACCURACY in row for row in evaluated)
     key = ACCURACY if known else REWARD
     curve = [
@@ -270,6 +285,9 @@ def measure(run: Run) -> Measurement:
         raise ValueError(
             f"{run.path} has no held-out accuracy: its data has no test prompts (data.test)."
         )
+    sets = dict.fromkeys(
+        name for row in evaluated for name in row if name.startswith(f"{ACCURACY}/")
+    )
     first = curve[0][0]
     steps, accuracy = [step - first for step, _ in curve], [x for _, x in curve]
     trained = [row for row in run.metrics if row.get("stage") not in ("evaluation", "warm_start")]
@@ -290,6 +308,13 @@ def measure(run: Run) -> Measurement:
         response_length=_mean(optimized, "response_length"),
         explained_before=_mean(before[-LAST:], "explained_variance"),
         measure="accuracy" if known else "reward",
+        by_set={
+            name.removeprefix(f"{ACCURACY}/"): tuple(
+                as_number(row.get(name)) for row in evaluated if key in row
+            )
+            for name in sets
+        },
+        training_reward=(_mean(optimized, "reward"), _mean(optimized[-LAST_STEPS:], "reward")),
     )
 
 
@@ -371,6 +396,8 @@ class LearningRate:
     """Mean result of each rate over the tuning seeds; empty: not tuned."""
     failed: tuple[float, ...] = ()
     """Rates at which a run failed."""
+    losing: tuple[float, ...] = ()
+    """Rates that the scale's rule excludes."""
 
     @property
     def at_edge(self) -> bool:
@@ -382,6 +409,7 @@ class StudyPlan:
     """The runs of one study at one scale."""
 
     def __init__(self, study: Study, scale: Scale, options: Options, store: Store) -> None:
+        study = study.at_scale(scale.name)
         self.study, self.scale, self.options, self.store = study, scale, options, store
         self.seeds = options.seeds or tuple(study.seeds.get(scale.name) or scale.seeds)
         if shared := {*self.seeds} & {*scale.tuning_seeds} if self.tunes else set():
@@ -457,19 +485,19 @@ class StudyPlan:
         return found
 
     def _find_rate(self, by: str, failed: Collection[str]) -> LearningRate | None:
-        tried, lost = {}, []
+        tried, lost = {}, []  # finished runs of each rate; rates with a failed run
         for rate, runs in self.tuning(by).items():
             if any(run.digest in failed for run in runs):
                 lost.append(rate)
             elif all(self.store.finished(run) for run in runs):
-                areas = [read_measurement(self.store.folder(run)).area for run in runs]
-                tried[rate] = sum(areas) / len(areas)
+                tried[rate] = [read_measurement(self.store.folder(run)) for run in runs]
             else:
                 return None
         if not tried:
             return None
-        best = max(tried, key=lambda rate: (tried[rate], -rate))
-        return LearningRate(best, tried, tuple(lost))
+        rule = self.scale.rule
+        areas = {rate: sum(x.area for x in found) / len(found) for rate, found in tried.items()}
+        return LearningRate(rule.choose(tried), areas, tuple(lost), rule.losing(tried))
 
     def recipe(self, arm: str) -> Recipe:
         """Return the recipe of an arm, including the stages of its start."""

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from segcredit_lab.analysis.compare import t_interval
-from segcredit_lab.study.definition import Study
+from segcredit_lab.study.definition import LargestArea, RateRule, Study
 from segcredit_lab.study.recipes import pretrains
 from segcredit_lab.study.store import (
     LearningRate,
@@ -83,6 +83,22 @@ class Summary:
     arms: tuple[ArmSummary, ...]
     failed: dict[str, str]
     """Name of a failed run → reason."""
+    rule: RateRule = field(default_factory=LargestArea)
+    """Rule that chose the learning rates."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """Names of the test sets; empty if there is only one."""
+        runs = [run for arm in self.arms for run in arm.runs.values()]
+        return tuple(dict.fromkeys(name for run in runs for name in run.by_set))
+
+    def of_set(self, name: str) -> "Summary":
+        """Return the summary with the accuracies of one test set."""
+        arms = tuple(
+            replace(arm, runs={seed: run.of_set(name) for seed, run in arm.runs.items()})
+            for arm in self.arms
+        )
+        return replace(self, arms=arms)
 
     @property
     def reference(self) -> ArmSummary:
@@ -126,6 +142,11 @@ def _critic(plan: StudyPlan, run: StudyRun) -> Path | None:
     return None if start is None or not pretrains(start.whole) else plan.store.folder(start)
 
 
+def _in_steps(found: Measurement, rounds: int) -> Measurement:
+    """Count the base's steps instead of rounds, so that curves of all arms have one axis."""
+    return replace(found, steps=tuple(rounds * step for step in found.steps))
+
+
 def summarize(plan: StudyPlan, failed: Mapping[str, str] | None = None) -> Summary:
     """Summarize the finished runs of a study; ``failed`` maps digests to reasons."""
     failed = failed or {}
@@ -146,7 +167,9 @@ def summarize(plan: StudyPlan, failed: Mapping[str, str] | None = None) -> Summa
                 plan.study.label(arm),
                 tuned,
                 {
-                    seed: read_measurement(x, _critic(plan, found[seed]))
+                    seed: _in_steps(
+                        read_measurement(x, _critic(plan, found[seed])), plan.study.arms[arm].rounds
+                    )
                     for seed, x in folders.items()
                 },
                 folders,
@@ -161,4 +184,5 @@ def summarize(plan: StudyPlan, failed: Mapping[str, str] | None = None) -> Summa
         measure_tuned=plan.tunes,
         arms=tuple(arms),
         failed=names,
+        rule=plan.scale.rule,
     )

@@ -8,13 +8,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from segcredit.printable import number_text
+from segcredit.printable import number_text, printable
 from segcredit.runlog.files import write_text_atomically
 from segcredit_lab.analysis import Analysis
 from segcredit_lab.analysis import write as write_figure
 from segcredit_lab.analysis.reading import Table
 from segcredit_lab.study.definition import corrections_of
 from segcredit_lab.study.figures import figures
+from segcredit_lab.study.store import LAST_STEPS, Measurement
 from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
 
 DIGITS = 10
@@ -79,6 +80,31 @@ def cost_table(summary: Summary) -> Table:
     return Table(columns, tuple(rows))
 
 
+_TRAINING: tuple[Callable[[Measurement], float], ...] = (
+    lambda run: run.training_reward[0],
+    lambda run: run.training_reward[1],
+)
+
+
+def sets_table(summary: Summary) -> Table:
+    """Make a table of the results on each test set, and of the reward in training, in percent."""
+    rows: list[tuple[str, ...]] = []
+    for name in summary.sets:
+        found = summary.of_set(name)
+        for row in results_table(found).rows:
+            rows.append((row[0], printable(name, 60), *row[3:8]))
+    for arm in summary.arms:
+        cells = []
+        for read in _TRAINING:
+            cells.append(percent_text(arm.of(read)))
+            against = percent_text(arm.against(summary.reference, read), "+")
+            cells.append(against if arm.name != summary.reference.name else "")
+        rows.append((arm.label, "reward in training", "–", *cells))
+    than = f"− {summary.study.label(summary.study.reference)}"
+    columns = ("", "test set", "start", "mean over curve", than, "final", than)
+    return Table(columns, tuple(rows))
+
+
 def tuning_table(summary: Summary) -> Table:
     """Make a table of all learning rates tried and their results, in percent."""
     rows = []
@@ -86,9 +112,13 @@ def tuning_table(summary: Summary) -> Table:
         for rate in sorted({*arm.tuned.tried, *arm.tuned.failed}) if arm.tuned else ():
             assert arm.tuned is not None
             measured = arm.tuned.tried.get(rate, math.nan)
-            failed = "failed" if rate in arm.tuned.failed else ""
-            chosen = "chosen" if rate == arm.tuned.rate else failed
-            rows.append((arm.label, f"{rate:.3g}", number_text(100 * measured, ".1f"), chosen))
+            marks = {
+                "chosen": rate == arm.tuned.rate,
+                "failed": rate in arm.tuned.failed,
+                "loses accuracy": rate in arm.tuned.losing,
+            }
+            text = ", ".join(name for name, holds in marks.items() if holds)
+            rows.append((arm.label, f"{rate:.3g}", number_text(100 * measured, ".1f"), text))
     return Table(("", "rate", "mean over curve", ""), tuple(rows))
 
 
@@ -206,6 +236,19 @@ def curves_csv(summary: Summary) -> str:
     )
 
 
+def sets_csv(summary: Summary) -> str:
+    """Format one line per evaluation and test set."""
+    return _csv(
+        [
+            {"arm": arm.name, "seed": seed, "set": name, "step": step, summary.measure: value}
+            for arm in summary.arms
+            for seed, run in arm.runs.items()
+            for name, curve in run.by_set.items()
+            for step, value in zip(run.steps, curve, strict=True)
+        ]
+    )
+
+
 def times_csv(summary: Summary) -> str:
     """Format the seconds of optimization of each run; they depend on the machine."""
     return _csv(
@@ -291,6 +334,8 @@ def write_study(
         "study.tex": _tex(summary),
         "study.md": _page(summary, made, lacking),
     }
+    if summary.sets:
+        texts["sets.csv"] = sets_csv(summary)
     for name, text in texts.items():
         write_text_atomically(folder / name, text)
     return lacking
@@ -308,6 +353,7 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
         " ".join([_measure_text(summary), *_tuning_text(summary)]),
         *([study.note] if study.note else []),
         *([f"The paper's numbers: {study.published.source}."] if study.published else []),
+        *_by_set(summary),
         "## Cost and behavior",
         markdown(cost_table(summary)),
         _budget(summary),
@@ -323,6 +369,18 @@ def _page(summary: Summary, drawn: list[Analysis], lacking: list[str]) -> str:
         if left_out := figure.numbers.get("left_out"):
             parts.append(f"Without {'; '.join(left_out)}.")
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _by_set(summary: Summary) -> list[str]:
+    """Return the table of test sets, if there are several."""
+    if not summary.sets:
+        return []
+    return [
+        "## Test sets",
+        markdown(sets_table(summary)),
+        "The table above pools all prompts. The reward in training is the mean over all "
+        f"optimization steps, and over the last {LAST_STEPS}.",
+    ]
 
 
 def _incomplete(summary: Summary) -> list[str]:
@@ -347,9 +405,11 @@ def _tuning_text(summary: Summary) -> list[str]:
         else f"All arms use the learning rate that was tuned for "
         f"{summary.study.label(summary.study.reference)}, on other seeds"
     )
+    rule = [summary.rule.text] if summary.rule.text else []
     edge = any(arm.tuned is not None and arm.tuned.at_edge for arm in summary.arms)
     return [
         f"{whose}.",
+        *rule,
         *(["(edge): the best rate was the smallest or largest one tried."] if edge else []),
     ]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Barrier
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from segcredit.evaluate import bootstrap_interval, evaluate
+from segcredit.evaluate.measure import mean_by_source
 from segcredit.train.distributed import Parallel
 from segcredit.types import Encoded, Prompt, Response, Reward, Rollouts, Sampling
 
@@ -129,6 +130,29 @@ def test_what_is_counted() -> None:
     assert found.response_length == pytest.approx((3 * 3 + 4) / 4)
     asked = [(x.temperature, x.top_p, x.max_tokens, count) for x, count in engine.asked]
     assert asked == [(0.6, 0.95, 7, 20), (0.0, 1.0, 7, 5)]
+
+
+def test_accuracy_by_test_set() -> None:
+    """Prompts 0, 2 of one set have 0 and 2 right answers of four; 1 and 3 of another 1 and 3."""
+    engine = Scripted(lambda n, time: [int(time < n), END])
+    sources = ["one", "two/b\x1b[2J", "one", "two/b\x1b[2J"]
+    named = [
+        replace(prompt, columns={"data_source": source})
+        for prompt, source in zip(prompts(4), sources, strict=True)
+    ]
+    found = evaluate(named, engine, FirstToken(), encode, decode, Sampling(7), 4, greedy=False)
+    first, second = found.by_source.items()
+    assert first == ("one", pytest.approx(0.25))
+    assert second[1] == pytest.approx(0.5)
+    assert second[0].startswith("two/b")
+    assert "\x1b" not in second[0], "names come from the data"
+    assert found.metrics()["sampled/one"] == pytest.approx(0.25)
+    assert found.sampled == pytest.approx(0.375)
+    assert mean_by_source(prompts(2), [0.0, 1.0]) == {}, "no set has a name"
+    some = [*named[:1], *prompts(1)]
+    assert mean_by_source(some, [0.0, 1.0]) == {"one": 0.0, "other": 1.0}
+    many = [replace(x, columns={"data_source": x.id}) for x in prompts(17)]
+    assert mean_by_source(many, [0.0] * 17) == {}
 
 
 def test_every_response_is_kept_with_its_grade() -> None:

@@ -31,7 +31,13 @@ def plan(folder: Path, options: Options | None = None, **changes: Any) -> StudyP
     return StudyPlan(study(**changes), SMOKE, options or Options(), Store(folder / "runs"))
 
 
-def pretend(store: Store, run: StudyRun, accuracy: Sequence[float], **metrics: float) -> Path:
+def pretend(
+    store: Store,
+    run: StudyRun,
+    accuracy: Sequence[float],
+    by_set: dict[str, Sequence[float]] | None = None,
+    **metrics: float,
+) -> Path:
     """A finished run with that held-out curve, one step between two evaluations."""
     folder = store.path / run.name
     folder.mkdir(parents=True)
@@ -44,7 +50,8 @@ def pretend(store: Store, run: StudyRun, accuracy: Sequence[float], **metrics: f
             )
         else:
             lines.append({"step": 1, "stage": "pretrain_critic", "response_length": 10.0})
-        lines.append({"step": step + 1, "stage": "evaluation", "sampled": share})
+        sets = {f"sampled/{name}": curve[step] for name, curve in (by_set or {}).items()}
+        lines.append({"step": step + 1, "stage": "evaluation", "sampled": share, **sets})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     (folder / FINISHED).write_text(json.dumps({"cleared": True}))
     return folder

@@ -21,7 +21,7 @@ from segcredit_lab.study import (
 from segcredit_lab.study.definition import scale_of
 
 NAMES = ["table1", "table2", "table3", "fig3", "fig4", "fig5", "fig6", "fig7"]
-OURS = ["authors", "choices", "epochs", "lambda", "value_at"]
+OURS = ["authors", "choices", "epochs", "lambda", "second_model", "value_at"]
 
 
 def test_every_table_and_figure_is_there() -> None:
@@ -29,7 +29,7 @@ def test_every_table_and_figure_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES + OURS)
-@pytest.mark.parametrize("scale", ["smoke", "paper"])
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
 def test_every_arm_is_a_valid_recipe(name: str, scale: str, tmp_path: Path) -> None:
     found = load_study(name)
     # the paper's own recipes do not pretrain SAPO's critic, so there a cold one is the same
@@ -81,6 +81,10 @@ def test_lambda_is_matched_in_tokens() -> None:
             {"published": {"source": "x", "columns": {"Geo3K": {"grpo": 1.0}}}},
             "published.columns.Geo3K: unknown arm 'grpo'; the arms are sapo, ppo",
         ),
+        (
+            {"scales": {"smal": {}}},
+            "expected one of smoke, mini, small, paper; got 'smal'. Did you mean 'small'",
+        ),
     ],
 )
 def test_mistakes_are_told(changes: dict[str, object], said: str) -> None:
@@ -92,7 +96,7 @@ def test_mistakes_are_told(changes: dict[str, object], said: str) -> None:
 def test_names_that_nobody_has_are_told(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="Did you mean 'table1'"):
         load_study("tabel1")
-    with pytest.raises(RecipeError, match="the scales are smoke, mini, paper; got 'big'"):
+    with pytest.raises(RecipeError, match="the scales are smoke, mini, small, paper; got 'big'"):
         scale_of("big")
     with pytest.raises(RecipeError, match=r"no arm 'pppo'; it has sapo, ppo\. Did you mean 'ppo'"):
         plan(tmp_path, Options(only=("pppo",)))
@@ -112,6 +116,53 @@ def test_seeds_are_the_users_the_studys_or_the_scales(tmp_path: Path) -> None:
     assert plan(tmp_path).seeds == SMOKE.seeds
     assert plan(tmp_path, seeds={"smoke": [4, 5], "mini": [6]}).seeds == (4, 5)
     assert plan(tmp_path, Options(seeds=(7,)), seeds={"smoke": [4, 5]}).seeds == (7,)
+
+
+def test_a_study_can_differ_at_a_scale(tmp_path: Path) -> None:
+    changes = {"title": "Other", "arms": {"ppo": {"optional": True}, "sapo": {"share": 0.5}}}
+    made = study(scales={"smoke": changes})
+    assert made.at_scale("mini") is made
+    found = made.at_scale("smoke")
+    assert (found.title, found.asks) == ("Other", made.asks)
+    assert (found.arms["sapo"].share, found.arms["sapo"].label) == (0.5, "SAPO")
+    assert plan(tmp_path, scales={"smoke": changes}).arms == ["sapo"]
+    assert plan(tmp_path).arms == ["sapo", "ppo"]
+    with pytest.raises(RecipeError, match=r"study small, scales\.smoke: the study is not valid"):
+        study(scales={"smoke": {"reference": "grpo"}}).at_scale("smoke")
+
+
+def test_the_arms_of_a_real_model() -> None:
+    """Scale small, as docs/studies.md plans it."""
+    expected = {
+        "fig4": ["sapo", "ppo", "grpo", "rloo", "vineppo", "spo", "restem", "dpo_positive"],
+        "table1": ["sapo", "ppo", "vc_ppo", "grpo", "grpo_prompts", "ppo_long", "token_long"],
+        "table2": ["segment", "token"],
+        "table3": ["entropy", "newline", "probability", "fixed", "response"],
+        "fig3": ["sapo", "everywhere", "ppo"],
+        "second_model": ["sapo", "ppo", "ppo_long", "grpo"],
+    }
+    seeds = {"table1": 5, "second_model": 2}
+    for name, arms in expected.items():
+        made = StudyPlan(load_study(name), SCALES["small"], Options(), Store(Path("nowhere")))
+        assert made.arms == arms, name
+        assert len(made.seeds) == seeds.get(name, 3), name
+
+
+def test_arms_of_a_real_model_share_starts_and_sampled_responses(tmp_path: Path) -> None:
+    """One warm start and one critic per seed for every study of one model."""
+    starts, critics = set(), set()
+    for name in ("table1", "fig4", "table2", "table3", "lambda", "fig3"):
+        made = StudyPlan(load_study(name), SCALES["small"], Options(), Store(tmp_path))
+        for arm in made.arms:
+            run = made.run(arm, 0, 2e-5)
+            starts.add(run.starts[0].digest)
+            critics |= {x.digest for x in run.starts[1:]}
+            rollout, steps = run.whole.rollout, run.steps
+            continues = arm in ("vineppo", "spo")
+            factor = 8 if arm == "grpo_prompts" else 1
+            if not continues:
+                assert rollout.prompts * rollout.samples * steps == 512 * 200 * factor, arm
+    assert (len(starts), len(critics)) == (1, 1)
 
 
 def test_the_documents_study_is_one(tmp_path: Path) -> None:

@@ -92,3 +92,26 @@ def test_where_no_reward_says_what_is_correct_the_reward_is_measured(tmp_path: P
     file.write_text(file.read_text().replace('"sampled"', '"reward"'))
     found = measure(read_run(folder))
     assert (found.accuracy, found.measure) == ((0.1, 0.3), "reward")
+
+
+def test_test_sets_and_the_reward_in_training(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    curves = {"gsm8k": [0.0, 0.1, 0.3], "svamp": [0.2, 0.4, 0.4]}
+    folder = pretend(made.store, made.run("ppo", 0, 1e-3), [0.1, 0.2, 0.35], curves, reward=0.25)
+    found = measure(read_run(folder))
+    assert found.by_set == {"gsm8k": (0.0, 0.1, 0.3), "svamp": (0.2, 0.4, 0.4)}
+    svamp = found.of_set("svamp")
+    assert (svamp.accuracy, svamp.final) == ((0.2, 0.4, 0.4), 0.4)
+    assert svamp.area == pytest.approx(0.35)
+    assert found.training_reward == (0.25, 0.25)
+    assert math.isnan(found.of_set("math").final), "an arm of another study may lack a set"
+
+
+def test_the_last_ten_steps_are_the_final_reward_in_training(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    folder = pretend(made.store, made.run("ppo", 0, 1e-3), [0.1])
+    with (folder / "metrics.jsonl").open("a") as file:
+        for step in range(20):
+            row = {"step": 2 + step, "stage": "optimize", "reward": float(step >= 10)}
+            file.write(json.dumps(row) + "\n")
+    assert measure(read_run(folder)).training_reward == (0.5, 1.0)

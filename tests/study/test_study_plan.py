@@ -1,5 +1,6 @@
 """From arms to runs: equal terms, shared warm starts, addresses, tuned learning rates."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from small import SMOKE, plan, pretend, study
 
 from segcredit.algorithms import ALGORITHMS
 from segcredit.config import RecipeError, WarmStart
-from segcredit_lab.study import Options, Store, StudyPlan
+from segcredit_lab.study import SCALES, Options, Store, StudyPlan
+from segcredit_lab.study.definition import LargestArea, LargestSafe
 from segcredit_lab.study.execute import (
     RunState,
     RunStates,
@@ -255,6 +257,69 @@ def test_the_rate_with_the_larger_area_is_chosen(tmp_path: Path) -> None:
     assert ppo.at_edge
     names = [run.name for run in made.runs() if run.kind == "run"]
     assert names == [made.run("sapo", 0, 1e-3).name, made.run("ppo", 0, 3e-3).name]
+
+
+SAFE = replace(SMOKE, rates=(1.0, 2.0, 4.0), tuning_seeds=(1000, 1001), rule=LargestSafe())
+
+
+@each(
+    ("by_rate", "chosen", "losing"),
+    [
+        # two seeds each: every run rises
+        ([[[0.1, 0.2], [0.1, 0.3]]] * 3, 4e-3, ()),
+        # one run of the largest rate ends below its start, although the mean rises
+        ([[[0.1, 0.2]] * 2, [[0.1, 0.3]] * 2, [[0.1, 0.9], [0.1, 0.08]]], 2e-3, (4e-3,)),
+        # it ends above its start, but below its best evaluation
+        ([[[0.1, 0.2]] * 2, [[0.1, 0.5, 0.4], [0.1, 0.5]], [[0.3, 0.1]] * 2], 1e-3, (2e-3, 4e-3)),
+        # noise of less than a point
+        ([[[0.1, 0.2]] * 2, [[0.1, 0.2]] * 2, [[0.1, 0.2, 0.191], [0.1, 0.2]]], 4e-3, ()),
+        # every rate loses: the smallest
+        ([[[0.3, 0.2]] * 2] * 3, 1e-3, (1e-3, 2e-3, 4e-3)),
+    ],
+)
+def test_the_largest_rate_at_which_no_run_loses_accuracy(
+    tmp_path: Path, by_rate: list[list[list[float]]], chosen: float, losing: tuple[float, ...]
+) -> None:
+    store = Store(tmp_path / f"{len([*tmp_path.iterdir()])}")
+    made = StudyPlan(study(), SAFE, Options(), store)
+    for runs, curves in zip(made.tuning("sapo").values(), by_rate, strict=True):
+        for run, curve in zip(runs, curves, strict=True):
+            pretend(made.store, run, curve)
+    found = made.rate("sapo")
+    assert found is not None
+    assert found.rate == chosen
+    assert found.losing == losing
+
+
+def test_a_rate_whose_run_failed_is_not_safe(tmp_path: Path) -> None:
+    made = StudyPlan(study(), SAFE, Options(), Store(tmp_path))
+    for rate, runs in made.tuning("sapo").items():
+        for run in runs:
+            if (rate, run.seed) != (4e-3, 1001):
+                pretend(made.store, run, [0.1, 0.2])
+    found = made.rate("sapo", {made.tuning("sapo")[4e-3][1].digest})
+    assert found is not None
+    assert (found.rate, found.failed) == (2e-3, (4e-3,))
+
+
+def test_the_rule_of_mini_is_the_largest_area() -> None:
+    """Its published results were tuned by it."""
+    assert SCALES["mini"].rule == SCALES["smoke"].rule == LargestArea()
+    assert isinstance(SCALES["small"].rule, LargestSafe)
+
+
+def test_steps_are_joined_to_rounds() -> None:
+    arms = {"sapo": {}, "restem": {"algorithm": "restem", "samples": 8, "rounds": 3}}
+    made = study(arms=arms, recipe={"save": {"rollouts_every": 7}, "evaluation": {"every": 2}})
+    joined = arm_recipe(made, "restem", SMOKE)
+    assert [x.steps for x in joined.stages] == [60, 1]
+    assert (joined.rollout.prompts, joined.rollout.samples) == (2 * 3, 8)
+    assert joined.update.minibatches == 2 * 3
+    assert joined.evaluation.every == 1
+    assert (joined.save.every, joined.save.rollouts_every) == (100, 2)
+    assert arm_recipe(made, "restem", SMOKE, ["stages.2.steps=6"]).stages[-1].steps == 2
+    with pytest.raises(RecipeError, match="4 optimization steps cannot be joined to rounds of 3"):
+        arm_recipe(made, "restem", SMOKE, ["stages.2.steps=4"])
 
 
 def test_ablations_take_the_references_rate(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 import csv
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small import plan, pretend
+from small import SMOKE, plan, pretend, study
 
 from segcredit.runlog import write_rollouts
-from segcredit_lab.study import Options, StudyPlan
+from segcredit_lab.study import Options, Store, StudyPlan
+from segcredit_lab.study.definition import LargestSafe
 from segcredit_lab.study.store import read_measurement
 from segcredit_lab.study.summary import Summary, estimate, paired, summarize
 from segcredit_lab.study.tables import (
@@ -21,6 +23,7 @@ from segcredit_lab.study.tables import (
     markdown,
     results_table,
     runs_csv,
+    sets_table,
     times_csv,
     tuning_table,
     write_study,
@@ -121,6 +124,69 @@ def test_the_table_of_results(summary: Summary) -> None:
     assert "$-$11.0" in tex
     assert "−" not in tex
     assert tex.count("\\\\\n") == 4
+
+
+def test_results_on_each_test_set(tmp_path: Path) -> None:
+    found = plan(tmp_path, Options(seeds=SEEDS, tune=False))
+    for seed in SEEDS:
+        low = 0.01 * seed
+        for arm, gain in (("sapo", 0.2), ("ppo", 0.1)):
+            curves = {"gsm8k": [0.0, low + gain], "svamp": [0.1, 0.1 + gain]}
+            pretend(found.store, found.run(arm, seed, 1e-3), [0.05, 0.2], curves, reward=gain)
+    summary = summarize(found)
+    assert summary.sets == ("gsm8k", "svamp")
+    table = sets_table(summary)
+    assert [row[:3] for row in table.rows] == [
+        ("SAPO", "gsm8k", "0.0"),
+        ("ppo", "gsm8k", "0.0"),
+        ("SAPO", "svamp", "10.0"),
+        ("ppo", "svamp", "10.0"),
+        ("SAPO", "reward in training", "–"),
+        ("ppo", "reward in training", "–"),
+    ]
+    assert table.rows[1][5].startswith("11.0 (")
+    assert table.rows[1][6] == "−10.0 (−10.0 … −10.0)", "paired by seed"
+    assert table.rows[5][3:] == (
+        *("10.0 (10.0 … 10.0)", "−10.0 (−10.0 … −10.0)"),
+        *("10.0 (10.0 … 10.0)", "−10.0 (−10.0 … −10.0)"),
+    )
+    write_study(summary, tmp_path / "out")
+    page = (tmp_path / "out" / "study.md").read_text()
+    assert "## Test sets" in page
+    assert "test_sets.png" in page
+    rows = list(csv.DictReader((tmp_path / "out" / "sets.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 3 * 2 * 2
+    assert rows[1] == {"arm": "sapo", "seed": "0", "set": "gsm8k", "step": "1", "accuracy": "0.2"}
+
+
+def test_one_test_set_needs_no_table(summary: Summary, tmp_path: Path) -> None:
+    assert summary.sets == ()
+    write_study(summary, tmp_path / "out")
+    assert "Test sets" not in (tmp_path / "out" / "study.md").read_text()
+    assert not (tmp_path / "out" / "sets.csv").exists()
+
+
+def test_the_rule_of_the_rates_stands_there(tmp_path: Path) -> None:
+    scale = replace(SMOKE, rule=LargestSafe())
+    found = StudyPlan(study(), scale, Options(), Store(tmp_path / "runs"))
+    low, high = found.tuning("sapo").values()
+    pretend(found.store, low[0], [0.1, 0.2])
+    pretend(found.store, high[0], [0.1, 0.9, 0.5])
+    summary = summarize(found)
+    assert [row[2:] for row in tuning_table(summary).rows] == [
+        ("15.0", "chosen"),
+        ("60.0", "loses accuracy"),
+    ]
+    write_study(summary, tmp_path / "out")
+    text = (tmp_path / "out" / "study.md").read_text()
+    assert "no tuning run ends more than 1 points of accuracy below its own best" in text
+
+
+def test_rounds_are_counted_in_steps(tmp_path: Path) -> None:
+    arms = {"sapo": {}, "restem": {"algorithm": "restem", "samples": 8, "rounds": 3}}
+    found = plan(tmp_path, Options(tune=False), arms=arms)
+    pretend(found.store, found.run("restem", 0, 1e-3), [0.1, 0.2])
+    assert summarize(found).arms[1].runs[0].steps == (0, 3)
 
 
 @pytest.mark.parametrize("whose", ["each", "reference"])
