@@ -205,7 +205,7 @@ def test_every_study_is_listed() -> None:
     ("arguments", "said"),
     [
         (("tabel2",), "Did you mean 'table2'?"),
-        (("table1", "--scale", "huge"), "the scales are smoke, mini, paper"),
+        (("table1", "--scale", "huge"), "the scales are smoke, mini, small, paper"),
         (("table1", "--seeds", "0,x"), "--seeds: expected different whole numbers"),
         (("table1", "--only", "pppo"), "Did you mean 'ppo'?"),
         (("table1", "--only", "ppo", "--all"), "give one of the two"),
