@@ -175,7 +175,7 @@ def _shared(report: "Report") -> "Table":
     table.add_column("compared with")
     names = ["question"]
     if report.with_images:
-        names += ["file", "image", "both"]
+        names += ["file", "image", "alike", "both"]
     for name in names:
         table.add_column(name, justify="right")
     for shared in report.shared:
@@ -186,7 +186,8 @@ def _shared(report: "Report") -> "Table":
 
 
 def _senses(shared: "Duplicates") -> list[str]:
-    return [str(n) for n in (shared.question, shared.file, shared.image, shared.both)]
+    alike = "" if shared.alike is None else shared.alike
+    return [str(n) for n in (shared.question, shared.file, shared.image, alike, shared.both)]
 
 
 def _notes(report: "Report") -> list[str]:

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from segcredit.data.formats import MARK, NOTHING_LEFT, SKIP, BadRow, BadRows
+from segcredit.data.overlap import Picture, digest, look_alike, picture_of
 from segcredit.data.prepare.rows import (
     IMAGE,
     OWN_EXTRAS,
@@ -23,7 +23,7 @@ from segcredit.data.prepare.rows import (
 )
 from segcredit.data.prepare.sources import OWN, Columns, DataSet, Part, choose, find_parts, in_order
 from segcredit.data.readers import RawRow, no_rows
-from segcredit.models.images import ImageError, check_image, open_image
+from segcredit.models.images import ImageError, check_image
 from segcredit.printable import listed, named, printable, shown
 from segcredit.runlog.files import replacing
 
@@ -77,6 +77,8 @@ class Fingerprint:
     """Digests of the encoded images."""
     images: tuple[bytes, ...]
     """Digests of their pixels, which are the same if an image was saved twice."""
+    edges: tuple[bytes, ...]
+    """Their difference hashes, which are similar if images look alike."""
 
     @property
     def pairs(self) -> set[tuple[bytes, bytes]]:
@@ -88,24 +90,28 @@ class Fingerprints:
     """Computes fingerprints; an image that occurs several times is decoded once."""
 
     def __init__(self) -> None:
-        self._pixels: dict[bytes, bytes] = {}
+        self._pictures: dict[bytes, Picture] = {}
 
     def of(self, item: PreparedRow) -> Fingerprint:
         """Compute the fingerprint of a row; raise SkipRow if an image cannot be decoded."""
-        files, images = [], []
+        files, pictures = [], []
         for number, image in enumerate(item.images, start=1):
-            file = _digest(image.content)
-            if file not in self._pixels:
+            file = digest(image.content)
+            if file not in self._pictures:
                 try:
-                    self._pixels[file] = _pixels(image.content, file)
+                    self._pictures[file] = _picture(image.content, file)
                 except ImageError as error:
                     num = len(item.images)
                     which = f"image {number} of {num}: " if num > 1 else ""
                     raise SkipRow(IMAGE, f"{which}{error}") from None
             files.append(file)
-            images.append(self._pixels[file])
-        question = _digest(normalized(_conversation(item)).encode())
-        return Fingerprint(question, tuple(files), tuple(images))
+            pictures.append(self._pictures[file])
+        return Fingerprint(
+            digest(normalized(_conversation(item)).encode()),
+            tuple(files),
+            tuple(picture.pixels for picture in pictures),
+            tuple(picture.edges for picture in pictures if picture.edges),
+        )
 
 
 def _conversation(item: PreparedRow) -> str:
@@ -120,19 +126,11 @@ def normalized(question: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _pixels(content: bytes, file: bytes) -> bytes:
+def _picture(content: bytes, file: bytes) -> Picture:
     if len(content) > _COMPARED_BYTES:
         check_image(content)
-        return file
-    image = open_image(content)
-    return _digest(repr(image.size).encode(), image.tobytes())
-
-
-def _digest(*contents: bytes) -> bytes:
-    digest = blake2b(digest_size=16)
-    for content in contents:
-        digest.update(content)
-    return digest.digest()
+        return Picture(file, b"")
+    return picture_of(content)
 
 
 TRAIN = "train"
@@ -140,7 +138,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Numbers of duplicate rows, by four criteria."""
+    """Numbers of duplicate rows, by five criteria."""
 
     split: str
     """Split whose rows are counted."""
@@ -153,6 +151,8 @@ class Duplicates:
     """Rows with an image of the same bytes."""
     image: int
     """Rows with an image of the same pixels."""
+    alike: int | None
+    """Rows with an image that looks the same (or is the same). None: not compared."""
     both: int
     """Rows with the same wording and the same image (or none)."""
 
@@ -164,6 +164,7 @@ class _KnownRows:
         self.questions: set[bytes] = set()
         self.files: set[bytes] = set()
         self.images: set[bytes] = set()
+        self.edges: set[bytes] = set()
         self.pairs: set[tuple[bytes, bytes]] = set()
         for row in rows:
             self.add(row)
@@ -172,6 +173,7 @@ class _KnownRows:
         self.questions.add(row.question)
         self.files.update(row.files)
         self.images.update(row.images)
+        self.edges.update(row.edges)
         self.pairs.update(row.pairs)
 
     def compare(self, row: Fingerprint) -> tuple[bool, bool, bool, bool]:
@@ -182,12 +184,20 @@ class _KnownRows:
             not self.pairs.isdisjoint(row.pairs),
         )
 
+    def alike(self, rows: Sequence[Fingerprint]) -> int:
+        """Count the rows with an image that looks like one of these, or has its pixels."""
+        places = [place for place, row in enumerate(rows) for _ in row.edges]
+        found = look_alike([x for row in rows for x in row.edges], sorted(self.edges))
+        alike = {place for place, yes in zip(places, found, strict=True) if yes}
+        same = {i for i, row in enumerate(rows) if not self.images.isdisjoint(row.images)}
+        return len(alike | same)
+
 
 def find_shared(splits: Mapping[str, Sequence[Fingerprint]]) -> list[Duplicates]:
     """Count held-out rows that are in the training data, and repetitions within each split."""
     train = _KnownRows(splits.get(TRAIN, ()))
     across = [
-        _counted(split, TRAIN, [train.compare(row) for row in rows])
+        _counted(split, TRAIN, [train.compare(row) for row in rows], train.alike(rows))
         for split, rows in splits.items()
         if split != TRAIN and TRAIN in splits
     ]
@@ -212,9 +222,14 @@ def _repeated(split: str, rows: Sequence[Fingerprint]) -> Duplicates:
     return _counted(split, split, found)
 
 
-def _counted(split: str, within: str, found: Sequence[tuple[bool, bool, bool, bool]]) -> Duplicates:
+def _counted(
+    split: str,
+    within: str,
+    found: Sequence[tuple[bool, bool, bool, bool]],
+    alike: int | None = None,
+) -> Duplicates:
     question, file, image, both = (sum(row[sense] for row in found) for sense in range(4))
-    return Duplicates(split, within, len(found), question, file, image, both)
+    return Duplicates(split, within, len(found), question, file, image, alike, both)
 
 
 @dataclass

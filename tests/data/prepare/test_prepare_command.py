@@ -45,7 +45,8 @@ def test_the_report(folder: Path) -> None:
     assert "hiyouga/geometry3k → data/geo3k" in done.stdout
     assert cells(done.stdout, 0, "train")[:5] == ["train", "6", "0", "0", "6"]
     assert cells(done.stdout, 0, "test")[:5] == ["test", "4", "0", "0", "4"]
-    assert cells(done.stdout, 1, "test +│ +4 │ train") == ["test", "4", "train", "1", "1", "1", "1"]
+    shared = cells(done.stdout, 1, "test +│ +4 │ train")
+    assert shared == ["test", "4", "train", "1", "1", "1", "4", "1"]  # all look alike
     assert "of a held-out row: 1; drop them with --drop-duplicates" in done.stdout
     assert (
         "recipe  data.train=[data/geo3k/train.parquet] data.test=[data/geo3k/test.parquet] "

@@ -39,11 +39,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_what_geometry3k_holds_twice(geo3k: Report) -> None:
-    """172 test rows share a file of a picture with training, as is known; 300 share its pixels."""
+    """172 test rows share an image file with the training data, 300 its pixels, 308 its drawing."""
     across = [shared for shared in geo3k.shared if shared.within != shared.split]
     assert across == [
-        Duplicates("validation", "train", rows=300, question=161, file=87, image=139, both=0),
-        Duplicates("test", "train", rows=601, question=284, file=172, image=300, both=1),
+        Duplicates("validation", "train", 300, question=161, file=87, image=139, alike=147, both=0),
+        Duplicates("test", "train", 601, question=284, file=172, image=300, alike=308, both=1),
     ]
     within = {s.split: (s.image, s.both) for s in geo3k.shared if s.within == s.split}
     assert within == {"train": (650, 2), "validation": (20, 0), "test": (68, 0)}

@@ -51,13 +51,13 @@ def test_wording_and_sight_are_counted_apart_and_together(tmp_path: Path) -> Non
         ],
     )
     assert shared(report, "test", "train") == Duplicates(
-        "test", "train", rows=6, question=4, file=2, image=4, both=3
+        "test", "train", rows=6, question=4, file=2, image=4, alike=4, both=3
     )
     assert shared(report, "train", "train") == Duplicates(
-        "train", "train", rows=3, question=1, file=0, image=0, both=0
+        "train", "train", rows=3, question=1, file=0, image=0, alike=None, both=0
     )
     assert shared(report, "test", "test") == Duplicates(
-        "test", "test", rows=6, question=2, file=0, image=2, both=1
+        "test", "test", rows=6, question=2, file=0, image=2, alike=None, both=1
     )
     assert report.leaking == 2
 
@@ -92,7 +92,7 @@ def test_one_picture_of_several_is_enough(tmp_path: Path) -> None:
         test=[ask("Same? <image>", "a3.bmp"), ask("<image>Other?", "b.png")],
     )
     assert shared(report, "test", "train") == Duplicates(
-        "test", "train", rows=2, question=1, file=1, image=2, both=1
+        "test", "train", rows=2, question=1, file=1, image=2, alike=2, both=1
     )
 
 
