@@ -35,7 +35,7 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Prompt files, or a prepared dataset: geo3k, gsm8k, math.",
+            help="Prompt files, or a prepared dataset: geo3k, gsm8k, math, words.",
             show_default="the run's test data",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""``segcredit prepare``: convert Geometry3K, GSM8K, MATH or your own files for training."""
+"""``segcredit prepare``: convert known datasets or your own files for training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,8 @@ segcredit prepare geo3k  [dim]# download, then write data/geo3k/train.parquet, t
 
 segcredit prepare gsm8k --from downloads/gsm8k -o rows  [dim]# from a local folder[/dim]
 
+segcredit prepare words --from SVAMP/data/mawps-asdiv-a_svamp/train.csv --from SVAMP/SVAMP.json
+
 segcredit prepare math --from test=HuggingFaceH4/MATH-500 --from train=my-math.jsonl
 
 segcredit prepare mine.csv test=held-out.csv --question Frage --answer Antwort --image Bild
@@ -33,9 +35,9 @@ def prepare(
     what: Annotated[
         list[str],
         typer.Argument(
-            help="geo3k, gsm8k or math; or your own data: .parquet, .jsonl, .json, .csv, .tsv or "
-            ".arrow files, folders of them, or a Hub id.",
-            metavar="geo3k|gsm8k|math|FILE…",
+            help="geo3k, gsm8k, math or words; or your own data: .parquet, .jsonl, .json, .csv, "
+            ".tsv or .arrow files, folders of them, or a Hub id.",
+            metavar="geo3k|gsm8k|math|words|FILE…",
         ),
     ],
     source: Annotated[

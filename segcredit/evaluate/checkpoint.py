@@ -109,8 +109,8 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: A run directory, one of its checkpoints, a Hugging Face folder, or a Hub id.
-        data: Prompt files, or the prepared datasets geo3k, gsm8k and math, which need no
-            ``reward``.
+        data: Prompt files, or the prepared datasets geo3k, gsm8k, math and words, which need
+            no ``reward``.
         reward: Name of a reward, or file.py:function.
         prompts: Maximum number of prompts; None: all.
         samples: Number of sampled responses per prompt.

@@ -1,6 +1,7 @@
 r"""Convert rows into verl's format: extract the answer, read the images, choose column types."""
 
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from segcredit.rewards.extract import boxed
 
 Rule = Callable[[Mapping[str, Any], str | None], str | None]
 """Function of a row and the loader's answer that returns the answer or None, or raises RowError."""
+
+Reshape = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Function that renames or adds columns of a row, or raises RowError."""
 
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
@@ -80,6 +84,103 @@ def _filled(value: object) -> bool:
     return value is not None and str(value).strip() != ""
 
 
+_CALCULATION = re.compile(r"<<[^<>]*>>")
+_PLACE = re.compile(r"\bnumber(\d{1,3})\b")
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_TOLERANCE = 1e-3
+"""Maximum difference between the value of an equation and the stated answer."""
+_LONGEST_EQUATION = 64
+"""Maximum number of numbers and operators."""
+
+
+def unchanged(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row as it is."""
+    return row
+
+
+def with_solution(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add GSM8K's solution as ``response``, which a warm start imitates.
+
+    Calculator annotations (``<<48/2=24>>``) are removed. It begins with a space, because it follows
+    a prompt such as ``Answer:``.
+    """
+    solution = row.get("answer")
+    if "response" in row or not isinstance(solution, str) or "####" not in solution:
+        return row
+    return {**row, "response": " " + _CALCULATION.sub("", solution).strip()}
+
+
+def word_problem(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Convert a row of MAWPS, ASDiv-A or SVAMP, as the SVAMP repository has them.
+
+    In MAWPS and ASDiv-A, ``Question`` has number0, number1, … for its ``Numbers``, and ``Equation``
+    is in prefix notation. It becomes a ``response`` with one operation per line. SVAMP has ``Body``
+    and ``Question``, and is for testing. Other rows stay as they are.
+    """
+    if _filled(row.get("Numbers")) and _filled(row.get("Equation")):
+        numbers = [_as_number(x) for x in str(row["Numbers"]).split()]
+        value, lines = _solve(str(row["Equation"]).split(), numbers)
+        if not abs(value - _as_number(row.get("Answer"))) <= _TOLERANCE:
+            raise RowError(
+                f"expected an equation that gives the answer {shown(row.get('Answer'))}; got "
+                f"{_written(value)} from {shown(row['Equation'])} with {shown(row['Numbers'])}"
+            )
+        answer = f"#### {_written(value)}"
+        question = _PLACE.sub(lambda x: _written(_at(numbers, x)), str(row.get("Question")))
+        response = " " + "\n".join([*lines, answer])
+        return {"question": _spaced(question), "answer": answer, "response": response}
+    if _filled(row.get("Body")) and _filled(row.get("Question")):
+        body = str(row["Body"]).strip()
+        body += "" if body[-1] in ".,?!" else "."
+        answer = f"#### {_written(_as_number(row.get('Answer')))}"
+        return {"question": _spaced(f"{body} {row['Question']}"), "answer": answer}
+    return row
+
+
+def _solve(prefix: list[str], numbers: list[float]) -> tuple[float, list[str]]:
+    """Evaluate an equation in prefix notation; return its value and a line per operation."""
+    stack: list[tuple[float, list[str]]] = []
+    for word in reversed(prefix[:_LONGEST_EQUATION]):
+        if word not in _OPERATORS:
+            place = _PLACE.fullmatch(word)
+            stack.append((_as_number(word) if place is None else _at(numbers, place), []))
+            continue
+        if len(stack) < 2:
+            stack.clear()  # an operand is missing
+            break
+        (left, before), (right, after) = stack.pop(), stack.pop()
+        value = float("nan") if word == "/" and right == 0 else _OPERATORS[word](left, right)
+        line = f"{_written(left)} {word} {_written(right)} = {_written(value)}"
+        stack.append((value, [*before, *after, line]))
+    if len(stack) != 1 or len(prefix) > _LONGEST_EQUATION:
+        raise RowError(f"expected one equation in prefix notation; got {shown(' '.join(prefix))}")
+    return stack[0]
+
+
+def _at(numbers: list[float], place: re.Match[str]) -> float:
+    if int(place[1]) >= len(numbers):
+        raise RowError(f"expected a value for {place[0]} in 'Numbers'; got {len(numbers)} numbers")
+    return numbers[int(place[1])]
+
+
+def _as_number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise RowError(f"expected a number; got {shown(value)}") from None
+
+
+def _written(number: float) -> str:
+    """Write a number as people do: 56, 0.25; at most four decimals."""
+    return f"{number:.4f}".rstrip("0").rstrip(".")
+
+
+def _spaced(text: str) -> str:
+    """Return a tokenized text without spaces before punctuation, beginning with a capital."""
+    joined = re.sub(r"\s+([.,?!;:])", r"\1", text.strip())
+    return joined[:1].upper() + joined[1:]
+
+
 UNREADABLE = "not readable"
 NO_QUESTION = "empty question"
 NO_ANSWER = "no answer"
@@ -138,12 +239,24 @@ class RowFormat:
     keep_data_source: bool
     """Whether a row's own data source is kept."""
     keep: tuple[str, ...]
+    reshape: Reshape = unchanged
     allow_outside: bool = False
     """Whether rows may name images outside the folder of their file."""
+
+    def read(self, raw: RawRow) -> RawRow:
+        """Return a row with the columns that ``convert`` expects; its content may be a SkipRow."""
+        if not isinstance(raw.content, Mapping):
+            return raw
+        try:
+            return raw._replace(content=self.reshape(raw.content))
+        except RowError as error:
+            return raw._replace(content=SkipRow(NO_ANSWER, str(error)))
 
     def convert(self, raw: RawRow, folder: Path, index: int) -> PreparedRow:
         """Convert a row; raise SkipRow if it is bad."""
         row = raw.content
+        if isinstance(row, SkipRow):
+            raise row
         if isinstance(row, RowError):
             raise SkipRow(UNREADABLE, str(row))
         try:

@@ -346,7 +346,7 @@ def all_rows(parts: list[tuple[Part, RowFormat]]) -> Iterator[tuple[Part, RowFor
     number = 0
     for part, row_format in parts:
         for found in part.source.rows():
-            yield part, row_format, number, found
+            yield part, row_format, number, row_format.read(found)
             number += 1
 
 
@@ -373,8 +373,8 @@ def prepare(
     """Write ``train.parquet``, ``test.parquet`` … in verl's format and report on the data.
 
     Args:
-        what: ``"geo3k"``, ``"gsm8k"``, ``"math"``; or files, folders or Hub ids of any rows that
-            the loader reads. ``"test=FILE"`` sets the split of a file.
+        what: ``"geo3k"``, ``"gsm8k"``, ``"math"``, ``"words"``; or files, folders or Hub ids
+            of any rows that the loader reads. ``"test=FILE"`` sets the split of a file.
         output: Folder for the files.
         source: Files, folders or Hub ids of a known dataset, if not the default on the Hub.
         config: Configuration (subset) of a dataset that has several.
@@ -455,7 +455,7 @@ def _find(
     """Find the sources of each split and the format of their rows."""
     splits: Splits = {}
     for place in places:
-        for part in find_parts(place, config, chosen.config):
+        for part in find_parts(place, config, chosen.config, chosen.held_out):
             row_format = RowFormat(
                 keys=columns.keys(),
                 rule=chosen.named_rule if columns.answer else chosen.rule,
@@ -463,6 +463,7 @@ def _find(
                 data_source=data_source or chosen.data_source(part.place),
                 keep_data_source=chosen is OWN and data_source is None,
                 keep=(*chosen.keep, *columns.keep),
+                reshape=chosen.reshape,
                 allow_outside=allow_outside,
             )
             splits.setdefault(part.split, []).append((part, row_format))

@@ -12,7 +12,17 @@ from shlex import quote
 from typing import Any
 
 from segcredit.data.formats import Keys, RowError, either
-from segcredit.data.prepare.rows import Rule, as_it_is, boxed_solution, chosen_text, number
+from segcredit.data.prepare.rows import (
+    Reshape,
+    Rule,
+    as_it_is,
+    boxed_solution,
+    chosen_text,
+    number,
+    unchanged,
+    with_solution,
+    word_problem,
+)
 from segcredit.data.readers import (
     ROWS_AT_ONCE,
     RawRow,
@@ -140,14 +150,21 @@ ORDER = ("train", "validation", "test")
 _NO_DATA = re.compile(r"(dataset_infos?|dataset_dict|state|config)\.json|cache-.*\.arrow")
 
 
-def split_of(name: str) -> str | None:
-    """Return the split that a file name contains: ``train-00000-of-00002`` → train."""
+def split_of(name: str, held_out: Collection[str] = ()) -> str | None:
+    """Return the split that a file name contains: ``train-00000-of-00002`` → train.
+
+    ``held_out``: further words that mean the test split.
+    """
+    known = SPLITS | dict.fromkeys(held_out, "test")
     words = re.split(r"[^a-z]+", name.lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), None)
+    return next((known[word] for word in words if word in known), None)
 
 
 def data_files(
-    folder: Path, config: str | None = None, usual: str | None = None
+    folder: Path,
+    config: str | None = None,
+    usual: str | None = None,
+    held_out: Collection[str] = (),
 ) -> dict[str, list[Path]]:
     """Return the files of each split, in a fixed order.
 
@@ -157,6 +174,7 @@ def data_files(
         config: Part to read. None: the files in ``folder`` itself, else ``usual``, else the only
             part.
         usual: Default part.
+        held_out: Words in file names that mean the test split, besides "test".
 
     Files without a split in their name belong to the training split.
     """
@@ -166,7 +184,7 @@ def data_files(
     splits: dict[str, list[Path]] = {}
     for file in files:
         if file.suffix.lower() == kind:
-            splits.setdefault(_split_below(folder, file), []).append(file)
+            splits.setdefault(_split_below(folder, file, held_out), []).append(file)
     return {split: splits[split] for split in sorted(splits, key=in_order)}
 
 
@@ -212,10 +230,10 @@ def _chosen(
     )
 
 
-def _split_below(folder: Path, file: Path) -> str:
+def _split_below(folder: Path, file: Path, held_out: Collection[str]) -> str:
     """Return the split of ``test.jsonl`` or ``test/data-0.arrow``: by file name, then folder."""
     between = file.relative_to(folder).parent.name
-    return split_of(file.stem) or split_of(between) or "train"
+    return split_of(file.stem, held_out) or split_of(between) or "train"
 
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -263,7 +281,7 @@ def _unreachable(name: str, error: Exception) -> ValueError:
         f"expected a file, a folder, or a dataset on the Hub that can be reached; {shown(name)} "
         f"cannot be loaded: {printable(str(error), 300)}\nOn a machine with a network, type: hf "
         f"download {name} --repo-type dataset --local-dir {folder}; then pass that folder here "
-        f"(geo3k, gsm8k, math: --from {folder})"
+        f"({', '.join(KNOWN)}: --from {folder})"
     )
 
 
@@ -282,21 +300,24 @@ class Part:
     """The file, if it is a local one."""
 
 
-def find_parts(place: str, config: str | None, usual: str | None) -> list[Part]:
+def find_parts(
+    place: str, config: str | None, usual: str | None, held_out: Collection[str] = ()
+) -> list[Part]:
     """Return the sources at a place; ``test=PLACE`` selects a split, or sets that of a file."""
     wanted, place = _assignment(place)
     path = Path(place)
     if path.is_dir():
         found = [
             Part(split, open_table(file), place, file)
-            for split, files in data_files(path, config, usual).items()
+            for split, files in data_files(path, config, usual, held_out).items()
             for file in files
         ]
         return _only(found, wanted, place)
     if is_hub_id(place):
         pairs = from_hub(place, config, usual)
         return _only([Part(split, source, place, None) for split, source in pairs], wanted, place)
-    return [Part(wanted or split_of(path.stem) or "train", open_table(path), place, path)]
+    split = wanted or split_of(path.stem, held_out) or "train"
+    return [Part(split, open_table(path), place, path)]
 
 
 def _assignment(place: str) -> tuple[str | None, str]:
@@ -325,7 +346,7 @@ class DataSet:
 
     name: str
     hub: str
-    """Id on the Hugging Face Hub."""
+    """Id on the Hugging Face Hub; empty: ``--from`` must name the files."""
     data_sources: tuple[str, ...]
     """Names by which verl selects its scorer; the first is the default."""
     suffix: str
@@ -340,6 +361,10 @@ class DataSet:
     """Rule to use if the user names the answer column."""
     keep: tuple[str, ...] = ()
     """Columns to copy into extra_info if a row has them."""
+    reshape: Reshape = unchanged
+    """Renames or adds columns of a row, before anything else."""
+    held_out: tuple[str, ...] = ()
+    """Words in file names that mean the test split, besides "test"."""
 
     def data_source(self, place: str) -> str:
         """Return verl's name for rows from this place: ``…/math500`` is MATH-500."""
@@ -373,7 +398,8 @@ GSM8K = DataSet(
     "gsm8k",
     config="main",
     named_rule=number,
-    keep=("answer",),
+    keep=("answer", "response"),
+    reshape=with_solution,
 )
 MATH = DataSet(
     "math",
@@ -384,7 +410,20 @@ MATH = DataSet(
     "math",
     keep=("solution", "level", "type", "subject", "unique_id"),
 )
-KNOWN = {known.name: known for known in (GEO3K, GSM8K, MATH)}
+WORDS = DataSet(
+    "words",
+    "",
+    ("openai/gsm8k",),
+    GSM8K.suffix,
+    number,
+    "gsm8k",
+    named_rule=number,
+    keep=("response",),
+    reshape=word_problem,
+    held_out=("svamp",),
+)
+"""MAWPS and ASDiv-A for training, SVAMP for testing (https://github.com/arkilpatel/SVAMP)."""
+KNOWN = {known.name: known for known in (GEO3K, GSM8K, MATH, WORDS)}
 
 
 def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[str]]:
@@ -398,6 +437,13 @@ def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[st
         )
     if names:
         known = KNOWN[names[0]]
+        if not places and not known.hub:
+            raise ValueError(
+                f"{known.name} has no default place on the Hub: expected --from FILE or FOLDER. "
+                f"Type: git clone https://github.com/arkilpatel/SVAMP; then: segcredit "
+                f"prepare {known.name} --skip-bad-rows --from SVAMP/SVAMP.json --from "
+                f"SVAMP/data/mawps-asdiv-a_svamp/train.csv"
+            )
         return known, list(places) or [known.hub]
     if places:
         raise ValueError(

@@ -6,7 +6,14 @@ import pytest
 from each import each
 
 from segcredit.data import RowError
-from segcredit.data.prepare.rows import boxed_solution, chosen_text, last_box, number
+from segcredit.data.prepare.rows import (
+    boxed_solution,
+    chosen_text,
+    last_box,
+    number,
+    with_solution,
+    word_problem,
+)
 
 
 @each(
@@ -82,3 +89,84 @@ def test_letters_of_geometry3k(row: dict[str, Any], answer: str) -> None:
 def test_a_letter_without_a_text(choices: list[str | None]) -> None:
     with pytest.raises(RowError, match="expected a text for the choice B"):
         chosen_text({"choices": choices}, "B")
+
+
+@each(
+    ("solution", "response"),
+    [
+        ("2 + 2 = <<2+2=4>>4 eggs.\n#### 4", " 2 + 2 = 4 eggs.\n#### 4"),
+        ("no steps #### 4", " no steps #### 4"),
+        ("only an answer", None),
+        (4, None),
+    ],
+)
+def test_solutions_of_gsm8k_to_imitate(solution: object, response: str | None) -> None:
+    row = {"question": "?", "answer": solution}
+    assert with_solution(row).get("response") == response
+    assert with_solution(row | {"response": "own"})["response"] == "own"
+
+
+def mawps(question: str, numbers: str, equation: str, answer: object) -> dict[str, Any]:
+    return {"Question": question, "Numbers": numbers, "Equation": equation, "Answer": answer}
+
+
+@each(
+    ("row", "question", "answer", "response"),
+    [
+        (
+            mawps("ann has number0 , and number1 ?", "56.0 9.0", "* number0 number1", "504.0"),
+            "Ann has 56, and 9?",
+            "#### 504",
+            " 56 * 9 = 504\n#### 504",
+        ),
+        (
+            mawps(
+                "number0 number1 number2", "25000.0 1500 8", "- number0 * number1 number2", 13000
+            ),
+            "25000 1500 8",
+            "#### 13000",
+            " 1500 * 8 = 12000\n25000 - 12000 = 13000\n#### 13000",
+        ),
+        (
+            mawps("number0 ton", "0.16666", "/ - number0 2.0 4.0", "-0.4583"),
+            "0.1667 ton",
+            "#### -0.4583",
+            " 0.1667 - 2 = -1.8333\n-1.8333 / 4 = -0.4583\n#### -0.4583",
+        ),
+        (
+            {"Body": "He had $ 4 at the start", "Question": "How much ?", "Answer": 1538832.0},
+            "He had $ 4 at the start. How much?",
+            "#### 1538832",
+            None,
+        ),
+        ({"question": "a ?", "answer": "#### 1"}, "a ?", "#### 1", None),
+    ],
+)
+def test_word_problems(
+    row: dict[str, Any], question: str, answer: str, response: str | None
+) -> None:
+    found = word_problem(row)
+    assert (found["question"], found["answer"]) == (question, answer)
+    assert found.get("response") == response
+
+
+@each(
+    ("row", "problem"),
+    [
+        (mawps("number0", "3 4", "+ number0 number1", 8), "gives the answer 8; got 7 from"),
+        (mawps("number0", "3 0", "/ number0 number1", 8), "gives the answer 8; got nan from"),
+        (
+            mawps("number2", "3 4", "+ number0 number1", 7),
+            "a value for number2 in 'Numbers'; got 2",
+        ),
+        (mawps("", "3 4", "+ number0", 7), "one equation in prefix notation; got '+ number0'"),
+        (mawps("", "3 4", "number0 number1", 7), "one equation in prefix notation"),
+        (mawps("", "3 4", "+ " * 99 + "1 " * 100, 100), "one equation in prefix notation"),
+        (mawps("", "3 x", "+ number0 number1", 7), "expected a number; got 'x'"),
+        (mawps("", "3 4", "+ number0 number1", None), "expected a number; got nothing"),
+    ],
+)
+def test_word_problems_that_do_not_add_up(row: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RowError) as error:
+        word_problem(row)
+    assert problem in str(error.value)

@@ -82,6 +82,19 @@ def test_gsm8k(tmp_path: Path) -> None:
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
+def test_words(tmp_path: Path) -> None:
+    """MAWPS and ASDiv-A are for training, SVAMP is for testing, by the names of the files."""
+    report = prepare("words", tmp_path, source=str(DATA / "words"))
+    assert {x.name: x.written for x in report.splits} == {"train": 3126, "test": 1000}
+    for split, file in (("train", "train"), ("test", "svamp")):
+        rows = lines(DATA / "words" / f"{file}.jsonl")
+        prompts = load_prompts(tmp_path / f"{split}.parquet").prompts
+        for prompt, row in zip(prompts, rows, strict=True):
+            assert prompt.messages[0]["content"] == f"{row['question']} {KNOWN['words'].suffix}"
+            assert prompt.answer == expected(row["answer"])
+            assert prompt.columns.get("response") == row.get("response")
+
+
 def test_math500(tmp_path: Path) -> None:
     report = prepare("math", tmp_path, source=str(DATA / "math500"))
     assert report.data_sources == ["HuggingFaceH4/MATH-500"]

@@ -74,6 +74,7 @@ def test_gsm8k(tmp_path: Path) -> None:
             "index": 1,
             "question": question,
             "answer": gsm8k_row(6)["answer"],
+            "response": " 6 + 1,000 = 1006\n#### 1,006",
         },
     }
     assert report.reward == "gsm8k"
