@@ -177,7 +177,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return load_object(self.check_name(name), self.kind)
 
     def check_name(self, name: str) -> str:
-        """Return a name that is built in or names code, which is not loaded; else ValueError."""
+        """Return the name if it is built in or names code, without loading it; else ValueError."""
         if name in self._entries or names_code(name):
             return name
         raise ValueError(

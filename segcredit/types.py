@@ -112,10 +112,10 @@ class Sampling:
 
     max_tokens: int
     temperature: float = 1.0
-    """0: greedy."""
+    """Sampling temperature; 0: greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: all."""
+    """Number of most probable tokens to sample from; 0: all."""
 
 
 @dataclass(frozen=True)

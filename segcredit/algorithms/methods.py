@@ -1,7 +1,7 @@
 """The table of methods as code: each is a short composition of parts.
 
-The parts are in credit.py (advantages), ratio.py (importance ratios) and objective.py (everything
-else); policy_gradient.py combines them. RestEM, DPO and DVO are not policy-gradient methods and
+The parts are in credit.py (advantages) and objective.py (ratios and everything else);
+policy_gradient.py combines them. RestEM, DPO and DVO are not policy-gradient methods and
 have their own files. ``ALGORITHMS`` names all methods for recipes and the command line.
 """
 
@@ -65,7 +65,7 @@ from segcredit.registry import Registry
 from segcredit.types import Algorithm
 
 FRACTION = 0.30
-"""k of §5.1."""
+"""Share of the tokens after which SAPO cuts: k = 30 % (§5.1)."""
 
 
 def _units(fraction: float, partition: Partition | None) -> Partition:

@@ -37,7 +37,7 @@ from segcredit.partition import Partition, Token, tokens
 from segcredit.types import Batch, Outputs, Rollouts, named_repr
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
-"""k1, k2 or k3 of core/losses.py."""
+"""Estimator of KL(π_θ ‖ π_ref) per token: k1, k2 or k3 of core/losses.py."""
 
 
 @runtime_checkable

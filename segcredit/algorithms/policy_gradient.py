@@ -113,7 +113,7 @@ class PolicyGradient:
     def returns_only(self) -> "PolicyGradient":
         """Return the method with Monte-Carlo returns as value targets, to pretrain its critic."""
         if not isinstance(self.credit, GAE | LengthAdaptiveGAE) or self.critic is None:
-            raise ValueError(f"this method has no critic to pretrain: {self!r}")
+            raise ValueError(f"this method has no critic to pretrain: {self!r}. Use one with GAE.")
         credit = self.credit
         returns = GAE(credit.over, lam=1.0, gamma=credit.gamma, value_at=credit.value_at)
         return replace(self, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())

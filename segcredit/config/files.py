@@ -27,7 +27,7 @@ GIVEN_IN_PYTHON = "given_in_python"
 BASE = "base"
 """Key of a recipe for the recipes whose settings it changes."""
 NAMED = ("algorithm", "reward", "partition")
-"""Settings that hold a name and the settings of what it names; another name discards them."""
+"""Settings that consist of a name and its own settings; another name discards the latter."""
 FOLDER = Path(str(files("segcredit"))) / "recipes"
 
 

@@ -15,7 +15,7 @@ class Claim(NamedTuple):
     """A condition on a number on the device, and the error message if it fails."""
 
     number: Tensor
-    """0-d."""
+    """A 0-d tensor."""
     holds: Callable[[float], bool]
     otherwise: Callable[[], str]
     """Makes the message. Called only on failure, so that finding the row costs nothing before."""
@@ -34,7 +34,7 @@ def none(bad: Tensor, otherwise: Callable[[], str]) -> Claim:
 
 
 def keep(mask: Tensor, x: Tensor, otherwise: float = 0.0) -> Tensor:
-    """x where the mask is True, a constant elsewhere; other entries, NaN included, are not read."""
+    """x where the mask is True, a constant elsewhere; x is not read there, so it may be NaN."""
     return torch.where(mask, x, constant(otherwise, x.dtype, x.device))
 
 

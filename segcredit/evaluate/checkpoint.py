@@ -36,7 +36,7 @@ from segcredit.runlog.untrusted import FLAG, require_trust
 from segcredit.types import Prompt, Sampling
 
 PROMPTS = 512
-"""Default number of prompts; a world has no end."""
+"""Number of prompts of a world, whose prompts have no end, unless another is given."""
 ALIASES = {"math500": "math", "geometry3k": "geo3k"}
 """Other names of datasets."""
 

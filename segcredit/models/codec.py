@@ -26,8 +26,8 @@ from segcredit.types import Prompt
 MARK = "<image>"
 """Placeholder of an image in a message."""
 CACHED_NUMBERS, CACHED_IMAGES = 100_000, 2048
-"""Processed images of at most so many numbers, at most so many of them, are cached on the device:
-0.8 GB at most."""
+"""Maximum size of a cached processed image (numbers in its tensors), and maximum count of cached
+images: at most 0.8 GB on the device."""
 OTHER_TEMPLATE = (
     "Put a working chat_template.jinja into the model's folder, or set data.template (segcredit "
     "evaluate: --template)."

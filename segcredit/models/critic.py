@@ -82,7 +82,7 @@ class Critic(nn.Module):
         return critic
 
     def load_adapter(self, folder: Path) -> None:
-        """Load the adapter and head that :meth:`save` wrote of a critic with LoRA."""
+        """Load the adapter and head of a critic with LoRA, as :meth:`save` wrote them."""
         assert self.lora is not None
         self.lora.load(CRITIC, folder)
         self.head.load_state_dict(load_file(folder / HEAD_FILE))
@@ -164,5 +164,5 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _memory(tensors: dict[str, Tensor]) -> set[int]:
-    """Return the storages' addresses: two views of one storage begin at different addresses."""
+    """Return the addresses of the tensors' storages; views of one storage have the same."""
     return {x.untyped_storage().data_ptr() for x in tensors.values()}

@@ -103,7 +103,7 @@ class Family:
         return self.vision_tower is not None
 
     def trunk(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Return the everything below the language-model head, which a critic copies."""
+        """Return everything below the language-model head, which a critic copies."""
         return model.base_model
 
     def head(self, model: PreTrainedModel) -> Any:
@@ -168,15 +168,15 @@ class VisionFamily(Family):
     vision_tower = "vision_tower"
     packing = False
     image_token: str = "<image>"
-    """Placeholder in the rendered prompt, repeated once per image token; the tokenizer's own
-    ``image_token``, if it names one, goes first."""
+    """Placeholder in the rendered prompt, repeated once per image token. If the tokenizer names an
+    ``image_token``, that one is used."""
     prompt_only_tokens: tuple[str, ...] = ()
     """Further tokens that only prompts may hold. The policy never samples them or ``image_token``:
     a response with one could not be scored."""
     image_inputs: tuple[str, ...] = (PIXELS,)
     """Outputs of the image processor that the model reads."""
     layout_inputs: tuple[str, ...] = ()
-    """Those of them that, with the image tokens' places, determine the rotary positions."""
+    """The ``image_inputs`` that determine rotary positions, with the places of image tokens."""
     image_processor_class: str = ""
     """Image processor that needs only Pillow, for machines without torchvision."""
 
@@ -190,7 +190,9 @@ class VisionFamily(Family):
 
     def tiny_image_processor(self, config: PreTrainedConfig) -> Any:
         """Make the image processor of a tiny model."""
-        raise ValueError(f"the family {self.name!r} has no image processor for tiny models.")
+        raise ValueError(
+            f"the family {self.name!r} has no image processor for tiny models. Set model.path."
+        )
 
     def image_token_id(self, config: PreTrainedConfig) -> int:
         """Return the id of the image token."""

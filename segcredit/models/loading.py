@@ -48,7 +48,7 @@ class ModelError(ValueError):
 
 
 def locate(source: str | Path) -> str:
-    """Return a folder as it is, an id if the hub has it, or the hub's cache if it is offline."""
+    """Resolve a folder or hub id; return the folder, the id, or its local copy if offline."""
     path = Path(source)
     if path.is_dir():
         return str(source)

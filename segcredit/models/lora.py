@@ -265,7 +265,8 @@ def merge_adapter(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights with the policy's adapter added, W + (alpha / rank) B A, by plain names.
 
-    One at a time; the model does not change. Weights of a model without adapters pass through.
+    Weights are yielded one at a time; the model does not change. Without adapters, they are the
+    model's own.
     """
     layers: dict[str, Any] = {
         name: part for name, part in model.named_modules() if hasattr(part, "lora_A")

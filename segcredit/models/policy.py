@@ -107,7 +107,7 @@ def _prompts_once(
 ) -> Tensor:
     """Read each distinct prompt once, then all responses on their prompts' keys and values.
 
-    Gradients flow back through those, so this is the same function of the weights.
+    Gradients flow back through the keys and values, so the results are the same.
     """
     asked = prompt_inputs(few, tokens.device)
     cache = DynamicCache(config=model.config)

@@ -23,7 +23,7 @@ class Partition:
     """
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    """Settings to show it with; the first must hold every setting that has no default."""
+    """Example settings for lists; the first must hold every setting that has no default."""
 
     @property
     def needs(self) -> Needs:

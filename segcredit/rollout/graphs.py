@@ -93,7 +93,7 @@ class CudaGraphs:
 
 
 def bucket(count: int, least: int) -> int:
-    """Round up to least, 1.5 · least, 2 · least, 3 · least, 4 · least, …, so that sizes are few.
+    """Round up to least, 1.5 · least, 2 · least, 3 · least, 4 · least, …, so that few sizes occur.
 
     ``least``: a power of two above 1.
     """
@@ -215,7 +215,7 @@ class DecodingState:
         return cache
 
     def compact(self, rows: int, columns: int) -> None:
-        """Move unfinished rows into the first slots; ``rows`` slots go on."""
+        """Move unfinished rows into the first slots; the first ``rows`` slots continue."""
         alive = self.alive.nonzero().flatten()
         left = len(alive)
         for stored in self.stored:

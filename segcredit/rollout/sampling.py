@@ -178,7 +178,7 @@ class Prefill:
     planes: int
     """Rows of rotary positions: 1, or 3 with M-RoPE."""
     which: Int[Tensor, " B"]
-    """Entry of each row."""
+    """Index of the entry that each row continues."""
 
     def spread(self) -> "Prefill":
         """Copy the entries so that each row has its own; the cache is changed in place."""

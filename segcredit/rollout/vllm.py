@@ -139,7 +139,7 @@ class VllmEngine:
             self._sleep()
 
     def close(self) -> None:
-        """Shut vLLM down; call it before the process groups, some of which it uses, are gone."""
+        """Shut vLLM down, while the process groups that it uses still exist."""
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
@@ -389,7 +389,7 @@ def _logp(output: Any) -> Tensor:
 
 
 def runs_of(where: Tensor) -> list[tuple[int, int]]:
-    """(start, length) of each run of True."""
+    """Return (start, length) of each run of True."""
     edges = torch.diff(where.int(), prepend=torch.zeros(1), append=torch.zeros(1))
     first, last = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
     return list(zip(first.tolist(), (last - first).tolist(), strict=True))

@@ -308,7 +308,7 @@ def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
 def _check_end(
     recipe: Recipe, place: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse a model without an end token, or demonstrations whose end token sampling ignores."""
+    """Refuse a model without an end token, or demonstrations whose end does not stop sampling."""
     taught, ends = tokenizer.eos_token_id, end_tokens(place, config)
     if taught is None and not ends:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""Write and find checkpoint folders atomically, even if the process is killed or the disk full."""
+"""Write checkpoints atomically, and find complete ones after a kill or a full disk."""
 
 import errno
 import os

@@ -33,11 +33,11 @@ class Context:
     """Name of the stage and step, for example; with the seed it determines all random numbers."""
 
     def generator(self, *names: object) -> torch.Generator:
-        """Return the random generator of one use."""
+        """Return the random generator for one purpose, given by its names."""
         return generator(self.state.seed, *names)
 
     def within(self, *names: object) -> "Context":
-        """Return the context of something sampled in addition, with random numbers of its own."""
+        """Return a context for additional samples, which have their own random numbers."""
         return replace(self, purpose=(*self.purpose, *names))
 
     def sample(
@@ -66,7 +66,7 @@ class IndependentSampler:
     samples: int | None = None
     """Responses per prompt; None: ``rollout.samples``."""
     temperature: float | None = None
-    """None: ``rollout.temperature``."""
+    """Sampling temperature; None: ``rollout.temperature``."""
 
     def sample(self, context: Context, prompts: Sequence[Prompt]) -> LocalRollouts:
         state, settings = context.state, context.state.recipe.rollout

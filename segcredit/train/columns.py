@@ -34,14 +34,14 @@ from segcredit.train.tree import TreeProvider
 from segcredit.types import Batch, Rollouts
 
 ADAPTERS = "adapters"
-"""Directory of a checkpoint with what LoRA trains, in PEFT's format."""
+"""Directory in a checkpoint with the trained LoRA adapters, in PEFT's format."""
 MAX_SAMPLER_KL = 1.0
 """KL per token between sampler and trainer above which they cannot be the same model."""
 
 
 @dataclass(frozen=True)
 class PolicyProvider(Provider):
-    """log π_old and H: as the engine returned them, or recomputed by the model that is trained."""
+    """Provider of log π_old and H: as the engine returned them, or recomputed by the policy."""
 
     prepares_at_build = True
 
@@ -126,7 +126,7 @@ def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:
 
 @dataclass(frozen=True)
 class PiecesProvider(Provider):
-    """The text of each token, as the tokenizer decodes it alone."""
+    """Provider of each token's text, as the tokenizer decodes it alone."""
 
     prepares_at_build = True
 
@@ -207,7 +207,7 @@ class CriticProvider(Provider):
 
 @dataclass(frozen=True)
 class InitialPolicyProvider(Provider):
-    """The policy at the start of reinforcement learning, before this stage has begun."""
+    """Provider of the initial policy, before the stage of reinforcement learning has begun."""
 
     restarts: bool
     """Whether each update starts from it; otherwise it is the reference model."""
@@ -269,7 +269,7 @@ def _saved_reference(state: State, saved: SavedRun) -> Policy:
 
 @dataclass(eq=False)
 class KeptPolicy(Provider):
-    """The policy at the start of reinforcement learning."""
+    """Base class of providers that keep the policy as it was before reinforcement learning."""
 
     reference: Policy
 
@@ -278,7 +278,7 @@ class KeptPolicy(Provider):
 
 
 class ReferenceProvider(KeptPolicy):
-    """log π_ref, at the temperature of the loss."""
+    """Provider of log π_ref, at the temperature of the loss."""
 
     def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
         state = context.state
@@ -289,7 +289,7 @@ class ReferenceProvider(KeptPolicy):
 
 
 class RestartProvider(KeptPolicy):
-    """Each update starts from the initial weights, with a new optimizer (RestEM)."""
+    """Provider that resets the policy to its initial weights before each update (RestEM)."""
 
     @torch.no_grad()
     def before_update(self, context: Context, batch: Batch) -> Batch:

@@ -37,7 +37,7 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class ContinuationProvider(Provider):
-    """Gives the method an estimator of values; there is nothing to fill in advance."""
+    """Provider of a Monte-Carlo estimator of values; it fills nothing in advance."""
 
     prepares_at_build = True
     continues = True

@@ -68,7 +68,7 @@ class Parallel:
         return self._slice(len(items)).start
 
     def turns(self, items: Sequence[Item], spare: Item | None = None) -> list[tuple[Item, bool]]:
-        """Pair this rank's items with True; with ``spare``, pad every rank to equally many items.
+        """Return this rank's items, each with True; ``spare`` pads all ranks to the same number.
 
         Ranks with fewer items get the spare item with False: they must process it, because forward
         passes are collective operations, and its result must not count.
@@ -273,7 +273,7 @@ def _longest_first(length: Int[Tensor, " N"], prompt: Int[Tensor, " N"]) -> Int[
 def balanced(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
     """Split rows into packed micro-batches, without padding and of about equal length.
 
-    The longest row goes first, each to the micro-batch with the fewest tokens so far.
+    Rows are assigned from longest to shortest, each to the micro-batch with the fewest tokens.
     """
     length = _lengths(rollouts).sum(dim=1).view(-1, item).sum(dim=1)
     order = length.argsort(descending=True, stable=True).tolist()

@@ -82,7 +82,7 @@ class StopTraining(RuntimeError):  # noqa: N818
 
 @dataclass
 class Loop:
-    """Runs a state through its recipe's stages."""
+    """Runs the remaining stages of a run, with evaluations and checkpoints."""
 
     state: State
     folder: RunFolder | None

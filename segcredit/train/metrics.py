@@ -105,7 +105,7 @@ class StepResult:
 
     sampled: RolloutBatch
     batch: Batch
-    """All sampled responses; without credit if the method gives none to each of them."""
+    """All sampled responses; without credit if the method assigns none to single responses."""
     logp_new: Tensor
     """log π of each token when it last entered a gradient."""
     metrics: dict[str, float]
@@ -148,7 +148,7 @@ def _zero_std(reward: Tensor, group: Tensor) -> float | None:
 
 
 def _describe_tree(sampled: RolloutBatch, weight: Tensor) -> dict[str, float]:
-    """Compute them for trees: means over finished responses, weighted by their probability.
+    """Compute metrics of trees: means over finished responses, weighted by their probability.
 
     A plain mean would overweight prompts whose trees branched most often.
     """

@@ -657,7 +657,7 @@ class CriticLearner:
             loss = algorithm.loss(outputs, micro)
             if loss.value is None:
                 raise ValueError(
-                    f"expected a value loss to train the critic by; got none from {algorithm!r}."
+                    f"expected a value loss, to train the critic; got none from {algorithm!r}."
                 )
             loss.value.backward()
         return {"value_loss": loss.metrics["value_loss"]}, None

@@ -55,9 +55,9 @@ class SavedRun:
     def lacks(self, what: str, recipe: Recipe) -> RecipeError:
         """Return the error to raise if the checkpoint lacks what a column needs."""
         return RecipeError(
-            f"{what}, and {self.place} does not have that for the data and the stage that has "
-            f"begun. Resume with the previous algorithm and data, or start a new run on the "
-            f"trained policy: {trained_policy(recipe, self.place)}"
+            f"{what}, which {self.place} does not contain for this data and stage. Resume with "
+            f"the previous algorithm and data, or start a new run on the trained policy: "
+            f"{trained_policy(recipe, self.place)}"
         )
 
 
@@ -75,7 +75,7 @@ class Provider:
     prepares_every_stage: ClassVar[bool] = False
     """Whether it is prepared at the start of every stage, and not only once per run."""
     held_out: ClassVar[bool] = True
-    """Whether it can be filled for held-out prompts."""
+    """Whether the column can be filled for held-out prompts."""
     continues: ClassVar[bool] = False
     """Whether it samples continuations of prefixes, which share their prompts' KV cache."""
     sampler: Sampler | None = None
@@ -102,7 +102,7 @@ class Provider:
         return None
 
     def fill(self, context: "Context", rollouts: Rollouts) -> Rollouts:
-        """Return the rollouts with this column."""
+        """Return the rollouts with this column filled."""
         return rollouts
 
     def describe(self, rollouts: Rollouts) -> dict[str, float]:

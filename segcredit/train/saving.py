@@ -342,7 +342,7 @@ def _is_there(path: str | None) -> bool:
 
 
 def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int) -> list[str]:
-    """List changes of finished stages, and of the current stage's kind or steps done."""
+    """List changes that come too late: of finished stages, or of what is done in this one."""
     problems = []
     for number, then in enumerate(old[: stage + bool(stage_step)]):
         now = new[number] if number < len(new) else None

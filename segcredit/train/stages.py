@@ -1,4 +1,4 @@
-"""Kinds of stages of a run: the preparation and one step of each."""
+"""The kinds of stages of a run: how each is prepared, and what one of its steps does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,7 +143,10 @@ class CriticStage:
     def algorithm(self) -> Algorithm:
         """The method with Monte-Carlo returns as value targets."""
         if not hasattr(self.state.algorithm, "returns_only"):
-            raise ValueError(f"this method has no critic to pretrain: {self.state.algorithm!r}")
+            raise ValueError(
+                f"this method has no critic to pretrain: {self.state.algorithm!r}. Remove the "
+                f"stage pretrain_critic."
+            )
         return self.state.algorithm.returns_only()
 
     def enter(self) -> None:
@@ -179,8 +182,8 @@ class CriticStage:
     def _prompts(self) -> list[Prompt]:
         """Return the step's prompts.
 
-        A world's are others than those that any run optimizes on, since the critic may be used by
-        another run.
+        A world's prompts are taken from a part that no run optimizes on, since another run may use
+        the critic.
         """
         state, stage = self.state, self.settings
         if not isinstance(state.train, WorldPrompts):

@@ -40,7 +40,7 @@ class State:
     """Source of demonstrations, if the data is generated."""
     parallel: Parallel = field(default_factory=Parallel)
     whole: PreTrainedModel | None = None
-    """Unsharded weights of the policy, to sample from; None: the policy's are not sharded."""
+    """Unsharded copy of a sharded policy's model, to sample from; None: it is not sharded."""
     providers: dict[Column, Provider] = field(default_factory=dict)
     """Providers of columns that are prepared: reference model, critic, tracked values, …"""
     learners: dict[str, Learner] = field(default_factory=dict)
@@ -49,16 +49,16 @@ class State:
     stage: int = 0
     """Number of the current stage."""
     stage_step: int = 0
-    """Steps done in it."""
+    """Steps done in the current stage."""
     step: int = 0
     """Steps done in all stages."""
     position: int = 0
     """Prompts taken from the training source."""
     noted: dict[str, float] = field(default_factory=dict)
-    """Results of the evaluations before and after, kept for the end of the run."""
+    """Results of the evaluations before and after optimization, reported at the end of the run."""
 
     micro_batches_halved: int = 0
-    """How often memory did not suffice."""
+    """How often micro-batches were halved because memory did not suffice."""
 
     def __post_init__(self) -> None:
         self.requirements: Requirements = requirements(self.algorithm)

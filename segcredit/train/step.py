@@ -76,11 +76,11 @@ class Selection:
     """A batch with credit, and the part of it that the update learns from."""
 
     shown: Batch
-    """All responses in their order; without credit if the method gives none to each of them."""
+    """All responses in order; without credit if the method assigns none to single responses."""
     learned: Batch | None
     """What gradient steps are computed on; None: there is nothing to learn from in this step."""
     rows: Int[Tensor, " R"] | None = None
-    """Rows of ``shown`` in ``learned``; None: they are rearranged, such as into pairs."""
+    """Row in ``shown`` of each row of ``learned``; None: rows are rearranged, as into pairs."""
 
     def with_learned(self, logp: Float[Tensor, "R T"]) -> Float[Tensor, "B T"]:
         """Return log π of all rows: new where they entered the update, π_old's elsewhere."""

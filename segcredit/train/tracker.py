@@ -20,7 +20,7 @@ from segcredit.types import Prompt, Rollouts
 Score = Callable[[Rollouts], Tensor]
 """Function that computes log π of each token under the current policy, (B, T)."""
 OFFLINE_SAMPLES = 8
-"""Responses per prompt for its first value."""
+"""Number of responses per prompt from which its first value is estimated."""
 
 
 class ValueTracker:

@@ -30,7 +30,7 @@ class Node:
     begun: Int[Tensor, " L"]
     """The response so far."""
     read: Encoded
-    """The prompt followed by it: the model's input before the branch."""
+    """The prompt and the response so far: the model's input before the branch."""
     number: int
     """Number of the prompt."""
     row: int = -1
@@ -45,7 +45,7 @@ class Branches(NamedTuple):
     """The branches of all prompts' trees, a row per branch, and the node at which each begins."""
 
     rollouts: Rollouts
-    """With ``parent``; not graded."""
+    """One row per branch, with ``parent``; not graded yet."""
     origins: list[Node]
 
 

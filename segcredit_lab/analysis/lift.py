@@ -229,7 +229,7 @@ class StageCurve:
     lift: Float[np.ndarray, "D Q"]
     over_responses: Float[np.ndarray, "2 D Q"]
     over_steps: Float[np.ndarray, "2 D Q"]
-    """NaN if the stage has only one step."""
+    """Interval over steps; NaN if the stage has only one step."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class LiftCurves:
 
     quantiles: Float[np.ndarray, " Q"]
     thresholds: Float[np.ndarray, " D"]
-    """The chosen one first."""
+    """Thresholds d, the chosen one first."""
     stages: tuple[StageCurve, ...]
     trend: LiftTrend
     cut: float | None

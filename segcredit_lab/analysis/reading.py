@@ -90,7 +90,7 @@ def interval_text(ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:
 QUANTILES = tuple(n / 100 for n in range(50, 100, 5))
 """q = .50, .55, …, .95, the axis of the paper's Figure 3."""
 OTHER_THRESHOLDS = (0.8, 0.95)
-"""Reported in addition to the chosen one; the paper does not define a large jump of V."""
+"""Further thresholds to report, since the paper does not define a large jump of V."""
 
 
 @dataclass(frozen=True, kw_only=True)

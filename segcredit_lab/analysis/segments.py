@@ -148,7 +148,7 @@ class PaddedLayout:
 
 
 def pad(owner: Int[np.ndarray, " N"], num_responses: int) -> PaddedLayout:
-    """Layout of tokens sorted by response."""
+    """Make the layout of tokens that are sorted by response."""
     length = np.bincount(owner, minlength=num_responses)
     return PaddedLayout(np.arange(max(1, length.max(initial=0))) < length[:, None])
 

@@ -61,7 +61,7 @@ class RunStates:
 
     runs: dict[str, RunState] = field(default_factory=dict)
     early: set[str] = field(default_factory=set)
-    """Starts needed by runs that are not known yet."""
+    """Digests of runs from which others will start whose learning rate is not tuned yet."""
     stopping: bool = False
 
     @property

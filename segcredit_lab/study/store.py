@@ -369,7 +369,7 @@ does not report correctness."""
 
 
 WARM, PRETRAINED_CRITIC = "start", "critic"
-"""Names of shared starts, which belong to no arm."""
+"""Names of runs that other runs start from; they belong to no arm."""
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ class Options:
     """Options of ``segcredit study``."""
 
     seeds: tuple[int, ...] = ()
-    """Empty: the study's seeds."""
+    """Seeds to run; empty: those of the study."""
     only: tuple[str, ...] = ()
     """Arms to run besides the reference; empty: all."""
     overrides: tuple[str, ...] = ()

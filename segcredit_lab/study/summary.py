@@ -53,7 +53,7 @@ class ArmSummary:
     name: str
     label: str
     tuned: LearningRate | None
-    """None: the learning rate is not known yet."""
+    """Learning rate and its tuning results; None: not known yet."""
     runs: dict[int, Measurement]
     folders: dict[int, Path]
     missing: tuple[int, ...]

@@ -49,7 +49,7 @@ def results_table(summary: Summary) -> Table:
 
 
 def cost_table(summary: Summary) -> Table:
-    """Cost and behavior of the runs."""
+    """Make a table of the cost and behavior of the runs."""
     rows = []
     for arm in summary.arms:
         rows.append(
