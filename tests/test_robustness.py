@@ -99,7 +99,7 @@ def test_a_mask_that_is_a_view_is_stored_contiguously() -> None:
 def test_terms_of_one_name_are_refused() -> None:
     method = algorithms.grpo()
     terms = (LossKL(0.1, reduce=ResponseMean()), LossKL(0.1, reduce=TokenMean()))
-    with pytest.raises(ValueError, match="names of their own"):
+    with pytest.raises(ValueError, match="needs its own name"):
         type(method)(method.credit, method.ratio, method.surrogate, method.reduce, terms=terms)
 
 

@@ -59,8 +59,7 @@ class PolicyGradient:
         names = ["policy", "value", *(term.name for term in self.terms)]
         if len(set(names)) < len(names):
             raise ValueError(
-                f"terms must have names of their own, other than 'policy' and 'value'; "
-                f"got {names[2:]}."
+                f"each term needs its own name, other than 'policy' and 'value'; got {names[2:]}."
             )
 
     @property

@@ -186,7 +186,8 @@ class PolicySource:
 def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> PolicySource:
     """Find the last complete checkpoint of a run, one checkpoint of it, or a model.
 
-    Unless ``trust_run``, a run that requests code is refused, except by settings in ``typed``.
+    A run whose settings name code is refused, unless ``trust_run`` is set or the user has typed
+    these settings (``typed``).
     """
     path = Path(checkpoint).absolute()
     if problem := not_found(checkpoint, "a run directory, a Hugging Face folder"):

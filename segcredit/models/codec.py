@@ -249,7 +249,7 @@ class Codec:
         return {name: outputs[name] for name in self._vision.image_inputs}
 
     def _count_image_tokens(self, image: bytes | Path) -> int:
-        """Count the tokens of an image, from its size if the family can."""
+        """Count the tokens of an image, from its size if the family has a rule for that."""
         processor, size = self.image_processor, image_size(image)
         if (known := self._tokens_by_size.get(size)) is not None:
             return known

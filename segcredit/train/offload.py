@@ -91,5 +91,5 @@ class CpuOffload:
 
 @cache
 def _transfer_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all optimizers, so that one's state can take memory that another's freed."""
+    """Return the stream that all optimizers share, so that one can reuse memory another freed."""
     return torch.cuda.Stream(device)

@@ -78,7 +78,7 @@ class Selection:
     shown: Batch
     """All responses in order; without credit if the method assigns none to single responses."""
     learned: Batch | None
-    """What gradient steps are computed on; None: there is nothing to learn from in this step."""
+    """The batch of the gradient steps; None: there is nothing to learn from in this step."""
     rows: Int[Tensor, " R"] | None = None
     """Row in ``shown`` of each row of ``learned``; None: rows are rearranged, as into pairs."""
 

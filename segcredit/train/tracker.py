@@ -117,7 +117,7 @@ class ValueTracker:
 
 
 class UnstartedTracker(Provider):
-    """The tracked baseline before reinforcement learning has begun."""
+    """Provider of the tracked baseline, before reinforcement learning has begun."""
 
     def prepare(self, state: State) -> Provider:
         """Estimate each prompt's first value from samples of the current policy."""
@@ -153,7 +153,7 @@ def _prompts(state: State) -> Sequence[Prompt]:
 
 @dataclass(eq=False)
 class TrackerProvider(Provider):
-    """The tracked value of each prompt, which also decides how often the prompt is sampled."""
+    """Provider of each prompt's tracked value, which also decides how often it is sampled."""
 
     state_key = "tracker"
     prepares_every_stage = True

@@ -222,7 +222,7 @@ def folds_by_group(
 def out_of_fold(
     x: Float[np.ndarray, "N F"], y: Float[np.ndarray, " N"], fold: Int[np.ndarray, " N"]
 ) -> tuple[Float[np.ndarray, " N"], list[float]]:
-    """V of each row by a head fitted without its fold, and the penalty of each fold's head.
+    """Predict V of each row by a head fitted without its fold; also return each fold's penalty.
 
     The penalty is also chosen without the fold, by cross-validation over the other folds.
     """

@@ -38,7 +38,7 @@ ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
 ]
 """Kind, label, and study and arm for each task; None: not run."""
 RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
-"""Note on a point, by the ratio of the method's tuned learning rate to SAPO's."""
+"""Note beside a point, by the ratio of the method's tuned learning rate to SAPO's."""
 
 
 @dataclass(frozen=True)

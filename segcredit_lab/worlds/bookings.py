@@ -35,7 +35,7 @@ RULES = {"keep": 1, "twice": 2, "back": -1, "drop": 0, "thrice": 3}
 """Factor that each rule multiplies an amount by."""
 
 Context = tuple[str, str]
-"""The right rule depends on this alone."""
+"""The two features of an entry that decide which rule is right."""
 
 
 class Guideline(NamedTuple):

@@ -286,7 +286,7 @@ def read_puzzle(prompt: Prompt) -> Puzzle:
     asked = _ASKED.fullmatch(last)
     if asked is None or not rules or len(given) + len(rules) != len(stated):
         raise ValueError(
-            f"the oracle answers this world's own questions; got prompt {prompt.id!r}: {text!r}. "
+            f"expected a prompt of this world; got prompt {prompt.id!r}: {text!r}. "
             f"Pass what world.prompt(split, index) returned."
         )
     return Puzzle({name: int(value) for name, value in given}, tuple(rules), asked[1])

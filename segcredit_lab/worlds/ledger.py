@@ -97,7 +97,7 @@ class Ledger(Bookings):
         entries = [found.groups() for x in stated if (found := _ENTRY.fullmatch(x))]
         if asked is None or not entries or len(entries) != len(stated):
             raise ValueError(
-                f"the oracle answers this world's own questions; got prompt {prompt.id!r}: "
+                f"expected a prompt of this world; got prompt {prompt.id!r}: "
                 f"{text!r}. Pass what world.prompt(split, index) returned."
             )
         made = [Entry(n, (kind, region), int(x), whose) for n, kind, region, x, whose in entries]

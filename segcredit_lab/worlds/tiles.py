@@ -121,7 +121,7 @@ class TileTour(Bookings):
         asked = last.removesuffix(" ?")
         if asked not in (TOTAL, AUDIT) or len(visits) != len(stated) or not known:
             raise ValueError(
-                f"the oracle answers this world's own questions; got prompt {prompt.id!r}: "
+                f"expected a prompt of this world; got prompt {prompt.id!r}: "
                 f"{text!r}. Pass what world.prompt(split, index) returned."
             )
         entries = [

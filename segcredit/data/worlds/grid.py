@@ -297,7 +297,7 @@ def read_scene(prompt: Prompt) -> Scene:
     text = prompt.messages[-1]["content"].removeprefix("<image>")
     if "cells" not in prompt.columns or not re.fullmatch(rf"count {_TERM.pattern}.* \?", text):
         raise ValueError(
-            f"the oracle answers this world's own questions; got prompt {prompt.id!r}: {text!r}. "
+            f"expected a prompt of this world; got prompt {prompt.id!r}: {text!r}. "
             f"Pass what world.prompt(split, index) returned."
         )
     terms = [
