@@ -94,6 +94,8 @@ class Encoded:
     """Rotary positions: one row for text models, three (time, height, width) for vision ones."""
     vision: Mapping[str, Tensor] = field(default_factory=dict)
     """Extra inputs of the model (pixel values, grids), concatenated along their first axis."""
+    token_types: Mapping[str, Int[Tensor, " P"]] = field(default_factory=dict)
+    """Extra inputs with one number per token, by name; 0 for the tokens of a response."""
 
     def extended(self, prefix: Int[Tensor, " L"]) -> "Encoded":
         """Append a prefix of a response to the prompt."""
@@ -103,6 +105,10 @@ class Encoded:
             self,
             tokens=torch.cat([self.tokens, prefix]),
             positions=torch.cat([self.positions, more], dim=1),
+            token_types={
+                name: torch.nn.functional.pad(x, (0, len(prefix)))
+                for name, x in self.token_types.items()
+            },
         )
 
 

@@ -206,8 +206,7 @@ class Codec:
         return text
 
     def _ids(self, prompt: Prompt, text: str) -> list[int]:
-        special = self.template is not None  # a chat template writes special tokens itself
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=self._special(text))["input_ids"]
         if not ids:
             reason = (
                 "it has no text"
@@ -218,6 +217,10 @@ class Codec:
                 f"prompt {prompt.id!r} is empty: {reason}. The model needs at least one token."
             )
         return ids
+
+    def _special(self, text: str) -> bool:
+        """Whether the tokenizer adds special tokens; a chat template writes them itself."""
+        return self.template is not None
 
     def _process_cached(
         self, images: Sequence[bytes | Path], device: torch.device | str
@@ -245,7 +248,7 @@ class Codec:
             outputs = self.image_processor(opened, return_tensors="pt")
         except Exception as error:
             sizes = ", ".join(f"{x.width}×{x.height}" for x in opened)
-            raise ValueError(_image_rejected(sizes, error)) from None
+            raise ValueError(image_rejected(sizes, error)) from None
         return {name: outputs[name] for name in self._vision.image_inputs}
 
     def _count_image_tokens(self, image: bytes | Path) -> int:
@@ -256,7 +259,7 @@ class Codec:
         try:
             count = self._vision.image_tokens_for_size(processor, *size)
         except Exception as error:
-            raise ValueError(_image_rejected(f"{size[0]}×{size[1]}", error)) from None
+            raise ValueError(image_rejected(f"{size[0]}×{size[1]}", error)) from None
         if count is None:
             return self._vision.count_image_tokens(processor, self._process([image]))[0]
         return self._tokens_by_size.setdefault(size, count)
@@ -301,7 +304,7 @@ class Codec:
         return {}
 
 
-def _image_rejected(sizes: str, error: Exception) -> str:
+def image_rejected(sizes: str, error: Exception) -> str:
     """Describe why the image processor rejects images of these sizes."""
     return (
         f"the model's image processor rejects an image of {sizes} pixels "

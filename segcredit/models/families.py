@@ -7,6 +7,7 @@ model that is not listed in :data:`FAMILIES`, write a subclass of :class:`Vision
 in the recipe: ``model.family: my_family.py:MyFamily`` (docs/extending.md).
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ from transformers import (
     Qwen3VLConfig,
 )
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.utils import is_torchvision_available
 
 from segcredit.registry import Registry, nearest
@@ -38,6 +43,10 @@ ROPE_THETA = 100.0
 INIT = 0.08
 """Standard deviation of the initial weights. A narrow, shallow model learns much sooner from it
 than from the usual 0.02."""
+VISION_TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_tower")
+"""Names by which transformers finds a vision tower."""
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
+"""Inputs with one number per token that some models read: 1 at image tokens."""
 PIXELS = "pixel_values"
 """Name of the image tensor in the inputs of every vision-language model of transformers."""
 
@@ -101,6 +110,10 @@ class Family:
     def reads_images(self) -> bool:
         """Whether the model has a vision tower."""
         return self.vision_tower is not None
+
+    def planes(self, config: PreTrainedConfig) -> int:
+        """Return the rows of rotary positions that a model of this configuration has."""
+        return self.position_planes
 
     def trunk(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return everything below the language-model head, which a critic copies."""
@@ -175,8 +188,9 @@ class VisionFamily(Family):
     a response with one could not be scored."""
     image_inputs: tuple[str, ...] = (PIXELS,)
     """Outputs of the image processor that the model reads."""
-    layout_inputs: tuple[str, ...] = ()
-    """The ``image_inputs`` that determine rotary positions, with the places of image tokens."""
+    layout_inputs: tuple[str, ...] | None = ()
+    """The ``image_inputs`` that determine rotary positions, with the places of image tokens; None:
+    unknown, so positions are computed for every prompt."""
     image_processor_class: str = ""
     """Image processor that needs only Pillow, for machines without torchvision."""
 
@@ -196,7 +210,8 @@ class VisionFamily(Family):
 
     def image_token_id(self, config: PreTrainedConfig) -> int:
         """Return the id of the image token."""
-        return int(config.image_token_id)
+        number = getattr(config, "image_token_id", None)
+        return int(config.image_token_index if number is None else number)
 
     def count_image_tokens(self, processor: Any, images: Mapping[str, Tensor]) -> list[int]:
         """Count each image's tokens from the image processor's outputs."""
@@ -218,6 +233,62 @@ class VisionFamily(Family):
             f"memory.shard: the family {self.name!r} does not implement blank_image_sum, which "
             f"sharded models need. Set memory.shard=false."
         )
+
+
+class GeneralVision(VisionFamily):
+    """Any other model of AutoModelForImageTextToText, read by its stock processor.
+
+    Batches are padded and positions come from the model's own function. ProcessorCodec encodes
+    prompts (models/general.py).
+    """
+
+    name = "general"
+    layout_inputs = None
+
+    def planes(self, config: PreTrainedConfig) -> int:
+        """Return 1, or the sections of M-RoPE."""
+        rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+        return len(rope.get("mrope_section") or (1,))
+
+    def in_vision_tower(self, name: str) -> bool:
+        """Whether the module or parameter of that name belongs to the vision tower."""
+        return not set(VISION_TOWERS).isdisjoint(name.split("."))
+
+    def vision_towers(self, model: nn.Module) -> list[nn.Module]:
+        """Return the vision tower, by the names that transformers uses."""
+        return [
+            part
+            for name, part in model.named_modules()
+            if name.split(".")[-1] in VISION_TOWERS
+            and not self.in_vision_tower(name.rpartition(".")[0])
+        ]
+
+    def positions(
+        self, model: PreTrainedModel, tokens: Tensor, images: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Compute the positions of a prompt with the model's own function, if it has one."""
+        planes = self.planes(model.config)
+        own = [x for x in model.modules() if hasattr(x, "get_rope_index")]
+        if not own:
+            if planes > 1:
+                raise ValueError(
+                    f"{type(model).__name__} has {planes} rows of rotary positions, but no "
+                    f"get_rope_index that computes them. Write a model family for it "
+                    f"(docs/models.md)."
+                )
+            return torch.arange(len(tokens))[None]
+        function: Any = own[-1].get_rope_index
+        is_image = (tokens == self.image_token_id(model.config)).long()
+        given = {"input_ids": tokens[None], "mm_token_type_ids": is_image[None], **images}
+        accepted = inspect.signature(function).parameters
+        found: Tensor = function(**{name: x for name, x in given.items() if name in accepted})[0]
+        if found.shape != (planes, 1, len(tokens)):
+            raise ValueError(
+                f"{type(model).__name__}: get_rope_index returned positions of shape "
+                f"{tuple(found.shape)}; expected ({planes}, 1, {len(tokens)}). Write a model "
+                f"family for it (docs/models.md)."
+            )
+        return found[:, 0]
 
 
 class QwenVL(VisionFamily):
@@ -368,7 +439,7 @@ class Qwen3VL(QwenVL):
 
 FAMILIES: Registry[type[Family]] = Registry(
     "model family",
-    {x.name: x for x in (Qwen2, Llama, Qwen2_5VL, Qwen3VL, QwenVL, Family)},
+    {x.name: x for x in (Qwen2, Llama, Qwen2_5VL, Qwen3VL, QwenVL, GeneralVision, Family)},
     plural="model families",
 )
 """The families by name; ``FAMILIES["file.py:Name"]`` loads one of your own."""
@@ -379,15 +450,24 @@ TINY = ("qwen2", "llama", "qwen2_5_vl", "qwen3_vl")
 def find_family(config: PreTrainedConfig, name: str | None = None) -> Family:
     """Return the family of that name; without a name, the one that lists the ``model_type``.
 
-    A model that no family lists is a text model, or is read like a Qwen-VL if it has a vision
-    tower (``load_config`` refuses such a model unless its own code is trusted).
+    A model that no family lists is a text model, or is read by its stock processor if it takes
+    images.
     """
     if name is not None:
         return named_family(name)
     for kind in FAMILIES.values():
         if config.model_type in kind.model_types:
             return kind()
-    return QwenVL() if getattr(config, "vision_config", None) is not None else Family()
+    return GeneralVision() if takes_images(config) else Family()
+
+
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Whether a configuration is that of a vision-language model."""
+    if getattr(config, "vision_config", None) is not None:
+        return True
+    kind = config.model_type
+    texts, images = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return kind in images and kind not in texts
 
 
 def named_family(name: str) -> Family:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from segcredit.core.checks import sent
@@ -30,6 +31,7 @@ class Inputs:
     """Attention mask over all tokens so far, K ≥ L: those in the cache come first."""
     positions: Int[Tensor, "R B L"]
     vision: dict[str, Tensor]
+    token_types: dict[str, Int[Tensor, "B L"]] = field(default_factory=dict)
 
     @property
     def next_position(self) -> Int[Tensor, " B"]:
@@ -48,6 +50,7 @@ class Inputs:
             "attention_mask": self.attended.long(),
             "position_ids": self.positions[0] if single else self.positions,
             **self.vision,
+            **self.token_types,
         }
 
 
@@ -79,16 +82,17 @@ def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu"
     """Batch prompts, padded on the left."""
     if len({len(x.positions) for x in prompts}) > 1:
         raise ValueError("prompts of a text model and of a vision model cannot share a batch.")
-    pad = {"batch_first": True, "padding_side": "left"}
-    tokens = pad_sequence([x.tokens for x in prompts], **pad)  # type: ignore[arg-type]
+    left = {"batch_first": True, "padding_side": "left"}
+    tokens = pad_sequence([x.tokens for x in prompts], **left)  # type: ignore[arg-type]
     length = torch.tensor([len(x.tokens) for x in prompts])
     attended = torch.arange(tokens.shape[1]) >= tokens.shape[1] - length[:, None]
-    positions = pad_sequence([x.positions.T for x in prompts], **pad)  # type: ignore[arg-type]
+    positions = pad_sequence([x.positions.T for x in prompts], **left)  # type: ignore[arg-type]
     return Inputs(
         tokens=sent(tokens, device),
         attended=sent(attended, device),
         positions=sent(positions.permute(2, 0, 1), device),
         vision=_images(prompts, device),
+        token_types=_token_types(prompts, device),
     )
 
 
@@ -120,6 +124,7 @@ def full_inputs(
         attended=answered.attended,
         positions=torch.cat([asked.positions, answered.positions], dim=2),
         vision=asked.vision,
+        token_types={name: pad(x, (0, tokens.shape[1])) for name, x in asked.token_types.items()},
     )
 
 
@@ -157,8 +162,40 @@ def _images(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str,
         parts = [x.vision[name] for x in prompts if name in x.vision]
         if len({x.device for x in parts}) > 1:  # some are cached on the device
             parts = [sent(x, device) for x in parts]
-        joined[name] = sent(torch.cat(parts), device)
+        joined[name] = sent(torch.cat(_equal_shapes(parts)), device)
     return joined
+
+
+def _equal_shapes(parts: list[Tensor]) -> list[Tensor]:
+    """Pad with zeros at the end of every axis but the first, as stock processors pad a batch."""
+    shapes = {x.shape[1:] for x in parts}
+    if len(shapes) == 1:
+        return parts
+    most = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    padding = [
+        [
+            n
+            for longest, own in zip(most[::-1], x.shape[:0:-1], strict=True)
+            for n in (0, longest - own)
+        ]
+        for x in parts
+    ]
+    return [pad(x, more) for x, more in zip(parts, padding, strict=True)]
+
+
+def _token_types(prompts: Sequence[Encoded], device: torch.device | str) -> dict[str, Tensor]:
+    """Batch the inputs that have one number per token, padded on the left."""
+    return {
+        name: sent(
+            pad_sequence(
+                [x.token_types.get(name, torch.zeros_like(x.tokens)) for x in prompts],
+                batch_first=True,
+                padding_side="left",
+            ),
+            device,
+        )
+        for name in sorted({name for x in prompts for name in x.token_types})
+    }
 
 
 def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -> list[Encoded]:

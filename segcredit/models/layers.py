@@ -228,6 +228,8 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
     if name not in ("auto", "packed"):
         model.set_attn_implementation(name)
         return
+    if not model._supports_sdpa:
+        return  # its own code computes attention
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, _mask)
     AttentionInterface.register(GROUPED, grouped_attention)

@@ -1,5 +1,6 @@
 """Find and load a model's files; errors name the missing or damaged file and what to do."""
 
+import inspect
 import json
 import re
 import warnings
@@ -30,10 +31,21 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
-from segcredit.models.codec import Codec
-from segcredit.models.families import FAMILIES, Family, find_family, named_family
+from segcredit.models.codec import Codec, load_tokenizer
+from segcredit.models.families import (
+    Family,
+    GeneralVision,
+    find_family,
+    named_family,
+    takes_images,
+)
+from segcredit.models.general import ProcessorCodec, notice
 from segcredit.printable import listed, named, printable, shown
 
 CONFIG = "config.json"
@@ -242,7 +254,7 @@ def _again(folder: Path, file: str | None = None) -> str:
 
 EXPECTED = (
     "Expected a causal language model (…ForCausalLM, as of Qwen2.5 or Llama) or a vision-language "
-    "model of the Qwen family (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)"
+    "model (…ForConditionalGeneration, as of Qwen2.5-VL or InternVL)"
 )
 
 
@@ -337,16 +349,17 @@ def _check_known(source: str | Path, stated: dict[str, Any], trusted: bool) -> N
 
 
 def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
-    """Raise ModelError for models that do not generate text, and unknown vision-language models."""
-    if getattr(config, "vision_config", None) is not None:
-        if not any(config.model_type in x.model_types for x in FAMILIES.values()):
-            raise ModelError(
-                f"{source} is a vision-language model of type {config.model_type!r}, which no "
-                f"model family here describes. {EXPECTED}. For another one, write a family and "
-                f"set model.family=file.py:Name (docs/extending.md)."
-            )
-        return
+    """Raise ModelError for models that do not generate text token by token."""
     stated = config.architectures or []
+    if takes_images(config):
+        known = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        if known and not getattr(config, "is_encoder_decoder", False):
+            return
+        kind = stated[0] if stated else f"model of type {config.model_type!r}"
+        raise ModelError(
+            f"{source} is a {kind}, which transformers cannot load as a decoder that writes text "
+            f"about images (AutoModelForImageTextToText). {EXPECTED}."
+        )
     writes = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (
         stated and not writes.intersection(stated)
@@ -354,6 +367,13 @@ def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
         kind = stated[0] if stated else f"model of type {config.model_type!r}"
         raise ModelError(
             f"{source} is a {kind}, which does not write text token by token. {EXPECTED}."
+        )
+    forward = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].forward
+    if "past_key_values" not in inspect.signature(forward).parameters:
+        raise ModelError(
+            f"{source} is a state-space model of type {config.model_type!r}: it has no "
+            f"past_key_values, the cache that is used for sampling and in which rows are selected. "
+            f"{EXPECTED}; hybrids such as Qwen3.5, Qwen3-Next and Falcon-H1 work."
         )
 
 
@@ -380,13 +400,24 @@ def load_codec(
     if Path(place).is_dir():
         check_codec_files(Path(place), own.reads_images)
     try:
-        return Codec.from_pretrained(place, own, trust_remote_code, template)
+        if not isinstance(own, GeneralVision):
+            return Codec.from_pretrained(place, own, trust_remote_code, template)
+        tokenizer = load_tokenizer(place, trust_remote_code)
+        codec = ProcessorCodec.from_source(
+            place, config, own, tokenizer, trust_remote_code, template
+        )
+    except ImportError as error:
+        raise ModelError(
+            f"the processor of {place} needs a package that is missing: {_first(error)}"
+        ) from error
     except Exception as error:  # tokenizers, written in Rust, raise the base class
         parts = "tokenizer or image processor" if own.reads_images else "tokenizer"
         raise ModelError(
             f"the {parts} of {place} does not load: {_first(error)}. Copy its files there again "
             f"from the model that this one was made from."
         ) from error
+    notice(config.model_type)
+    return codec
 
 
 def end_tokens(place: str, config: PreTrainedConfig) -> list[int]:
@@ -414,7 +445,8 @@ def load_model(
             place,
             config=config,
             dtype=dtype,
-            attn_implementation="sdpa",
+            # without a family, parts of the model may support no other than transformers' default
+            attn_implementation=None if isinstance(family, GeneralVision) else "sdpa",
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )

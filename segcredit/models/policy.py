@@ -15,7 +15,13 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from segcredit.core.logits import head_logp_and_entropy, token_logp_and_entropy
 from segcredit.models.codec import Codec
-from segcredit.models.families import Family, VisionFamily, find_family, tiny_config
+from segcredit.models.families import (
+    TOKEN_TYPES,
+    Family,
+    VisionFamily,
+    find_family,
+    tiny_config,
+)
 from segcredit.models.inputs import (
     distinct,
     full_inputs,
@@ -261,12 +267,15 @@ class Policy:
     def encode(self, prompt: Prompt) -> Encoded:
         """Encode a prompt, with its rotary positions."""
         tokens, images = self.codec.encode(prompt, self.device)
-        return Encoded(prompt, tokens, self._positions(tokens, images), images)
+        types = {name: images.pop(name)[0] for name in TOKEN_TYPES if name in images}
+        return Encoded(prompt, tokens, self._positions(tokens, images), images, types)
 
     def _positions(self, tokens: Tensor, images: dict[str, Tensor]) -> Tensor:
         family = self.family
         if not isinstance(family, VisionFamily) or not images:
-            return torch.arange(len(tokens)).expand(family.position_planes, -1)
+            return torch.arange(len(tokens)).expand(family.planes(self.model.config), -1)
+        if family.layout_inputs is None:
+            return family.positions(self.model, tokens, images)
         # positions depend on where the images are and on their sizes, not on the words
         is_image = tokens == family.image_token_id(self.model.config)
         layout = [images[name].numpy().tobytes() for name in family.layout_inputs]
@@ -319,8 +328,10 @@ class Policy:
 
         Some architectures scale or cap their logits.
         """
+        if self.family.trunk(self.model) is self.model:
+            return False
         tokens = torch.arange(4, device=self.device)[None]
-        planes = self.family.position_planes
+        planes = self.family.planes(self.model.config)
         positions = torch.arange(4, device=self.device).expand(planes, 1, 4)
         given = {"input_ids": tokens, "position_ids": positions if planes > 1 else positions[0]}
         head = self.family.head(self.model)

@@ -23,6 +23,7 @@ from segcredit.rollout.sampling import (
     next_logits,
     pick,
     prefill,
+    select_rows,
     tokens_left,
 )
 from segcredit.types import Encoded, Rollouts, Sampling
@@ -221,7 +222,7 @@ class HFEngine:
                 break
             attended = torch.nn.functional.pad(attended, (0, 1), value=True)
             if left < COMPACT_BELOW * len(row):
-                cache.batch_select_indices(alive.nonzero().flatten())
+                select_rows(cache, alive.nonzero().flatten())
                 row, attended, position = row[alive], attended[alive], position[alive]
                 picked, budget, alive = picked[alive], budget[alive], alive[alive]
             now = position[:, None].expand(begun.planes, -1, -1)

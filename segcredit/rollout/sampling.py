@@ -165,6 +165,16 @@ def growing_cache(config: PreTrainedConfig) -> DynamicCache:
     return cache
 
 
+def select_rows(cache: Any, rows: Int[Tensor, " N"]) -> None:
+    """Select rows of a KV cache, perhaps several times each, in place.
+
+    batch_select_indices of transformers leaves out recurrent states.
+    """
+    for layer in cache.layers:
+        recurrent = hasattr(layer, "recurrent_states")
+        (layer.reorder_cache if recurrent else layer.batch_select_indices)(rows)
+
+
 @dataclass
 class Prefill:
     """KV cache and next logits of each distinct prompt and prefix, and which one each row has."""
@@ -186,7 +196,7 @@ class Prefill:
 
     def select(self, some: Int[Tensor, " N"], which: Int[Tensor, " B"]) -> "Prefill":
         """Select entries, perhaps several times each; the cache is changed in place."""
-        self.cache.batch_select_indices(some)
+        select_rows(self.cache, some)
         return Prefill(
             self.cache,
             self.logits[some],

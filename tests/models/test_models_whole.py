@@ -9,7 +9,7 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 from tiny_policies import policy
-from transformers import BertConfig, LlavaConfig, Qwen2Config, T5Config
+from transformers import BertConfig, CLIPConfig, Qwen2Config, T5Config
 
 from segcredit.models import ModelError, Policy
 
@@ -174,9 +174,9 @@ def test_a_part_is_missing(whole: dict[str, Path], tmp_path: Path) -> None:
         (Qwen2Config(), "Qwen2ForSequenceClassification", "is a Qwen2ForSequenceClassification, "),
         (T5Config(), "T5ForConditionalGeneration", "is a T5ForConditionalGeneration, which does "),
         (
-            LlavaConfig(),
-            "LlavaForConditionalGeneration",
-            "is a vision-language model of type 'llava', which no model family here describes.",
+            CLIPConfig(),
+            "CLIPModel",
+            "is a CLIPModel, which transformers cannot load as a decoder that writes text about",
         ),
     ],
 )
