@@ -1,7 +1,7 @@
 """Benchmarks: where their questions come from, how answers are graded, and their scores."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,10 @@ from segcredit.types import Prompt, Response
 
 Verify = Callable[[Sequence[tuple[str, str]]], Sequence[Verdict]]
 """Compares pairs (expected, answer) as mathematics, in processes that can be killed."""
+
+
+JUDGED = 20_000
+"""Maximum number of characters, counted from the end, of a response that a judge reads."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Benchmark(ABC):
     """Forms in which the data is published, the preferred one first."""
     origin: ClassVar[str]
     """Source of the prompt and of the scoring rules, with version, and where ours differ."""
+    instruction: ClassVar[str | None] = None
+    """Text appended to each question; None: the runner's, to think and to box the answer."""
     categories: ClassVar[tuple[str, ...]] = ()
     """Columns of the questions whose values get scores of their own."""
 
@@ -119,9 +125,9 @@ class Benchmark(ABC):
             if question is not None:
                 found[question.id] = question
         if bad:
-            raise BadRows(bad, f"Is this the data of {self.title}? {self._needs()}")
+            raise BadRows(bad, f"Is this the data of {self.title}? {self.needs()}")
         if not found:
-            raise ValueError(f"{data} has no questions of {self.title}. {self._needs()}")
+            raise ValueError(f"{data} has no questions of {self.title}. {self.needs()}")
         groups: dict[str, list[Prompt]] = {}
         for question in found.values():
             groups.setdefault(self.group(question), []).append(question)
@@ -161,13 +167,25 @@ class Benchmark(ABC):
                 grades.append(Grade(answer, verdict, reason))
         return grades
 
+    def judge_prompt(self, response: Response) -> str:
+        """Write the request to a judge model if no answer was found; its reply is graded."""
+        question = response.prompt.messages[-1]["content"].replace(MARK, "")
+        return (
+            f"Extract the final answer from a response to a question. Do not solve the question. "
+            f"Reply with the answer alone, in \\boxed{{}}: the letter of the option for a "
+            f"multiple-choice question, else a number or a short text. If the response gives no "
+            f"answer, reply NONE.\n\nQuestion:\n{question}\n\nResponse:\n"
+            f"{response.text[-JUDGED:]}\n"
+        )
+
     def _answer(self, response: Response) -> str | None:
         _, ended, text = response.text.rpartition(END_OF_THINKING)
         if not ended and "<think>" in text:
             return None  # still thinking: nothing in it is an answer
         return self.extract(text, response.prompt)
 
-    def _needs(self) -> str:
+    def needs(self) -> str:
+        """Say which files have the data, for messages."""
         files = " or ".join(f"{x.files} ({x.origin})" for x in self.layouts)
         return f"It is read from {files}."
 
@@ -239,11 +257,3 @@ def make_benchmark(name: str) -> Benchmark:
             f"{type(made).__name__}."
         )
     return made
-
-
-SETS: Mapping[str, tuple[str, ...]] = {
-    "table1": ("geo3k", "logicvista", "mathverse", "wemath", "mathvista", "dynamath"),
-    "table4": ("scienceqa", "mmmu", "mmbench", "mmstar"),
-    "text": ("gsm8k", "math500"),
-}
-"""Names of several sets, by the tables of the paper; ``paper`` is all of them."""

@@ -75,7 +75,9 @@ class BenchmarkData:
 
 
 def data_folders(given: str | Path | None) -> list[Path]:
-    """Return the folders to search: the given one, else ./data/bench, ./data and $LMUData."""
+    """Return the folders to search: the given one, then ./data/bench, ./data and $LMUData."""
+    lmu = Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
+    usual = [Path("data/bench"), Path("data"), lmu]
     if given is not None:
         folder = Path(given).expanduser()
         if not folder.is_dir():
@@ -83,9 +85,8 @@ def data_folders(given: str | Path | None) -> list[Path]:
                 f"--data must be a folder with benchmark data; there is no folder {named(folder)}. "
                 f"Type segcredit benchmark --list to see the files that each set needs."
             )
-        return [folder]
-    lmu = Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
-    return [Path("data/bench"), Path("data"), lmu]
+        return [folder, *usual]
+    return usual
 
 
 def find_data(

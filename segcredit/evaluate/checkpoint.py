@@ -130,7 +130,7 @@ def evaluate_checkpoint(
         "model.family": family,
         "data.allow_outside": data is not None or allow_outside or None,
     }
-    found = _find(checkpoint, trust_run, [name for name, x in given.items() if x is not None])
+    found = find_policy(checkpoint, trust_run, [name for name, x in given.items() if x is not None])
     recipe = found.recipe
     if data is None and (recipe is None or "test" in found.objects):
         raise ValueError(f"{checkpoint} has no test data on file: pass --data FILE")
@@ -147,9 +147,9 @@ def evaluate_checkpoint(
         grade = make_reward(_default_reward(checkpoint, asked))
     if isinstance(grade, CustomReward):
         grade.check_signature(asked)
-    sampling = _sampling(recipe, max_tokens, temperature, top_p)
-    settings = _rollout(recipe, engine, sampling)
-    policy = _load_policy(found.source, recipe, template, family, asked, sampling.max_tokens)
+    sampling = sampling_settings(recipe, max_tokens, temperature, top_p)
+    settings = rollout_settings(recipe, engine, sampling)
+    policy = load_policy(found.source, recipe, template, family, asked, sampling.max_tokens)
     longest = None if recipe is None else recipe.data.max_prompt_tokens
     rollout_engine = make_engine(settings.engine, policy, settings.engine_settings(longest))
     try:
@@ -183,11 +183,13 @@ class PolicySource:
     """Parts that the run got as Python objects, so that no file contains them."""
 
 
-def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> PolicySource:
+def find_policy(
+    checkpoint: str, trust_run: bool, typed: Sequence[str], command: str = "evaluate"
+) -> PolicySource:
     """Find the last complete checkpoint of a run, one checkpoint of it, or a model.
 
     A run whose settings name code is refused, unless ``trust_run`` is set or the user has typed
-    these settings (``typed``).
+    these settings (``typed``). The message says to repeat ``command``.
     """
     path = Path(checkpoint).absolute()
     if problem := not_found(checkpoint, "a run directory, a Hugging Face folder"):
@@ -199,8 +201,8 @@ def _find(checkpoint: str, trust_run: bool, typed: Sequence[str]) -> PolicySourc
     if is_checkpoint:
         verify(path)
     if not trust_run:  # before parse_recipe, which imports the code that the settings name
-        command = f"segcredit evaluate {shlex.quote(checkpoint)} {FLAG}"
-        require_trust(run.config, Path(checkpoint), command, typed)
+        again = f"segcredit {command} {shlex.quote(checkpoint)} {FLAG}"
+        require_trust(run.config, Path(checkpoint), again, typed)
     objects = run.config.get(GIVEN_IN_PYTHON)
     if not isinstance(objects, dict | list):
         objects = ()
@@ -235,7 +237,7 @@ def _default_reward(checkpoint: str, prompts: Sequence[Prompt]) -> str:
     raise ValueError(f"{checkpoint} has no reward setting: pass --reward NAME")
 
 
-def _sampling(
+def sampling_settings(
     recipe: Recipe | None, max_tokens: int | None, temperature: float | None, top_p: float | None
 ) -> Sampling:
     """Return the given settings; the defaults are those of the run's own evaluations."""
@@ -250,7 +252,9 @@ def _sampling(
     )
 
 
-def _rollout(recipe: Recipe | None, engine: str | None, sampling: Sampling) -> RolloutSettings:
+def rollout_settings(
+    recipe: Recipe | None, engine: str | None, sampling: Sampling
+) -> RolloutSettings:
     """Return the run's rollout settings with the given engine and length limit."""
     usual = RolloutSettings() if recipe is None else recipe.rollout
     chosen = engine or usual.engine
@@ -259,7 +263,7 @@ def _rollout(recipe: Recipe | None, engine: str | None, sampling: Sampling) -> R
     return usual.model_copy(update={"engine": chosen, "max_tokens": sampling.max_tokens})
 
 
-def _load_policy(
+def load_policy(
     source: str,
     recipe: Recipe | None,
     template: str | None,
