@@ -144,8 +144,12 @@ class _Letters:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """Comparable text of each option, without options that share a text."""
-        texts = {key: _comparable(text) for key, text in self.options.items() if text.strip()}
+        """Comparable text of each option, without options that share a text or name a letter.
+
+        If option A is "B", then "B" is the letter of an option, not the text of A.
+        """
+        options = {key: text.strip() for key, text in self.options.items()}
+        texts = {key: _comparable(x) for key, x in options.items() if x and x not in self.allowed}
         known = list(texts.values())
         return {key: text for key, text in texts.items() if text and known.count(text) == 1}
 

@@ -1,23 +1,20 @@
 """Benchmarks: where their questions come from, how answers are graded, and their scores."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from segcredit.benchmarks.answers import Verify
 from segcredit.benchmarks.readers import BenchmarkData, BenchmarkRow, Layout
 from segcredit.data import BadRow, BadRows, RowError
 from segcredit.data.formats import MARK
 from segcredit.evaluate import mean_interval
+from segcredit.printable import printable
 from segcredit.registry import Registry
 from segcredit.rewards.extract import END_OF_THINKING
-from segcredit.rewards.verify import Verdict
 from segcredit.types import Prompt, Response
-
-Verify = Callable[[Sequence[tuple[str, str]]], Sequence[Verdict]]
-"""Compares pairs (expected, answer) as mathematics, in processes that can be killed."""
-
 
 JUDGED = 20_000
 """Maximum number of characters, counted from the end, of a response that a judge reads."""
@@ -87,6 +84,10 @@ class Benchmark(ABC):
         """Return the group of questions that are scored together; default: each by itself."""
         return question.id
 
+    def incomplete(self, group: Sequence[Prompt]) -> str | None:
+        """Say which questions a group should have, if some are missing; None: it is complete."""
+        return None
+
     def metrics(self, questions: Sequence[Prompt], right: Sequence[bool]) -> dict[str, list[float]]:
         """Compute each metric's terms in [0, 1], one per question or group; the main one first.
 
@@ -131,6 +132,12 @@ class Benchmark(ABC):
         groups: dict[str, list[Prompt]] = {}
         for question in found.values():
             groups.setdefault(self.group(question), []).append(question)
+        for name, group in groups.items():
+            if wanted := self.incomplete(group):
+                got = ", ".join(x.id for x in group)
+                bad.append(BadRow(f"group {printable(name)}", f"expected {wanted}; got {got}"))
+        if bad:
+            raise BadRows(bad, f"Was the download of {self.title} complete?")
         return [question for group in groups.values() for question in group]
 
     def first(self, questions: Sequence[Prompt], limit: int | None) -> list[Prompt]:
@@ -242,7 +249,12 @@ _SETS = "segcredit.benchmarks.sets"
 BENCHMARKS: Registry[type[Benchmark]] = Registry(
     "benchmark",
     {
+        "geo3k": f"{_SETS}.prepared:Geo3K",
         "logicvista": f"{_SETS}.logicvista:LogicVista",
+        "wemath": f"{_SETS}.wemath:WeMath",
+        "dynamath": f"{_SETS}.dynamath:DynaMath",
+        "gsm8k": f"{_SETS}.prepared:GSM8K",
+        "math500": f"{_SETS}.prepared:MATH500",
     },
 )
 """Benchmarks by name; write your own as ``file.py:Name``."""

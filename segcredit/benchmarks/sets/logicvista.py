@@ -1,13 +1,9 @@
 """LogicVista: logical reasoning in diagrams, 447 multiple-choice questions."""
 
-import re
-
+from segcredit.benchmarks.answers import choose_set
 from segcredit.benchmarks.benchmark import Benchmark, ask
 from segcredit.benchmarks.readers import KEY, BenchmarkRow, Layout
-from segcredit.rewards.extract import boxed
 from segcredit.types import Prompt
-
-_STATED = re.compile(r"answer\s*(?:is|:)\s*\**\(?([A-Z0-9](?:\s*(?:,|and)\s*[A-Z0-9])*)\b")
 
 
 class LogicVista(Benchmark):
@@ -41,16 +37,11 @@ class LogicVista(Benchmark):
         )
 
     def extract(self, text: str, question: Prompt) -> str | None:
-        """Return the letters in the box, else those after "answer is"."""
-        found = boxed(text)
-        if found is None and (stated := _STATED.findall(text)):
-            found = stated[-1]
-        return found
+        """Return all chosen letters; v1_20 numbers its options."""
+        numbered = (question.answer or "").isdigit()
+        found = choose_set(text, "123456789" if numbered else "ABCDEFGH")
+        return ", ".join(sorted(found)) or None
 
     def compare(self, answer: str, question: Prompt) -> bool:
         """Compare the letters as sets."""
-        return _letters(answer) == _letters(question.answer or "")
-
-
-def _letters(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[A-Z0-9]", text))
+        return set(answer.split(", ")) == set((question.answer or "").split(", "))
