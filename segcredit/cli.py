@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from segcredit import __version__
+from segcredit.commands import benchmark as benchmarking
 from segcredit.commands import evaluate as evaluation
 from segcredit.commands import plan as planning
 from segcredit.commands import prepare as preparing
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command(epilog=training.DEMO_EPILOG)(training.demo)
 app.command(epilog=training.EPILOG)(training.train)
 app.command(epilog=evaluation.EPILOG)(evaluation.evaluate)
+app.command(epilog=benchmarking.EPILOG)(benchmarking.benchmark)
 app.command(epilog=reporting.EPILOG)(reporting.report)
 app.command(epilog=analysis.EPILOG)(analysis.analyze)
 app.command(epilog=studying.EPILOG)(studying.study)

@@ -28,6 +28,7 @@ class PaperTable:
     columns: tuple[str, ...]
     average: bool
     rows: Mapping[str, tuple[float, ...]]
+    """With an average, it is the last number."""
 
 
 @cache
@@ -102,13 +103,15 @@ class Table:
     rows: tuple[TableRow, ...]
 
 
-def make_tables(
-    results: Sequence[ModelScores], titles: Mapping[str, str], numbers: Sequence[int] = ()
-) -> list[Table]:
+def title(name: str) -> str:
+    """Return the title of a built-in set; the name of any other."""
+    return BENCHMARKS[name].title if name in BENCHMARKS else name
+
+
+def make_tables(results: Sequence[ModelScores], numbers: Sequence[int] = ()) -> list[Table]:
     """Make the tables of the paper for which some set was run, and one for all other sets.
 
     Args:
-        titles: Titles of the sets by name.
         numbers: Tables of the paper. Empty: Table 1 and Table 4, which have all its sets.
     """
     measured = list(dict.fromkeys(name for x in results for name in x.scores))
@@ -116,23 +119,20 @@ def make_tables(
     for number in numbers or (1, 4):
         paper = paper_tables()[number]
         if set(paper.columns) & set(measured):
-            tables.append(_paper_layout(paper, results, titles))
+            tables.append(_paper_layout(paper, results))
     used = {name for table in tables for name in paper_tables()[table.number or 1].columns}
     if rest := [name for name in measured if name not in used]:
-        columns = tuple(titles.get(name, name) for name in rest)
+        columns = tuple(title(name) for name in rest)
         rows = tuple(_row(x, rest, average=False) for x in results)
         tables.append(Table(None, "Other sets", columns, rows))
     return tables
 
 
-def _paper_layout(
-    paper: PaperTable, results: Sequence[ModelScores], titles: Mapping[str, str]
-) -> Table:
+def _paper_layout(paper: PaperTable, results: Sequence[ModelScores]) -> Table:
     rows = [_row(x, paper.columns, paper.average) for x in results]
     for name, values in paper.rows.items():
-        mean = (sum(values) / len(values),) if paper.average else ()
-        rows.append(TableRow(name, (*values, *mean), (), paper=True))
-    columns = [titles.get(x, x) for x in paper.columns] + ["Avg."] * paper.average
+        rows.append(TableRow(name, values, (), paper=True))
+    columns = [title(x) for x in paper.columns] + ["Avg."] * paper.average
     return Table(paper.number, paper.title, tuple(columns), tuple(rows))
 
 
