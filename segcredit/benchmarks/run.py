@@ -199,7 +199,7 @@ def run_benchmarks(
     """Answer all sets with one model; answers that the folder already has are kept.
 
     Args:
-        model: A run folder, one of its checkpoints, a Hugging Face folder, or a Hub id.
+        model: A run directory, one of its checkpoints, a Hugging Face folder, or a Hub id.
         folder: Folder for the answers of this model.
         trust_run: Run the code that the run's config.yaml names; if False, refuse such a run.
     """
