@@ -13,7 +13,6 @@ from typing import Any
 
 from segcredit.data import RowError, as_source
 from segcredit.data.formats import check_text, either
-from segcredit.data.prepare.sources import open_table
 from segcredit.data.readers import RawRow, open_source
 from segcredit.models.images import ImageError, check_image
 from segcredit.printable import listed, named, printable, shown
@@ -116,9 +115,9 @@ def _read_file(file: Path) -> Iterator[RawRow]:
     if suffix == ".json":
         yield from _json_rows(file)
     elif suffix == ".tsv":
-        yield from _resolve_references(list(open_table(file).rows()))
+        yield from _resolve_references(list(open_source(file).rows()))
     else:
-        yield from open_table(file).rows()
+        yield from open_source(file).rows()
 
 
 def _json_rows(file: Path) -> Iterator[RawRow]:

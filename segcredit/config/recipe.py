@@ -132,7 +132,7 @@ class DataSettings(Settings):
     """The prompts: files of rows, or a world that generates them."""
 
     train: list[str] = Field(default_factory=list)
-    """Training prompts: files (jsonl, json, parquet) or hub ids."""
+    """Training prompts: files (parquet, arrow, jsonl, json, csv, tsv) or hub ids."""
     test: list[str] = Field(default_factory=list)
     """Held-out prompts for evaluation: files or hub ids."""
     suffix: str | None = None

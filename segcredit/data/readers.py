@@ -1,8 +1,10 @@
-"""Read rows from jsonl, json and parquet files and from datasets on the Hub."""
+"""Read rows from parquet, Arrow, JSON and CSV files and from datasets on the Hub."""
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +14,11 @@ from segcredit.data.formats import RowError
 from segcredit.printable import listed, named, printable, shown
 from segcredit.registry import nearest
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
+"""Suffixes of data files; if a folder has several kinds, ``prepare`` uses the first of these."""
+_ARROW_FILE = b"ARROW1"
+_LONGEST_CELL = 2**27
+"""Maximum number of characters in a CSV cell, for base64 images; Python's default is 2**17."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(/(?P<config>[\w.-]+))?(:(?P<split>\S+))?")
 ROWS_AT_ONCE = 64
@@ -62,9 +68,8 @@ def open_source(name: str | Path) -> Source:
     if isinstance(name, str) and not local and (match := _HUB_ID.fullmatch(name)):
         return _hub(name, match["id"], match["config"], match["split"] or "train")
     _check_file(path)
-    columns = _parquet_columns(path) if suffix == ".parquet" else None
-    read = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}[suffix]
-    return Source(str(name), path.stem, path.absolute().parent, columns, lambda: read(path))
+    columns, rows = _FORMATS[suffix]
+    return Source(str(name), path.stem, path.absolute().parent, columns(path), lambda: rows(path))
 
 
 def _exists(path: Path) -> bool:
@@ -233,6 +238,88 @@ def _not_parquet(path: Path, error: Exception) -> ValueError:
     )
 
 
+def _csv_columns(path: Path) -> list[str]:
+    with _csv_reader(path) as reader:
+        names: list[str] = next(reader, [])
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"expected unique column names in {named(path)}; got "
+            f"{printable(', '.join(twice), 120)} twice."
+        )
+    return names
+
+
+def _csv_rows(path: Path) -> Iterator[RawRow]:
+    number = 0
+    with _csv_reader(path) as reader:
+        names: list[str] = next(reader, [])
+        for number, cells in enumerate((row for row in reader if row), start=1):
+            content: object = dict(zip(names, cells, strict=False))
+            if len(cells) != len(names):
+                content = RowError(f"expected {len(names)} cells; got {len(cells)}")
+            yield RawRow(f"{path} row {number}", number, content)
+
+
+@contextmanager
+def _csv_reader(path: Path) -> Iterator[Any]:
+    """Open a reader in strict mode, so that an open quote does not swallow the rest of the file."""
+    limit = csv.field_size_limit(_LONGEST_CELL)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield csv.reader(file, delimiter=delimiter, strict=True)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"expected {named(path)} in UTF-8; got byte 0x{error.object[error.start]:02x}. Save "
+            f"it as UTF-8."
+        ) from None
+    except csv.Error as error:
+        raise ValueError(
+            f"expected a table of cells; {named(path)} cannot be read: {printable(str(error))}. "
+            f"Is there an unclosed quote?"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _arrow_columns(path: Path) -> list[str]:
+    with _arrow_reader(path) as (schema, _):
+        return list(schema.names)
+
+
+def _arrow_rows(path: Path) -> Iterator[RawRow]:
+    number = 1
+    with _arrow_reader(path) as (_, batches):
+        for batch in batches:
+            for start in range(0, len(batch), ROWS_AT_ONCE):
+                part = batch.slice(start, ROWS_AT_ONCE)
+                yield from table_rows(str(path), part, number)
+                number += len(part)
+
+
+@contextmanager
+def _arrow_reader(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Open schema and batches of an Arrow stream (as the datasets library saves) or file."""
+    arrow = import_module("pyarrow")
+    try:
+        with arrow.memory_map(str(path)) as file:
+            magic = file.read(len(_ARROW_FILE))
+            file.seek(0)
+            if magic == _ARROW_FILE:
+                whole = arrow.ipc.open_file(file)
+                numbers = range(whole.num_record_batches)
+                yield whole.schema, (whole.get_batch(number) for number in numbers)
+            else:
+                stream = arrow.ipc.open_stream(file)
+                yield stream.schema, iter(stream)
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(
+            f"expected an Arrow file; {named(path)} cannot be read: "
+            f"{printable(str(error), 200)}. Was the download complete?"
+        ) from None
+
+
 def table_rows(name: str, table: Any, first: int) -> Iterator[RawRow]:
     """Yield the rows of an Arrow table or batch; an unreadable row becomes a RowError."""
     try:
@@ -248,6 +335,19 @@ def _one_row(table: Any) -> object:
         return table.to_pylist()[0]
     except (ValueError, OverflowError) as error:
         return RowError(f"expected text in UTF-8 and dates; got {printable(str(error), 120)}")
+
+
+_FORMATS: dict[
+    str, tuple[Callable[[Path], list[str] | None], Callable[[Path], Iterator[RawRow]]]
+] = {
+    ".parquet": (_parquet_columns, _parquet),
+    ".arrow": (_arrow_columns, _arrow_rows),
+    ".jsonl": (lambda path: None, _json_lines),
+    ".json": (lambda path: None, _json),
+    ".csv": (_csv_columns, _csv_rows),
+    ".tsv": (_csv_columns, _csv_rows),
+}
+"""Functions that read the columns and the rows of a file, by its suffix."""
 
 
 def _hub(name: str, repository: str, config: str | None, split: str) -> Source:

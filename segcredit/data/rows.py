@@ -58,7 +58,7 @@ def load_prompts(
     allow_outside: bool = False,
     **options: Unpack[RowOptions],
 ) -> PromptSet:
-    r"""Load prompts from .jsonl, .json and .parquet files or from datasets on the Hub.
+    r"""Load prompts from parquet, Arrow, JSON and CSV files or from datasets on the Hub.
 
     Rows of verl, TRL, EasyR1, GSM8K and MATH load as they are; ``keys`` names other keys. If the
     messages contain no ``<image>``, the images come first in the first user message, as in TRL.

@@ -223,10 +223,15 @@ class TestNames:
             load_prompts(tmp_path)
 
     def test_an_unknown_ending(self, tmp_path: Path) -> None:
-        lines(tmp_path / "train.csv", GOOD)
+        lines(tmp_path / "train.xml", GOOD)
         lines(tmp_path / "train.jsonl", GOOD)
-        with pytest.raises(ValueError, match=r"ends in .jsonl, .json, .parquet; .*'train.jsonl'\?"):
-            load_prompts(tmp_path / "train.csv")
+        with pytest.raises(ValueError, match=r"ends in .parquet, .*, .tsv; .*'train.jsonl'\?"):
+            load_prompts(tmp_path / "train.xml")
+
+    def test_tables_of_text(self, tmp_path: Path) -> None:
+        (tmp_path / "train.csv").write_text('question,answer\n"1 + 1, is?",2\n')
+        (prompt,) = load_prompts(tmp_path / "train.csv").prompts
+        assert (prompt.messages[0]["content"], prompt.answer) == ("1 + 1, is?", "2")
 
     @pytest.mark.parametrize(
         ("name", "content"),

@@ -1,17 +1,14 @@
 """Find the data that ``segcredit prepare`` converts: known datasets, files, folders, the Hub."""
 
-import csv
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
-from segcredit.data.formats import Keys, RowError, either
+from segcredit.data.formats import Keys, either
 from segcredit.data.prepare.rows import (
     Reshape,
     Rule,
@@ -23,122 +20,9 @@ from segcredit.data.prepare.rows import (
     with_solution,
     word_problem,
 )
-from segcredit.data.readers import (
-    ROWS_AT_ONCE,
-    RawRow,
-    Source,
-    dataset_source,
-    no_rows,
-    open_source,
-    table_rows,
-)
-from segcredit.data.readers import SUFFIXES as LOADED
+from segcredit.data.readers import SUFFIXES, Source, dataset_source, open_source
 from segcredit.printable import listed, named, printable, shown
 from segcredit.registry import closest, nearest
-
-SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
-"""Suffixes of data files; if a folder has several kinds, the first in this order is used."""
-_ARROW_FILE = b"ARROW1"
-_LONGEST_CELL = 2**27
-"""Maximum number of characters in a cell, for base64 images; Python's default is 2**17."""
-
-
-def open_table(path: Path) -> Source:
-    """Open a file; .csv, .tsv and .arrow besides what ``open_source`` reads."""
-    suffix = path.suffix.lower()
-    if suffix in LOADED or not path.is_file():
-        return open_source(path)  # also explains what is wrong with the path
-    if suffix not in SUFFIXES:
-        raise ValueError(f"expected a file that ends in {', '.join(SUFFIXES)}; got {named(path)}.")
-    if path.stat().st_size == 0:
-        raise no_rows(str(path))
-    folder = path.absolute().parent
-    if suffix == ".arrow":
-        return Source(str(path), path.stem, folder, _arrow_columns(path), lambda: _arrow_rows(path))
-    return Source(str(path), path.stem, folder, _csv_columns(path), lambda: _csv_rows(path))
-
-
-def _csv_columns(path: Path) -> list[str]:
-    with _csv_reader(path) as reader:
-        names: list[str] = next(reader, [])
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"expected unique column names in {named(path)}; got "
-            f"{printable(', '.join(twice), 120)} twice."
-        )
-    return names
-
-
-def _csv_rows(path: Path) -> Iterator[RawRow]:
-    number = 0
-    with _csv_reader(path) as reader:
-        names: list[str] = next(reader, [])
-        for number, cells in enumerate((row for row in reader if row), start=1):
-            content: object = dict(zip(names, cells, strict=False))
-            if len(cells) != len(names):
-                content = RowError(f"expected {len(names)} cells; got {len(cells)}")
-            yield RawRow(f"{path} row {number}", number, content)
-
-
-@contextmanager
-def _csv_reader(path: Path) -> Iterator[Any]:
-    """Open a reader in strict mode, so that an open quote does not swallow the rest of the file."""
-    limit = csv.field_size_limit(_LONGEST_CELL)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield csv.reader(file, delimiter=delimiter, strict=True)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"expected {named(path)} in UTF-8; got byte 0x{error.object[error.start]:02x}. Save "
-            f"it as UTF-8."
-        ) from None
-    except csv.Error as error:
-        raise ValueError(
-            f"expected a table of cells; {named(path)} cannot be read: {printable(str(error))}. "
-            f"Is there an unclosed quote?"
-        ) from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _arrow_columns(path: Path) -> list[str]:
-    with _arrow_reader(path) as (schema, _):
-        return list(schema.names)
-
-
-def _arrow_rows(path: Path) -> Iterator[RawRow]:
-    number = 1
-    with _arrow_reader(path) as (_, batches):
-        for batch in batches:
-            for start in range(0, len(batch), ROWS_AT_ONCE):
-                part = batch.slice(start, ROWS_AT_ONCE)
-                yield from table_rows(str(path), part, number)
-                number += len(part)
-
-
-@contextmanager
-def _arrow_reader(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """Open schema and batches of an Arrow stream (as the datasets library saves) or file."""
-    arrow = import_module("pyarrow")
-    try:
-        with arrow.memory_map(str(path)) as file:
-            magic = file.read(len(_ARROW_FILE))
-            file.seek(0)
-            if magic == _ARROW_FILE:
-                whole = arrow.ipc.open_file(file)
-                numbers = range(whole.num_record_batches)
-                yield whole.schema, (whole.get_batch(number) for number in numbers)
-            else:
-                stream = arrow.ipc.open_stream(file)
-                yield stream.schema, iter(stream)
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(
-            f"expected an Arrow file; {named(path)} cannot be read: "
-            f"{printable(str(error), 200)}. Was the download complete?"
-        ) from None
-
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -272,7 +156,7 @@ def _downloaded(name: str, config: str | None, usual: str | None) -> list[tuple[
     except Exception as error:  # no network, unknown name, or no permission
         raise _unreachable(name, error) from None
     splits = data_files(Path(folder), config, usual)
-    return [(split, open_table(file)) for split, files in splits.items() for file in files]
+    return [(split, open_source(file)) for split, files in splits.items() for file in files]
 
 
 def _unreachable(name: str, error: Exception) -> ValueError:
@@ -308,7 +192,7 @@ def find_parts(
     path = Path(place)
     if path.is_dir():
         found = [
-            Part(split, open_table(file), place, file)
+            Part(split, open_source(file), place, file)
             for split, files in data_files(path, config, usual, held_out).items()
             for file in files
         ]
@@ -317,7 +201,7 @@ def find_parts(
         pairs = from_hub(place, config, usual)
         return _only([Part(split, source, place, None) for split, source in pairs], wanted, place)
     split = wanted or split_of(path.stem, held_out) or "train"
-    return [Part(split, open_table(path), place, path)]
+    return [Part(split, open_source(path), place, path)]
 
 
 def _assignment(place: str) -> tuple[str | None, str]:
