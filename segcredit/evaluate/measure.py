@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import comb
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,37 +24,23 @@ from segcredit.types import (
 Item = TypeVar("Item")
 
 
-@runtime_checkable
-class Peers(Protocol):
-    """Data-parallel processes, each with a contiguous part of every list."""
+class Peers:
+    """Processes that each have a contiguous part of every list; here, a single process."""
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return the part of this process."""
-        ...
-
-    def before(self, items: Sequence[Item]) -> int:
-        """Return the number of items of the processes before this one."""
-        ...
-
-    def gather(self, items: Sequence[Item]) -> list[Item]:
-        """Gather the items of all processes in order."""
-        ...
-
-
-class _SingleProcess:
-    """A single process."""
-
-    def own(self, items: Sequence[Item]) -> Sequence[Item]:
         return items
 
     def before(self, items: Sequence[Item]) -> int:
+        """Return the number of items of the processes before this one."""
         return 0
 
     def gather(self, items: Sequence[Item]) -> list[Item]:
+        """Gather the items of all processes in order."""
         return list(items)
 
 
-SINGLE_PROCESS = _SingleProcess()
+SINGLE_PROCESS = Peers()
 RESAMPLES = 2000
 """Number of bootstrap resamples."""
 MOST_SOURCES, MOST_LETTERS = 16, 60

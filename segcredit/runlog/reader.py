@@ -8,13 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from segcredit.printable import printable
 from segcredit.registry import nearest
 from segcredit.runlog.files import read_lines, restore_nonfinite
 from segcredit.runlog.folder import RunFolder, by_step, require_run
 from segcredit.runlog.records import WARNING, read_rollouts
 from segcredit.runlog.storage import CheckpointError, verify
-from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
+from segcredit.runlog.untrusted import FLAG, read_yaml, require_trust
 
 
 class Run:
@@ -31,10 +30,9 @@ class Run:
 
     def require_trust(self, section: str) -> None:
         """Raise ValueError if a section of config.yaml names code and the run is not trusted."""
-        code = requests_of({section: self.config.get(section)})
-        if code and not self.trusted:
-            named = ", ".join(f"{key}: {printable(x, 300)}" for key, x in code.items())
-            raise ValueError(f"its config.yaml names code ({named}), which runs only with {FLAG}.")
+        if not self.trusted:
+            asked = {section: self.config.get(section)}
+            require_trust(asked, self.path, f"the same command with {FLAG}")
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from segcredit.evaluate.measure import Peers
 from segcredit.models import Critic, Policy
 from segcredit.models.inputs import distinct
 from segcredit.models.layers import shard, unshard
@@ -30,7 +31,7 @@ _PADDED = {"tokens", "mask", "logp_old", "entropy"}
 
 
 @dataclass(frozen=True)
-class Parallel:
+class Parallel(Peers):
     """This process's rank and the number of ranks, with the collective operations of a run."""
 
     rank: int = 0
