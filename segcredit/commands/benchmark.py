@@ -193,15 +193,25 @@ def _run(
     trust_run: bool,
 ) -> "dict[str, dict[str, SetResult]]":
     """Answer all sets with every model; the models' names in the tables are the keys."""
-    from segcredit.benchmarks.run import load_questions, run_benchmarks
+    from segcredit.benchmarks.run import ANSWERS, load_questions, run_benchmarks
 
     with console.status("reading questions…"):
         sets = load_questions(names, data, settings.limit, settings.instruction)
     results = {}
     for model, name in zip(models, _table_names(models), strict=True):
         place = folder / re.sub(r"[^\w.-]+", "-", model.strip("/.")).strip("-")
-        with _progress(console, name) as progress:
-            results[name] = run_benchmarks(model, sets, place, settings, progress, trust_run)
+        try:
+            with _progress(console, name) as progress:
+                results[name] = run_benchmarks(model, sets, place, settings, progress, trust_run)
+        except BaseException:
+            if (place / ANSWERS).is_dir():
+                console.print(
+                    f"The answers so far are kept in {place}. Type the same command to continue.",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            raise
     return results
 
 

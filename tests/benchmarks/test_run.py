@@ -1,0 +1,219 @@
+"""A tiny model over a small set: answers on disk, resuming, other settings, a judge."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segcredit.benchmarks import run as running
+from segcredit.benchmarks.run import BenchmarkSettings, SetResult, load_questions, run_benchmarks
+from segcredit.runlog.files import Lock
+
+SHORT = {"max_tokens": 8, "chunk": 4}
+
+
+def answered(model: Path, data: Path, folder: Path, **settings: Any) -> SetResult:
+    chosen = BenchmarkSettings(**{**SHORT, **settings})
+    sets = load_questions(["logicvista"], data, chosen.limit, chosen.instruction)
+    return run_benchmarks(str(model), sets, folder, chosen)["logicvista"]
+
+
+def lines(folder: Path) -> list[dict]:
+    text = (folder / "answers/logicvista.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_every_answer_is_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
+    result = answered(model, data, tmp_path / "out", samples=2)
+    found = lines(tmp_path / "out")
+    assert [(x["id"], x["sample"]) for x in found] == [
+        (f"v1_{n}", k) for n in range(9) for k in (0, 1)
+    ]
+    assert [x.response for x in result.answers] == [x["response"] for x in found]
+    assert len({x["response"] for x in found}) > 4, "every question and sample has its own numbers"
+    scores = json.loads((tmp_path / "out/scores.json").read_text())["logicvista"]
+    assert (scores["questions"], scores["samples"]) == (9, 2)
+    assert scores["questions_of_complete_set"] == 447
+    assert list(scores["scores"]) == ["accuracy", "skill: inductive", "skill: spatial"]
+
+
+def test_finished_answers_are_not_sampled_again(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = answered(model, data, tmp_path)
+    monkeypatch.setattr(running, "load_policy", None)
+    again = answered(model, data, tmp_path)
+    assert again.answers == first.answers
+    assert again.scores == first.scores
+
+
+@pytest.mark.parametrize("kept", [0, 1, 300, 1000, 1500, -1])
+def test_a_torn_file_is_continued_to_the_same_file(
+    model: Path, data: Path, tmp_path: Path, kept: int
+) -> None:
+    answered(model, data, tmp_path)
+    file = tmp_path / "answers/logicvista.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    answered(model, data, tmp_path)
+    assert file.read_bytes() == whole
+
+
+def test_killed_and_resumed_gives_the_same_file(model: Path, data: Path, tmp_path: Path) -> None:
+    answered(model, data, tmp_path / "whole", samples=2)
+    code = f"""
+import os, signal
+from pathlib import Path
+from segcredit.benchmarks.run import BenchmarkSettings, load_questions, run_benchmarks
+
+def kill(name, done, total):
+    if 0 < done < total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+settings = BenchmarkSettings(samples=2, max_tokens=8, chunk=4)
+sets = load_questions(["logicvista"], {str(data)!r})
+run_benchmarks({str(model)!r}, sets, Path({str(tmp_path / "killed")!r}), settings, kill)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(lines(tmp_path / "killed")) == 4
+    answered(model, data, tmp_path / "killed", samples=2)
+    one, other = ((tmp_path / x / "answers/logicvista.jsonl") for x in ("whole", "killed"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"temperature": 0.5}, "temperature was 1.0, now 0.5"),
+        ({"samples": 2}, "samples was 1, now 2"),
+        ({"seed": 3}, "seed was 0, now 3"),
+        ({"limit": 5}, "limit was nothing (null), now 5"),
+        ({"instruction": ""}, "instruction was 'You FIRST think"),
+    ],
+)
+def test_other_settings_are_refused(
+    model: Path, data: Path, tmp_path: Path, changed: dict, problem: str
+) -> None:
+    answered(model, data, tmp_path)
+    before = lines(tmp_path)
+    with pytest.raises(ValueError, match="Start anew in another folder: --output") as error:
+        answered(model, data, tmp_path, **changed)
+    assert problem in str(error.value)
+    assert lines(tmp_path) == before
+
+
+def test_other_questions_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    answered(model, data, tmp_path)
+    image = data / "logicvista/data/images/v1_0.png"
+    image.write_bytes((data / "logicvista/data/images/v1_1.png").read_bytes())
+    with pytest.raises(ValueError, match="the questions of logicvista have changed"):
+        answered(model, data, tmp_path)
+
+
+def test_other_weights_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "model")
+    answered(copy, data, tmp_path / "out")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
+    with pytest.raises(ValueError, match="weights was"):
+        answered(copy, data, tmp_path / "out")
+
+
+def test_a_damaged_line_is_named(model: Path, data: Path, tmp_path: Path) -> None:
+    answered(model, data, tmp_path)
+    file = tmp_path / "answers/logicvista.jsonl"
+    file.write_text(file.read_text().replace('"id": "v1_2"', '"id": "v1_3"'))
+    with pytest.raises(ValueError, match=r"line 3 of .*logicvista.jsonl.* Delete the file"):
+        answered(model, data, tmp_path)
+
+
+def test_two_processes_do_not_write_to_one_folder(model: Path, data: Path, tmp_path: Path) -> None:
+    lock = Lock(tmp_path / ".lock")
+    try:
+        with pytest.raises(ValueError, match="is writing answers to"):
+            answered(model, data, tmp_path)
+    finally:
+        lock.release()
+
+
+def test_the_first_questions(model: Path, data: Path, tmp_path: Path) -> None:
+    result = answered(model, data, tmp_path, limit=2)
+    assert [x.id for x in result.questions] == ["v1_0", "v1_1"]
+
+
+def test_instruction_is_appended(data: Path) -> None:
+    (found,) = load_questions(["logicvista"], data, 1, "Box it.")
+    assert found.questions[0].messages[-1]["content"] == (
+        "<image>Which figure comes next? Number 0.\nBox it."
+    )
+
+
+# ── Judge ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers like vLLM: one model, which always says A."""
+
+    asked: list[dict]
+
+    def do_GET(self) -> None:
+        self._reply({"data": [{"id": "judge-7b"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        self._reply({"choices": [{"message": {"content": "\\boxed{A}"}}]})
+
+    def _reply(self, content: dict) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    Server.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_judge_finds_answers_that_the_rules_do_not(
+    model: Path, data: Path, tmp_path: Path, judge: str
+) -> None:
+    result = answered(model, data, tmp_path, judge=judge)
+    judged = [x for x in result.answers if x.judged]
+    assert len(Server.asked) == 9
+    assert len(judged) == 8, "A is no answer to v1_5, whose options are numbers"
+    assert {x.answer for x in judged} == {"A"}
+    assert {x.correct for x in judged if x.expected == "A"} == {True}
+    assert Server.asked[0]["model"] == "judge-7b"
+    assert "Which figure comes next?" in Server.asked[0]["messages"][0]["content"]
+
+
+def test_a_judge_that_cannot_be_reached_stops_before_sampling(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"expected an OpenAI-compatible judge at http://127\.0"):
+        answered(model, data, tmp_path, judge="http://127.0.0.1:9/v1")
+    assert not (tmp_path / "answers").exists()
+    with pytest.raises(ValueError, match="--judge must be the URL"):
+        answered(model, data, tmp_path, judge="localhost:9")
