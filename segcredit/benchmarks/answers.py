@@ -47,12 +47,12 @@ _ANSWER = (
 )
 _LINK = (
     r"is|are|would be|should be|must be|will be|to (?:the|this) question|here|therefore|thus"
-    r"|choice|option|letter|the|figure|image|picture|number|correct(?:ly)?|[:=>→⇒-]"
+    r"|choice|option|letter|the|figure|image|picture|number|correct(?:ly)?|[:=>→⇒]|-(?=\s)"
     r"|应该是|应该|应为|是|为|选项|选|项"
 )
 _STATEMENT = re.compile(
-    rf"(?<![A-Za-z])(?i:{_ANSWER})(?![A-Za-z])(?:[\s>:=-]{{0,4}}(?i:{_LINK})(?![a-z])){{0,6}}"
-    rf"[\s>:=-]{{0,4}}"
+    rf"(?<![A-Za-z])(?i:{_ANSWER})(?![A-Za-z])(?:[\s>:=]{{0,4}}(?i:{_LINK})(?![a-z])){{0,6}}"
+    rf"[\s>:=]{{0,4}}"
 )
 _CHOICE = re.compile(
     r"(?<![A-Za-z])(?i:choose|chose|select(?:ed)?|pick|go with)"
@@ -128,7 +128,10 @@ def choose_set(
         lines = [line for line in lines if len(line) <= len("(C).") or not _LISTED.match(line)]
     if not lines:
         return frozenset()
-    for find in (reader.stated, reader.on_a_line, reader.ending, reader.named):
+    last = [reader.ending, reader.named]
+    if any(re.search(r"\b[A-Z]\b", option) for option in reader.options.values()):
+        last.reverse()  # "sample B" is the text of an option, not option B
+    for find in (reader.stated, reader.on_a_line, *last):
         if found := find(plain, lines):
             return found
     return frozenset()
@@ -144,14 +147,15 @@ class _Letters:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """Comparable text of each option, without options that share a text or name a letter.
+        """Comparable text of each option; of options with the same text, the first.
 
-        If option A is "B", then "B" is the letter of an option, not the text of A.
+        An option whose text is a letter has none: if option A is "B", then "B" means option B.
         """
-        options = {key: text.strip() for key, text in self.options.items()}
-        texts = {key: _comparable(x) for key, x in options.items() if x and x not in self.allowed}
-        known = list(texts.values())
-        return {key: text for key, text in texts.items() if text and known.count(text) == 1}
+        first: dict[str, str] = {}
+        for key, text in self.options.items():
+            if text.strip() not in self.allowed:
+                first.setdefault(_comparable(text), key)
+        return {key: text for text, key in first.items() if text and key in self.allowed}
 
     def lone(self, content: str) -> frozenset[str]:
         """Read a box, an element or a line that should hold only the answer."""
@@ -159,7 +163,7 @@ class _Letters:
         plain = re.sub(
             r"^(?i:option|choice|answer|figure|选项)\s?[:]?\s?(?=[(\[{]?[A-Z0-9])", "", plain
         )
-        if found := self._by_text(plain):
+        if not re.fullmatch(r"[A-Z]", plain) and (found := self._by_text(plain)):
             return found
         found, end = self._letters_at(plain if len(plain) > 1 else plain.upper(), 0, runs=True)
         rest = plain[end:].strip()
@@ -297,8 +301,7 @@ class _Letters:
 
     def _by_text(self, part: str) -> frozenset[str]:
         text = _comparable(part)
-        same = [key for key, option in self.texts.items() if option == text and key in self.allowed]
-        return frozenset(same) if len(same) == 1 else frozenset()
+        return frozenset(key for key, option in self.texts.items() if option == text)
 
     def _contained(self, part: str) -> frozenset[str]:
         text = _comparable(part)
@@ -418,6 +421,9 @@ _UNITS = {
     "units": "unit",
     "years": "years? yrs?",
     "°c": "",
+    "v": "volts?",
+    "hz": "hertz",
+    "ω": "ohms?",
     "%": "percent",
     "dollars": "dollars?",
 }
@@ -430,7 +436,7 @@ _UNIT = "|".join(
 )
 _UNIT_AT_END = re.compile(
     rf"(?<=[0-9A-Za-z.)}}π√\s~$])[\s~$]{{0,4}}(?:(square|sq\.?|cubic)\s)?"
-    rf"(?<![A-Za-z\\])({_UNIT})\s?\$?(?:\s?\^\s?\{{?([23])\}}?|([²³]))?\s?\$?\s?$",
+    rf"(?<![A-Za-z\\])(?!(?<!\s)[a-z]\b)({_UNIT})\s?\$?(?:\s?\^\s?\{{?([23])\}}?|([²³]))?\s?\$?\s?$",
     re.I,
 )
 

@@ -54,8 +54,8 @@ class Benchmark(ABC):
     """Name on the command line."""
     title: ClassVar[str]
     """Name in tables."""
-    count: ClassVar[int]
-    """Number of questions of the complete set."""
+    count: ClassVar[int | None]
+    """Number of questions of the complete set; None: not known."""
     layouts: ClassVar[tuple[Layout, ...]]
     """Forms in which the data is published, the preferred one first."""
     origin: ClassVar[str]
@@ -251,8 +251,14 @@ BENCHMARKS: Registry[type[Benchmark]] = Registry(
     {
         "geo3k": f"{_SETS}.prepared:Geo3K",
         "logicvista": f"{_SETS}.logicvista:LogicVista",
+        "mathverse": f"{_SETS}.mathverse:MathVerse",
         "wemath": f"{_SETS}.wemath:WeMath",
+        "mathvista": f"{_SETS}.mathvista:MathVista",
         "dynamath": f"{_SETS}.dynamath:DynaMath",
+        "scienceqa": f"{_SETS}.scienceqa:ScienceQA",
+        "mmmu": f"{_SETS}.mmmu:MMMU",
+        "mmbench": f"{_SETS}.mmbench:MMBench",
+        "mmstar": f"{_SETS}.mmstar:MMStar",
         "gsm8k": f"{_SETS}.prepared:GSM8K",
         "math500": f"{_SETS}.prepared:MATH500",
     },

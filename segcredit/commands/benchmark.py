@@ -321,7 +321,7 @@ def _details(results: "dict[str, dict[str, SetResult]]") -> Iterator[str]:
             facts = result.summary()
             part = (
                 ""
-                if len(result.questions) == result.benchmark.count
+                if result.benchmark.count in (None, len(result.questions))
                 else (f" of {result.benchmark.count}")
             )
             yield (
@@ -345,5 +345,5 @@ def _show_sets(console: "Console", names: Sequence[str], data: Path | None) -> N
         made = make_benchmark(name)
         found = find_data(made.layouts, folders)
         files = "\n".join(f"{x.files} ({x.origin})" for x in made.layouts)
-        table.add_row(name, str(made.count), files, "no" if found is None else str(found))
+        table.add_row(name, str(made.count or "?"), files, "no" if found is None else str(found))
     console.print(table)

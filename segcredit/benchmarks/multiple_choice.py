@@ -1,0 +1,103 @@
+"""Questions with options in VLMEvalKit's tables: their columns, their prompt, their grading."""
+
+import ast
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from segcredit.benchmarks.answers import choose
+from segcredit.benchmarks.benchmark import Benchmark, ask
+from segcredit.benchmarks.readers import BenchmarkRow
+from segcredit.data import RowError
+from segcredit.printable import shown
+from segcredit.types import Prompt
+
+LITERAL = 20_000
+"""Maximum number of characters of a list or dict that a table stores as Python text."""
+
+
+class MultipleChoice(Benchmark):
+    """Questions with one correct option; correct if the letter is the expected one.
+
+    The table has the columns index, question, A, B, …, answer and image, and may have hint,
+    category and l2-category. The prompt is that of VLMEvalKit's ``ImageMCQDataset``.
+    """
+
+    def question(self, row: BenchmarkRow) -> Prompt | None:
+        """Read one row of the table."""
+        options = letter_columns(row)
+        return self.make(row, row.text("index"), row.text("question"), options, row.text("answer"))
+
+    def make(
+        self,
+        row: BenchmarkRow,
+        id: str,
+        question: str,
+        options: Mapping[str, str],
+        answer: str,
+        **columns: Any,
+    ) -> Prompt:
+        """Make the question from its parts; the images are those of the column ``image``."""
+        if answer not in options:
+            raise RowError(
+                f"expected an answer among {', '.join(options) or 'A, B, …'}; got {shown(answer)}"
+            )
+        text = choice_prompt(question, options, optional(row, "hint"))
+        known = {
+            name: optional(row, name, name.replace("-", "_")) or "none" for name in self.categories
+        }
+        images = row.images("image", "image_path")
+        return ask(id, text, images, answer, options=dict(options), **{**known, **columns})
+
+    def extract(self, text: str, question: Prompt) -> str | None:
+        """Return the letter of the chosen option."""
+        options = question.columns["options"]
+        return choose(text, options, options)
+
+    def compare(self, answer: str, question: Prompt) -> bool | None:
+        """Compare the letter."""
+        return answer == question.answer
+
+
+def choice_prompt(question: str, options: Mapping[str, str], hint: str | None = None) -> str:
+    """Write a question with its options as VLMEvalKit's ``ImageMCQDataset.build_prompt`` does."""
+    lines = [f"Hint: {hint}"] if hint else []
+    lines.append(f"Question: {question}")
+    if options:
+        lines.append("Options:")
+        lines += [f"{letter}. {text}" for letter, text in options.items()]
+        lines.append("Please select the correct answer from the options above.")
+    return "\n".join(lines)
+
+
+def letter_columns(row: BenchmarkRow) -> dict[str, str]:
+    """Return the options of a table with one column per letter."""
+    found = {letter: optional(row, letter) for letter in string.ascii_uppercase}
+    return {letter: text for letter, text in found.items() if text is not None}
+
+
+def lettered(choices: object) -> dict[str, str]:
+    """Return options from a list of texts, or from its text in a table."""
+    if isinstance(choices, str):
+        choices = literal(choices)
+    if not isinstance(choices, Sequence) or not 0 < len(choices) <= len(string.ascii_uppercase):
+        raise RowError(f"expected a list of options; got {shown(choices)}")
+    return dict(zip(string.ascii_uppercase, map(str, choices), strict=False))
+
+
+def literal(text: str) -> Any:
+    """Read a list or dict that a table stores as Python text; code is not run."""
+    if len(text) > LITERAL:
+        raise RowError(f"expected a list with at most {LITERAL:,} characters; got {len(text):,}")
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise RowError(f"expected a list such as ['3', '4']; got {shown(text)}") from None
+
+
+def optional(row: BenchmarkRow, *columns: str) -> str | None:
+    """Return a text, or None if the column is missing or empty (pandas writes ``nan``)."""
+    value = row.get(*columns)
+    if value is None or (isinstance(value, str) and value.strip() in ("", "nan")):
+        return None
+    return row.text(*columns)
