@@ -267,6 +267,10 @@ class ProcessorCodec(Codec):
             self._prompt_cache[key] = (tokens, dict(made))
         return tokens, made
 
+    def marked_tokens(self, prompt: Prompt) -> list[int]:
+        """Return the prompt's token ids with one mark per image."""
+        return self._ids(prompt, self._rendered(prompt))
+
     @cached_property
     def _prompt_cache(self) -> dict[tuple[str | bytes | Path, ...], Any]:
         return {}

@@ -19,8 +19,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from segcredit.models import Family, Policy, QwenVL, VisionFamily
+from segcredit.models import Codec, Family, Policy, QwenVL, VisionFamily
 from segcredit.models.families import PIXELS
+from segcredit.models.general import ProcessorCodec
+from segcredit.models.images import open_image
 from segcredit.models.layers import full_weights
 from segcredit.rollout.engines import EngineSettings
 from segcredit.rollout.sampling import check_finite, check_sampling, extend_prompts, tokens_left
@@ -91,6 +93,8 @@ class VllmEngine:
     """Share of the prompts whose responses get log π as sampled; the others get NaN. Returning it
     takes host time for every token."""
     family: Family = field(default_factory=QwenVL)
+    codec: Codec | None = None
+    """The policy's codec; needed for models whose stock processor vLLM runs itself."""
     _llm: Any = field(default=None, init=False, repr=False)
 
     problem = staticmethod(vllm_problem)
@@ -117,6 +121,7 @@ class VllmEngine:
             shared=settings.repeats_prompts,
             compared=1.0 if settings.needs_logp else COMPARED,
             family=policy.family,
+            codec=policy.codec,
         )
         engine.start()
         return engine
@@ -227,6 +232,8 @@ class VllmEngine:
                 while engine.has_unfinished_requests():
                     for output in filter(attrgetter("finished"), engine.step()):
                         rows = rows_of[output.request_id]
+                        if isinstance(self.codec, ProcessorCodec):
+                            check_same_prompt(begun[rows[0]], output.prompt_token_ids)
                         for row, answer in zip(rows, output.outputs, strict=True):
                             found[row] = answer
         except BaseException:
@@ -247,6 +254,8 @@ class VllmEngine:
         tokens = x.tokens.tolist()
         if not x.vision:
             return tokens_input(tokens)
+        if isinstance(self.codec, ProcessorCodec):
+            return unprocessed_input(self.codec, x)
         assert isinstance(self.family, VisionFamily)
         images = BatchFeature({name: part.cpu() for name, part in x.vision.items()})
         patches = self.family.rows_per_image(images)
@@ -308,6 +317,28 @@ class VllmEngine:
     def _sleep(self) -> None:
         if self._device.type == "cuda":
             self._llm.sleep(level=2)
+
+
+def unprocessed_input(codec: ProcessorCodec, x: Encoded) -> dict[str, Any]:
+    """Return the prompt with one mark per image, and its images, for vLLM's own processor.
+
+    How the tensors of a model without a family divide among its images is known to vLLM alone.
+    """
+    prefix = x.tokens[len(codec.encode(x.prompt)[0]) :]
+    return {
+        "prompt_token_ids": [*codec.marked_tokens(x.prompt), *prefix.tolist()],
+        "multi_modal_data": {"image": [open_image(image) for image in x.prompt.images]},
+    }
+
+
+def check_same_prompt(x: Encoded, tokens: Sequence[int] | None) -> None:
+    """Raise ValueError unless vLLM read the tokens that the trainer scores."""
+    if list(tokens or ()) != x.tokens.tolist():
+        raise ValueError(
+            f"vLLM reads prompt {x.prompt.id!r} as {len(tokens or ())} tokens, the model's "
+            f"processor in transformers as {len(x.tokens)}; they must be the same. Sample with "
+            f"transformers: rollout.engine=hf"
+        )
 
 
 def _has_tied_head(model: Any) -> bool:

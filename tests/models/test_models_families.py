@@ -22,7 +22,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Mamb
 from segcredit.models import Critic, ModelError, Policy
 from segcredit.models.critic import verify_equal
 from segcredit.models.families import GeneralVision
+from segcredit.models.general import ProcessorCodec
 from segcredit.rollout import HFEngine
+from segcredit.rollout.vllm import check_same_prompt, unprocessed_input
 from segcredit.train.models import freeze_vision
 from segcredit.types import Encoded, Prompt, Rollouts, Sampling
 
@@ -250,3 +252,22 @@ def told(read: Callable[[Prompt], int], prompt: Prompt) -> Any:
         return read(prompt)
     except ValueError as error:
         return str(error)
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+def test_vllm_gets_the_same_prompt_and_prefix(name: str, folders: Any) -> None:
+    """Unprocessed: vLLM's own processor replaces one mark per image. vLLM itself is not run."""
+    policy = load(name, folders)
+    codec = policy.codec
+    assert isinstance(codec, ProcessorCodec)
+    prompt = PROMPTS[1]
+    prefix = torch.tensor([21, 22])
+    made = unprocessed_input(codec, policy.encode(prompt).extended(prefix))
+    assert len(made["multi_modal_data"]["image"]) == 3
+    marks = codec.tokenizer.decode(made["prompt_token_ids"]).count(codec.image_token)
+    assert marks == 3
+    assert made["prompt_token_ids"][-2:] == [21, 22]
+    encoded = policy.encode(prompt)
+    check_same_prompt(encoded, encoded.tokens.tolist())
+    with pytest.raises(ValueError, match="they must be the same"):
+        check_same_prompt(encoded, made["prompt_token_ids"])
