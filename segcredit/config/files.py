@@ -2,8 +2,9 @@
 
 A file in ``segcredit/recipes`` holds one recipe, or a collection of recipes: settings that all of
 them share, parts to choose from (models, methods, …), and ``recipes``, the published combinations.
-A recipe's name is the collection's name and the names of its parts, ``geo3k/qwen2.5-vl-3b-sapo``;
-its settings are the shared ones with each part merged on top, in the order of the name.
+A recipe's name is the collection's name and the names of its parts, ``geo3k/qwen2.5-vl-3b-sapo``,
+or ``real/smollm2-135m/sapo`` if the collection says ``join: /``; its settings are the shared ones
+with each part merged on top, in the order of the name.
 """
 
 import copy
@@ -191,7 +192,7 @@ def _shipped() -> dict[str, dict[str, Any]]:
         shared, parts = _collection(content, found)
         for line in content["recipes"]:
             for chosen in product(*([x] if isinstance(x, str) else x for x in line)):
-                recipe = f"{name}/{'-'.join(chosen)}"
+                recipe = f"{name}/{content.get('join', '-').join(chosen)}"
                 settings = [shared, *(parts[part] for part in chosen)]
                 shipped[recipe] = reduce(
                     merge_settings, settings, {"name": recipe.replace("/", "-")}

@@ -21,7 +21,7 @@ SOURCE = re.compile(
     r"(paper, (Table \d|Figure \d|Appendix [A-F]|Algorithm 1|§\d(\.\d)*)"
     r"|authors' code: \S|VinePPO[:;] \S|SPO: \S|ours: \S|departs: \S)"
 )
-NO_SETTINGS = re.compile(r"(recipes|(.*\.)?base|(.*\.)?stages\.kind)")
+NO_SETTINGS = re.compile(r"(recipes|join|(.*\.)?base|(.*\.)?stages\.kind)")
 """Keys that choose recipes, parts and stages: no hyperparameters."""
 
 

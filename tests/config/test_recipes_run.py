@@ -54,7 +54,8 @@ def test_the_table_lists_every_recipe() -> None:
     listed = set()
     for row in rows:
         data, models, methods = (re.findall(r"`([^`]+)`", cell) for cell in row)
-        listed |= {f"{x}{y}-{z}" for x in data for y in models for z in methods}
+        joined = [y if y.endswith("/") else f"{y}-" for y in models]
+        listed |= {f"{x}{y}{z}" for x in data for y in joined for z in methods}
     listed |= {command.split()[0] for command in COMMANDS}
     assert listed == {name for name in shipped_recipes() if "/" in name}
     sweep = re.search(r"^for k in (.*); do$", TEXT, re.MULTILINE)
@@ -85,6 +86,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("qwen2.5-vl-3b", "vc-ppo"),
         ("qwen2.5-vl-7b-lora", "sapo"),
+        ("qwen2.5-vl-3b-lora", "sapo"),
         *(
             pytest.param("qwen2.5-vl-3b", x, marks=pytest.mark.slow)
             for x in ("sapo", "ppo", "grpo")
@@ -149,6 +151,41 @@ def test_with_a_tiny_model_the_recipes_of_text_run(
     with pytest.raises(ValueError, match=r"Set data\.template \(segcredit evaluate: --template\)"):
         evaluate_checkpoint(model, **given, max_tokens=3)
     assert evaluate_checkpoint(model, **given, max_tokens=3, template="{question}").prompts == 2
+
+
+OWN = [x for x in shipped_recipes() if x.startswith(("real/", "gsm8k/qwen2.5"))]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_with_a_tiny_model_the_recipes_that_are_not_the_papers_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """All stages, from a folder in place of the hub id, on rows as the page prepares them."""
+    monkeypatch.chdir(tmp_path)
+    world = make_world("derived_variables", given=2, derived=3, needed=[1, 2], modulus=7)
+    tokenizer = world.tokenizer()
+    if name.startswith("real/"):
+        tokenizer.chat_template = None
+    Policy.tiny("llama", tokenizer, hidden=32, layers=1, heads=4).save(Path("model"))
+    rows = [
+        {"question": x.messages[0]["content"], "answer": f"1\n#### {number}"}
+        for number, x in enumerate(world.prompts("train", 0, 12))
+    ]
+    equation = {"Numbers": "1 2", "Equation": "+ number0 number1", "Answer": 3}
+    problem = {"Question": "number0 + number1 ?", **equation}
+    for file, some in (("train", rows[:6]), ("test", rows[6:]), ("words", [problem])):
+        Path(f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    prepare("gsm8k", "data/gsm8k-plain", source=["train.jsonl", "test.jsonl"], suffix="")
+    prepare("gsm8k", "data/gsm8k", source=["train.jsonl", "test.jsonl"], suffix="")
+    prepare("words", "data/words-plain", source=["words.jsonl"], suffix="")
+    recipe = load_recipe(name)
+    small = [*SMALL, "rollout.prompts=4", f"rollout.samples={min(recipe.rollout.samples, 2)}"]
+    small += [f"stages.{number}.steps=1" for number in range(len(recipe.stages))]
+    small += ["stages.0.batch=4"] if name.startswith("real/") else []
+    trainer = Trainer.from_recipe(load_recipe(name, [*small, *FURTHER.get(Path(name).name, [])]))
+    assert trainer.plan.train.size == len(recipe.data.train) + 5
+    assert trainer.train(tmp_path / "run").model is not None
+    assert load_recipe(str(tmp_path / "run" / "config.yaml")) == trainer.recipe
 
 
 @pytest.mark.parametrize("row", ["newline", "step", "probability"])

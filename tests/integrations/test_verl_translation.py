@@ -75,6 +75,7 @@ def test_a_setting_arrives_or_is_refused_or_is_told(name: str) -> None:
 
 TRIED = [f"geo3k/qwen2.5-vl-3b-{method}" for method in ("grpo", "ppo", "sapo", "vc-ppo")]
 TRIED += [f"geo3k/qwen2.5-vl-7b-sapo-{cut}" for cut in ("newline", "probability")]
+TRIED += ["gsm8k/qwen2.5-0.5b-sapo"]
 """Recipes of the package that run on verl as they are; one of those that differ by model alone."""
 OTHERWISE = {
     "vc-ppo": ("optimizer.schedule", "optimizer.warmup_steps"),  # refused beside pretraining
@@ -84,6 +85,7 @@ OTHERWISE = {
         "save.rollouts",
         "rollout.tree",
     ),
+    "0.5b-sapo": ("update.minibatches",),  # 256 prompts per step, where the others have 512
 }
 """How settings begin that a method's recipe cannot have as the others do."""
 
