@@ -29,6 +29,8 @@ class Prompt:
     """The verifiable answer."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the row; reward functions get them by name."""
+    source: str | None = field(default=None, compare=False)
+    """File or dataset of the row, as the user named it; None: made in Python."""
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,7 @@ class _Collector:
             images=self._images(parts.images, source),
             answer=parts.answer,
             columns=parts.columns,
+            source=source.name,
         )
         self._check_readable(prompt)
         self._places[prompt.id] = row.where

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import comb
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -43,7 +44,7 @@ class Peers:
 SINGLE_PROCESS = Peers()
 RESAMPLES = 2000
 """Number of bootstrap resamples."""
-MOST_SOURCES, MOST_LETTERS = 16, 60
+MOST_SETS, MOST_LETTERS = 16, 60
 """Maximum number of test sets that are reported separately, and length of their names."""
 
 
@@ -124,7 +125,7 @@ class Evaluation:
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every response with its grade."""
     by_source: dict[str, float] = field(default_factory=dict)
-    """``sampled`` by test set, if the prompts' ``data_source`` names several."""
+    """``sampled`` by test set, if the prompts come from several files."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers and the sampling settings."""
@@ -222,17 +223,24 @@ def evaluate(
 
 
 def mean_by_source(prompts: Sequence[Prompt], values: Sequence[float]) -> dict[str, float]:
-    """Average one value per prompt by ``data_source``; empty if there is one source, or too many.
+    """Average one value per prompt by test set, that is, by file; empty if there is only one.
 
-    Prompts without a source are listed as ``other``.
+    A set is named by its file, ``svamp``; by the file's folder if two files have one name; else by
+    the whole path.
     """
     found: dict[str, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):
-        source = printable(str(prompt.columns.get("data_source") or "other"), MOST_LETTERS)
-        found.setdefault(source, []).append(value)
-    if not 1 < len(found) <= MOST_SOURCES:
+        found.setdefault(prompt.source or "other", []).append(value)
+    if not 1 < len(found) <= MOST_SETS:
         return {}
-    return {source: sum(each) / len(each) for source, each in found.items()}
+    paths = [Path(source) for source in found]
+    for labels in ([x.stem for x in paths], [x.parent.name for x in paths], [*found]):
+        if len({*labels}) == len(found):
+            break
+    return {
+        printable(label, MOST_LETTERS): sum(each) / len(each)
+        for label, each in zip(labels, found.values(), strict=True)
+    }
 
 
 def _per_prompt(values: Sequence[float], samples: int) -> list[float]:

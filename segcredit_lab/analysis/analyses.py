@@ -21,8 +21,11 @@ from segcredit_lab.analysis.reading import (
     run_name,
 )
 from segcredit_lab.analysis.segments import segment_shapes, within_segments
+from segcredit_lab.analysis.targets import jumps_of_critic, target_variances
 
-OF_A_RUN = ("lift", "lift_probe", "ratio_bias", "segments", "within")
+OF_A_RUN = ("lift", "lift_probe", "ratio_bias", "segments", "within", "jumps", "targets")
+NOT_IN_REPORT = ("lift_probe", "jumps", "targets")
+"""Analyses that a report leaves out: lift_probe loads a model, the others are for studies."""
 NAMES = (*OF_A_RUN, *(what.name for what in COMPARISONS))
 
 
@@ -90,6 +93,8 @@ def _of_a_run(
         "ratio_bias": lambda: ratio_bias(run, name, steps),
         "segments": lambda: segment_shapes(name, steps),
         "within": lambda: within_segments(run, name, steps, settings),
+        "jumps": lambda: jumps_of_critic(run, name, steps, settings),
+        "targets": lambda: target_variances(run, name, steps, settings),
     }
     for what, make in makers.items():
         if what in wanted:
@@ -134,7 +139,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 def report_figures(runs: Sequence[Run]) -> list[Figure]:
     """Draw the analyses for the report page, from a part of the responses to keep it fast."""
     settings = AnalysisSettings(resamples=300, steps=40, responses=64)
-    names = [name for name in OF_A_RUN if name != "lift_probe"]  # lift_probe loads a model
+    names = [name for name in OF_A_RUN if name not in NOT_IN_REPORT]
     try:
         found = analyze_runs(runs, settings, names).done
     except (ValueError, RecursionError):  # a run that cannot be analyzed still has a report

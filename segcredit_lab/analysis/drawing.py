@@ -4,7 +4,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from segcredit_lab.analysis.ratio_bias import RatioBias
 if TYPE_CHECKING:
     from segcredit_lab.analysis.segments import WithinSegments
+    from segcredit_lab.analysis.targets import JumpStage
 
 
 INK = "#333a45"
@@ -366,3 +367,50 @@ def draw_within(found: "WithinSegments", figure: Any) -> None:
     axis.set_ylabel("variance within segments (%)")
     integer_steps(axis)
     figure.legend(loc="outside lower left", ncols=2)
+
+
+def draw_jumps(
+    quantiles: np.ndarray, stages: "Sequence[JumpStage]", cut: float | None, figure: Any
+) -> None:
+    """Draw the mean jump above each quantile, and its ratio to the mean of all tokens."""
+    left, right = figure.subplots(1, 2)
+    for color, stage in zip(COLORS, stages, strict=False):
+        left.plot(quantiles, stage.above, color=color, marker=".", label=stage.name)
+        left.axhline(stage.overall, color=color, linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.7)
+        band(right, quantiles, stage.over_responses, color)
+        right.plot(quantiles, stage.ratio, color=color, marker=".")
+    right.axhline(1.0, **REFERENCE)
+    for axis in (left, right):
+        axis.set_xlabel("entropy quantile q")
+        if cut is not None:
+            label = f"the method cuts the top {100 * (1 - cut):.3g} %"
+            axis.axvline(
+                cut, color=INK, linewidth=1, linestyle=":", label=label if axis is left else None
+            )
+    left.plot([], [], label="mean of all tokens", **REFERENCE)
+    left.set(title="Tokens above q", ylabel="mean |ΔV|")
+    left.set_ylim(bottom=0)
+    right.set(title="Divided by the mean of all tokens", ylabel="ratio (Eq. 14: above 1)")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=5)
+
+
+def draw_targets(fixed: list[dict[str, Any]], recorded: list[dict[str, Any]], figure: Any) -> None:
+    """Draw the variance of targets by segment length, against the 1 / L of Eq. 16."""
+    panels = [("Equal pieces", fixed), *([("Recorded segments", recorded)] if recorded else [])]
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, rows) in zip(axes, panels, strict=True):
+        at = np.arange(len(rows))
+        for color, marker, key, label in (
+            (COLORS[0], "o", "mean_ratio", "mean of token targets"),
+            (COLORS[1], "D", "target_ratio", "segment-level target"),
+        ):
+            values = [x[key] for x in rows]
+            band(axis, at, [[x[f"{key}_{end}"] for x in rows] for end in ("low", "high")], color)
+            axis.plot(at, values, color=color, marker=marker, markersize=4, label=label)
+        claimed = [x["claimed"] for x in rows]
+        axis.plot(at, claimed, marker=".", label="Eq. 16: 1 / L", **REFERENCE)
+        axis.set_xticks(at, [x["length"] for x in rows])
+        axis.set(title=title, xlabel="tokens in the segment, L")
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel("variance / variance of token targets")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)

@@ -124,13 +124,13 @@ def _sort(pool: TokenPool) -> _SortedPool:
     return _SortedPool(
         owner_by_entropy=pool.owner[by_entropy],
         owner_by_jump=pool.owner[by_jump],
-        entropy_tie=_first_equal(pool.entropy[by_entropy]),
-        jump_tie=_first_equal(pool.jump[by_jump]),
+        entropy_tie=first_equal(pool.entropy[by_entropy]),
+        jump_tie=first_equal(pool.jump[by_jump]),
         jump_rank=rank[by_entropy],
     )
 
 
-def _first_equal(x: np.ndarray) -> np.ndarray:
+def first_equal(x: np.ndarray) -> np.ndarray:
     """Return the index of the first equal value, for sorted values."""
     return np.searchsorted(x, x, side="left")
 

@@ -246,7 +246,7 @@ def within_segments(
     share, other, kept, left_out = [], [], [], 0
     longest = 0
     for step in steps:
-        lam = _lam(method.credit, step)
+        lam = credit_lambda(method.credit, step)
         advantage, good = token_advantages(step.owner, step.value, step.reward, gamma, lam)
         unit = unit_of(step.owner, np.where(good, step.segment, -1))
         left_out += int((~good).sum())
@@ -273,7 +273,7 @@ def within_segments(
     return _analysis(name, found, gamma, method.credit, left_out, settings)
 
 
-def _lam(credit: object, step: Step) -> "float | Float[np.ndarray, ' R']":
+def credit_lambda(credit: object, step: Step) -> "float | Float[np.ndarray, ' R']":
     """Return the method's λ, or VAPO's λ for each response's length."""
     if isinstance(lam := getattr(credit, "lam", None), float):
         return lam

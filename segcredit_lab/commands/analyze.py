@@ -35,8 +35,8 @@ def analyze(
         list[str] | None,
         typer.Option(
             "--only",
-            help="lift, lift_probe, ratio_bias, segments, within, value_loss, entropy or length. "
-            "Repeat for several.",
+            help="lift, lift_probe, ratio_bias, segments, within, jumps, targets, value_loss, "
+            "entropy or length. Repeat for several.",
             metavar="NAME",
         ),
     ] = None,

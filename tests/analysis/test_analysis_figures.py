@@ -39,7 +39,7 @@ def pages(made: list[Analysis]) -> list[str]:
 
 
 def test_every_analysis_is_there(made: list[Analysis]) -> None:
-    of_a_run = ["lift", "ratio_bias", "segments", "within"]
+    of_a_run = ["lift", "ratio_bias", "segments", "within", "jumps", "targets"]
     assert [x.name for x in made] == [*of_a_run, *of_a_run, "value_loss", "entropy", "length"]
     for analysis in made:
         json.dumps(analysis.numbers, allow_nan=False)

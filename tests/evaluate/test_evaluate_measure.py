@@ -135,24 +135,31 @@ def test_what_is_counted() -> None:
 def test_accuracy_by_test_set() -> None:
     """Prompts 0, 2 of one set have 0 and 2 right answers of four; 1 and 3 of another 1 and 3."""
     engine = Scripted(lambda n, time: [int(time < n), END])
-    sources = ["one", "two/b\x1b[2J", "one", "two/b\x1b[2J"]
+    sources = ["a/one.jsonl", "a/two\x1b[2J.jsonl"] * 2
     named = [
-        replace(prompt, columns={"data_source": source})
-        for prompt, source in zip(prompts(4), sources, strict=True)
+        replace(prompt, source=source) for prompt, source in zip(prompts(4), sources, strict=True)
     ]
     found = evaluate(named, engine, FirstToken(), encode, decode, Sampling(7), 4, greedy=False)
     first, second = found.by_source.items()
     assert first == ("one", pytest.approx(0.25))
     assert second[1] == pytest.approx(0.5)
-    assert second[0].startswith("two/b")
-    assert "\x1b" not in second[0], "names come from the data"
+    assert second[0].startswith("two")
+    assert "\x1b" not in second[0], "it is printed"
     assert found.metrics()["sampled/one"] == pytest.approx(0.25)
     assert found.sampled == pytest.approx(0.375)
-    assert mean_by_source(prompts(2), [0.0, 1.0]) == {}, "no set has a name"
-    some = [*named[:1], *prompts(1)]
-    assert mean_by_source(some, [0.0, 1.0]) == {"one": 0.0, "other": 1.0}
-    many = [replace(x, columns={"data_source": x.id}) for x in prompts(17)]
-    assert mean_by_source(many, [0.0] * 17) == {}
+
+
+def test_a_test_set_is_named_by_its_file_its_folder_or_its_path() -> None:
+    def names(*sources: str | None) -> list[str]:
+        each = [replace(prompts(1)[0], source=source) for source in sources]
+        return [*mean_by_source(each, [0.0] * len(each))]
+
+    assert names("data/test.parquet", "data/svamp.jsonl") == ["test", "svamp"]
+    assert names("gsm8k/test.parquet", "words/test.parquet") == ["gsm8k", "words"]
+    assert names("a/b/test.json", "c/b/test.json") == ["a/b/test.json", "c/b/test.json"]
+    assert names("data/test.parquet", "data/test.parquet") == []
+    assert names(None, "test.jsonl") == ["other", "test"]
+    assert names(*(f"{n}.jsonl" for n in range(17))) == [], "too many to list"
 
 
 def test_every_response_is_kept_with_its_grade() -> None:
