@@ -18,6 +18,7 @@ from segcredit.models.images import ImageError, open_image
 from segcredit.partition import PARTITIONS, Partition
 from segcredit.report.segments import column_names
 from segcredit.runlog import Run
+from segcredit.runlog.reader import as_number
 from segcredit.runlog.records import evenly, sample_rollouts
 from segcredit.types import Rollouts
 
@@ -203,10 +204,7 @@ def plain_number(x: Any) -> float | int | str | None:
         return str(x)[:40]
     if isinstance(x, int) and abs(x) < 2**53:
         return x
-    try:
-        x = float(x)
-    except OverflowError:  # integers in JSON have no bounds
-        x = math.inf if x > 0 else -math.inf
+    x = as_number(x)
     if not math.isfinite(x):
         return "NaN" if math.isnan(x) else "∞" if x > 0 else "−∞"
     return float(f"{x:.{DIGITS}g}")

@@ -20,6 +20,7 @@ from segcredit.report.data import (
     shown_partitions,
 )
 from segcredit.runlog import Run
+from segcredit.runlog.reader import step_in
 
 MAX_POINTS = 1500
 """Maximum number of points of a curve; of a longer one, every n-th step is shown."""
@@ -182,24 +183,22 @@ def _texts(before: Any, after: Any, share: bool) -> tuple[str, str, str]:
 def warnings(run: Run) -> list[list[Any]]:
     """Step and message of each warning, at most ``MAX_WARNINGS``."""
     rows = [
-        x for x in run.warnings if _is_step(x.get("step")) and isinstance(x.get("message"), str)
+        [step, shortened(x["message"])]
+        for x in run.warnings
+        if (step := step_in(x)) is not None and isinstance(x.get("message"), str)
     ]
-    return [[x["step"], shortened(x["message"])] for x in rows[:MAX_WARNINGS]]
+    return rows[:MAX_WARNINGS]
 
 
 def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:
     """Collect the curves: stage → metric → [steps, values]."""
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for stage in STAGES:
-        lines = [x for x in run.metrics if x.get("stage") == stage and _is_step(x.get("step"))]
+        lines = [x for x in run.metrics if x.get("stage") == stage and step_in(x) is not None]
         lines = lines[:: -max(1, -(-len(lines) // MAX_POINTS))][::-1]  # always with the last step
         keys = dict.fromkeys(key for x in lines for key in x if key not in ("step", "stage"))
         for key in keys:
-            steps = [x["step"] for x in lines if key in x]
+            steps = [step_in(x) for x in lines if key in x]
             values = [plain_number(x[key]) for x in lines if key in x]
             found.setdefault(stage, {})[key] = [steps, values]
     return found
-
-
-def _is_step(x: Any) -> bool:
-    return type(x) is int and 0 <= x < 2**53

@@ -139,7 +139,7 @@ def step_in(row: Mapping[str, Any]) -> int | None:
     step = row.get("step")
     if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**53:
         return None
-    return int(step)
+    return int(step) if step == int(step) else None
 
 
 def as_number(x: Any) -> float:

@@ -22,7 +22,6 @@ from segcredit.runlog.trackers import Tracker
 WARNING = "warning"
 """Stage of lines that contain a warning instead of metrics."""
 _RESERVED = ("step", "stage")
-_CHUNK = 1 << 16
 
 
 class MetricsWriter:
@@ -38,8 +37,8 @@ class MetricsWriter:
         self.path = path
         self._trackers = tuple(trackers)
         self._failed: set[int] = set()
-        self._file = path.open("a+b", buffering=0)
-        self._position = self._end_of_last_complete_line()
+        self._file = path.open("ab", buffering=0)
+        self._position = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(self._position)
         sync_folder(path.parent)
 
@@ -118,19 +117,6 @@ class MetricsWriter:
                         f"run continues; {self.path} has all metrics. Shown only once.",
                         stacklevel=3,
                     )
-
-    def _end_of_last_complete_line(self) -> int:
-        end = self._file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - _CHUNK)
-            newline = self._read(start, end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-        return 0
-
-    def _read(self, start: int, num: int) -> bytes:
-        return os.pread(self._file.fileno(), num, start)
 
 
 def lines_after(path: Path, position: int) -> bytes:
