@@ -3,7 +3,7 @@
 from segcredit.plan.job import GPUS, Gpu, Job, Lengths, job_of, parse_gpus
 from segcredit.plan.memory import fits, memory
 from segcredit.plan.model import Shape, Tower, shape_of
-from segcredit.plan.predict import Prediction, Trial, advise, command, plan, predict
+from segcredit.plan.predict import Prediction, advise, command, plan, predict
 from segcredit.plan.timing import seconds
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Prediction",
     "Shape",
     "Tower",
-    "Trial",
     "advise",
     "command",
     "fits",

@@ -31,8 +31,8 @@ CACHE_STEP = 64
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Memory in use at one moment."""
+class MemoryUse:
+    """Memory in use at one point of a phase."""
 
     when: str
     parts: dict[str, float]
@@ -43,12 +43,12 @@ class Moment:
         return sum(self.parts.values())
 
 
-def memory(job: Job) -> dict[str, Moment]:
+def memory(job: Job) -> dict[str, MemoryUse]:
     """Predict the peak of each phase."""
     phases = {"sample": _sample(job), "annotate": _annotate(job), "update policy": _policy(job)}
     if job.critic:
         phases["update critic"] = _backward(job, "critic", job.critic_trained, 0.0, 0.0)
-    return {name: max(moments, key=lambda x: x.total) for name, moments in phases.items()}
+    return {name: max(uses, key=lambda x: x.total) for name, uses in phases.items()}
 
 
 def between(job: Job, stepped: bool = True) -> float:
@@ -59,7 +59,7 @@ def between(job: Job, stepped: bool = True) -> float:
 
 def needed(job: Job) -> float:
     """Compute the bytes a GPU must have: the peak and the margin."""
-    return _with_margin(max(moment.total for moment in memory(job).values()))
+    return _with_margin(max(use.total for use in memory(job).values()))
 
 
 def available(job: Job) -> float:
@@ -112,8 +112,8 @@ def _weights(job: Job) -> int:
     return job.bytes * (whole + (shape.trunk_parameters if job.critic else 0)) + head
 
 
-def _moment(held: dict[str, float], when: str, **more: float) -> Moment:
-    return Moment(when, {name: held.get(name, 0) + more.get(name, 0) for name in PARTS})
+def _use(held: dict[str, float], when: str, **more: float) -> MemoryUse:
+    return MemoryUse(when, {name: held.get(name, 0) + more.get(name, 0) for name in PARTS})
 
 
 def _norm(width: int, size: int, frozen: bool = False) -> int:
@@ -170,14 +170,14 @@ def _pixels(job: Job, rows: float) -> float:
     return _patches(job, rows) * 4 * (job.shape.tower.pixels if job.shape.tower else 0)
 
 
-def _tower_inputs(job: Job, patches: float, held: dict[str, float], when: str) -> list[Moment]:
+def _tower_inputs(job: Job, patches: float, held: dict[str, float], when: str) -> list[MemoryUse]:
     """Compute the vision tower's peak without gradients; rotary embeddings are in float32."""
     tower, size = job.shape.tower, job.bytes
     if tower is None or not patches:
         return []
     block = max(3 * size * tower.intermediate, 24 * tower.hidden) + 5 * size * tower.hidden
     pixels = (4 + size) * tower.pixels
-    return [_moment(held, when, activations=patches * (block + pixels))]
+    return [_use(held, when, activations=patches * (block + pixels))]
 
 
 def _block_kept(job: Job) -> int:
@@ -201,11 +201,11 @@ def _tower_kept(job: Job) -> float:
     return _patches(job, job.micro_rows(job.per_minibatch)) * per_patch
 
 
-def _sample(job: Job) -> list[Moment]:
+def _sample(job: Job) -> list[MemoryUse]:
     """Compute the peaks of sampling: padded prompts, and a KV cache of maximum length."""
     shape, size, held = job.shape, job.bytes, _held(job)
     if job.vllm:
-        return [_moment(held, "vLLM at work", cache=job.vllm * available(job))]
+        return [_use(held, "vLLM at work", cache=job.vllm * available(job))]
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
     column = shape.layers * 2 * size * shape.key_width
     prompts = few * longest
@@ -214,14 +214,14 @@ def _sample(job: Job) -> list[Moment]:
     grown = (full + rows * CACHE_STEP) * column
     copied = 2 * size * shape.query_width if job.copied_keys else 0  # of one layer
     logits = rows * shape.vocabulary * (size + 4 + 4 + 16)  # probabilities are summed in float64
-    moments = [
-        _moment(
+    uses = [
+        _use(
             held,
             "reading the prompts",
             activations=prompts * _layer_forward(job) + _pixels(job, few) + mask,
             cache=few * (longest + CACHE_STEP) * column,
         ),
-        _moment(
+        _use(
             held,
             "sampling the last token",
             activations=full * copied,
@@ -229,20 +229,18 @@ def _sample(job: Job) -> list[Moment]:
             logits=logits,
         ),
     ]
-    return moments + _tower_inputs(job, _patches(job, few), held, "reading the images")
+    return uses + _tower_inputs(job, _patches(job, few), held, "reading the images")
 
 
-def _annotate(job: Job) -> list[Moment]:
+def _annotate(job: Job) -> list[MemoryUse]:
     held = _held(job)
     tokens, rows = job.micro_tokens(job.responses), job.micro_rows(job.responses)
     inside = tokens * _layer_forward(job) + _pixels(job, rows)
-    moments = [
-        _moment(held, "in a layer", activations=inside),
-        _moment(
-            held, "in the head", activations=2 * tokens * _state(job), logits=_chunk(job, tokens)
-        ),
+    uses = [
+        _use(held, "in a layer", activations=inside),
+        _use(held, "in the head", activations=2 * tokens * _state(job), logits=_chunk(job, tokens)),
     ]
-    return moments + _tower_inputs(job, _patches(job, rows), held, "in the vision tower")
+    return uses + _tower_inputs(job, _patches(job, rows), held, "in the vision tower")
 
 
 def _chunk(job: Job, tokens: float) -> float:
@@ -254,7 +252,7 @@ def _chunk(job: Job, tokens: float) -> float:
     return min(rows, math.ceil(tokens)) * job.shape.vocabulary * job.bytes
 
 
-def _policy(job: Job) -> list[Moment]:
+def _policy(job: Job) -> list[MemoryUse]:
     """Compute the policy's peaks; the head comes first, and a tied head keeps its gradient."""
     shape = job.shape
     tokens = job.micro_tokens(job.per_minibatch)
@@ -263,7 +261,7 @@ def _policy(job: Job) -> list[Moment]:
     waiting = rounded if shape.tied else 0.0
     done = 0.0 if waiting else 4.0 * head_trained
     last_norm = _norm(shape.hidden, job.bytes, frozen=job.adapter is not None) + _state(job)
-    head = _moment(
+    head = _use(
         _held(job, "policy"),
         "in the head",
         activations=tokens * _text_kept(job) + _tower_kept(job) + tokens * last_norm,
@@ -279,7 +277,7 @@ def _accumulated(job: Job, trained: int) -> float:
     return 4.0 * trained if job.accumulates else 0.0
 
 
-def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -> list[Moment]:
+def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -> list[MemoryUse]:
     """Compute the backward pass's peaks: gradients grow while activations shrink.
 
     ``waiting`` is the head's gradient until the embedding's is added to it; ``done`` is the
@@ -298,26 +296,26 @@ def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -
     joining = rounded + waiting if job.accumulates else rounded if job.half or waiting else 0.0
     # without recomputation the last layer's states are already among those kept
     passing = _layer_forward(job) if job.recompute else _state(job)
-    moments = [
-        _moment(
+    uses = [
+        _use(
             held,
             "at the end of the forward pass",
             activations=kept + tokens * passing + _pixels(job, rows),
             gradients=before,
         ),
-        _moment(
+        _use(
             held,
             "in the last layer",
             activations=kept + current,
             gradients=(before or done) + waiting,
         ),
-        _moment(
+        _use(
             held,
             "in the first layer",
             activations=tokens * _state(job) + current + images,
             gradients=(before or layers + done) + waiting,
         ),
-        _moment(held, "in the embedding", gradients=4.0 * trained + joining),
+        _use(held, "in the embedding", gradients=4.0 * trained + joining),
     ]
     tower = job.shape.tower
     if images and tower:
@@ -325,18 +323,18 @@ def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -
         per_patch = recomputed + job.bytes * (2 * tower.intermediate + tower.hidden)
         current = _patches(job, rows) * per_patch + tokens * _state(job)
         trained_tower = 4.0 * job.tower_trained
-        moments += [
-            _moment(
+        uses += [
+            _use(
                 held,
                 "in the vision tower's last block",
                 activations=images + current,
                 gradients=(before or layers + done) + waiting,
             ),
-            _moment(
+            _use(
                 held,
                 "in the vision tower's first block",
                 activations=current,
                 gradients=(before or layers + done + trained_tower) + waiting,
             ),
         ]
-    return moments
+    return uses

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from rich.console import Console
@@ -12,12 +13,12 @@ from rich.text import Text
 
 from segcredit.config import Recipe
 from segcredit.plan import timing
-from segcredit.plan.job import GPUS, Gpu, Job, job_of, lengths_of, parse_gpus, present_gpus
+from segcredit.plan.job import GPUS, Job, job_of, lengths_of, parse_gpus, present_gpus
 from segcredit.plan.memory import (
     CONTEXT,
     FRAGMENTED,
     PARTS,
-    Moment,
+    MemoryUse,
     between,
     fits,
     memory,
@@ -30,26 +31,96 @@ from segcredit.plan.timing import seconds
 SMALLEST_MICRO = 256
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Changed settings and their predicted cost."""
+GIB = 2.0**30
 
-    changes: dict[str, bool | int]
-    """Values by recipe key."""
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted memory and time of one training step."""
+
     job: Job
-    peak: float
-    """Bytes on each GPU."""
-    fits: bool
-    seconds: float
-    """Time of a step."""
+    changes: dict[str, bool | int] = field(default_factory=dict)
+    """Settings by recipe key that differ from those that were asked for."""
+    trials: "list[Prediction]" = field(default_factory=list)
+    """Predictions with changed settings until one fits; empty if none is needed."""
+    larger: "Prediction | None" = None
+    """If no change suffices: the smallest GPU that fits, and the settings to change on it."""
+
+    @cached_property
+    def memory(self) -> dict[str, MemoryUse]:
+        """Peak of each phase on each GPU."""
+        return memory(self.job)
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Time of each phase."""
+        return seconds(self.job)
+
+    @property
+    def peak(self) -> float:
+        """Bytes on each GPU."""
+        return max(x.total for x in self.memory.values())
+
+    @property
+    def between(self) -> float:
+        """Bytes held on each GPU between the phases."""
+        return between(self.job)
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds.values())
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether every phase fits."""
+        return fits(self.job)
+
+    @property
+    def over(self) -> list[str]:
+        """Phases that do not fit."""
+        return over(self.job)
 
     @property
     def settings(self) -> list[str]:
         """The changes as command-line overrides."""
         return [f"{key}={str(value).lower()}" for key, value in self.changes.items()]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers for JSON, in GiB and seconds."""
+        job, gpu = self.job, self.job.gpu
+        return {
+            "model": {
+                "class": job.shape.kind,
+                "parameters": job.shape.parameters,
+                "critic_parameters": job.shape.critic_parameters if job.critic else 0,
+                "adapter_parameters": job.adapter.numbers if job.adapter else 0,
+                "reference": job.reference,
+                "vision_parameters": job.shape.tower.parameters if job.shape.tower else 0,
+            },
+            "gpus": {"name": gpu.name, "count": job.gpus, "memory_gib": gpu.memory},
+            "memory_gib": {
+                name: {part: _gib(x) for part, x in use.parts.items()}
+                | {"total": _gib(use.total), "when": use.when}
+                for name, use in self.memory.items()
+            },
+            "between_phases_gib": _gib(self.between),
+            "peak_gib": _gib(self.peak),
+            "fits": self.fits,
+            "over": self.over,
+            "seconds": {name: round(x, 3) for name, x in self.seconds.items()}
+            | {"step": round(self.step, 3)},
+            "steps": job.steps,
+            "assumptions": assumptions(job),
+            "warnings": warnings(job),
+            "advice": [_as_dict(x) for x in self.trials],
+            "larger_gpu": None
+            if self.larger is None
+            else {"name": self.larger.job.gpu.name, "settings": self.larger.settings},
+        }
 
-def advise(job: Job) -> list[Trial]:
+
+def advise(job: Job) -> list[Prediction]:
     """Try changes until one fits, cheapest first; the best is last. Empty if the job fits.
 
     Smaller micro-batches cost little unless they are tiny, gradient checkpointing a third more
@@ -59,11 +130,11 @@ def advise(job: Job) -> list[Trial]:
     """
     if fits(job):
         return []
-    tried: list[Trial] = []
+    tried: list[Prediction] = []
     for start in _with_switches(job):
         trial = _trial(job, _smaller_micro(start))
         found = tried[-1] if tried and tried[-1].fits else None
-        faster = found is None or (trial.fits and trial.seconds < found.seconds)
+        faster = found is None or (trial.fits and trial.step < found.step)
         if trial.changes and faster:
             tried.append(trial)
         if trial.fits and "update.tokens_per_micro" not in trial.changes:
@@ -80,17 +151,14 @@ def advise(job: Job) -> list[Trial]:
     return tried
 
 
-def large_enough(job: Job) -> tuple[Gpu, Trial | None] | None:
+def large_enough(job: Job) -> Prediction | None:
     """Find the smallest GPU of the table that fits, and the settings to change on it."""
     for gpu in sorted(GPUS.values(), key=lambda x: x.memory):
-        if gpu.memory <= job.gpu.memory:
-            continue
-        there = replace(job, gpu=gpu)
-        if fits(there):
-            return gpu, None
-        last = advise(there)[-1:]
-        if last and last[0].fits:
-            return gpu, last[0]
+        if gpu.memory > job.gpu.memory:
+            there = replace(job, gpu=gpu)
+            best = [Prediction(there), *advise(there)][-1]
+            if best.fits:
+                return best
     return None
 
 
@@ -128,7 +196,7 @@ def _later_peak(job: Job) -> float:
     return max(x.total for name, x in memory(job).items() if name != "sample")
 
 
-def _trial(asked: Job, job: Job) -> Trial:
+def _trial(asked: Job, job: Job) -> Prediction:
     keys = {
         "update.tokens_per_micro": "tokens_per_micro",
         "memory.recompute_activations": "recompute",
@@ -140,8 +208,7 @@ def _trial(asked: Job, job: Job) -> Trial:
         for key, name in keys.items()
         if getattr(job, name) != getattr(asked, name)
     }
-    peak = max(x.total for x in memory(job).values())
-    return Trial(changes, job, peak, fits(job), sum(seconds(job).values()))
+    return Prediction(job, changes)
 
 
 def assumptions(job: Job) -> list[str]:
@@ -210,102 +277,24 @@ def warnings(job: Job) -> list[str]:
     return lines
 
 
-GIB = 2.0**30
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Predicted memory and time of one training step."""
-
-    job: Job
-    memory: dict[str, Moment]
-    """Peak of each phase on each GPU."""
-    between: float
-    """Bytes held on each GPU between the phases."""
-    seconds: dict[str, float]
-    """Time of each phase."""
-    fits: bool
-    over: list[str]
-    """Phases that do not fit."""
-    trials: list[Trial] = field(default_factory=list)
-    """Changed settings until one fits; empty if none is needed."""
-    larger: tuple[Gpu, Trial | None] | None = None
-    """If no change suffices: the smallest GPU that fits."""
-
-    @property
-    def peak(self) -> float:
-        """Bytes on each GPU."""
-        return max(x.total for x in self.memory.values())
-
-    @property
-    def step(self) -> float:
-        """Seconds of a step."""
-        return sum(self.seconds.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers for JSON, in GiB and seconds."""
-        job, gpu = self.job, self.job.gpu
-        return {
-            "model": {
-                "class": job.shape.kind,
-                "parameters": job.shape.parameters,
-                "critic_parameters": job.shape.critic_parameters if job.critic else 0,
-                "adapter_parameters": job.adapter.numbers if job.adapter else 0,
-                "reference": job.reference,
-                "vision_parameters": job.shape.tower.parameters if job.shape.tower else 0,
-            },
-            "gpus": {"name": gpu.name, "count": job.gpus, "memory_gib": gpu.memory},
-            "memory_gib": {
-                name: {part: _gib(x) for part, x in moment.parts.items()}
-                | {"total": _gib(moment.total), "when": moment.when}
-                for name, moment in self.memory.items()
-            },
-            "between_phases_gib": _gib(self.between),
-            "peak_gib": _gib(self.peak),
-            "fits": self.fits,
-            "over": self.over,
-            "seconds": {name: round(x, 3) for name, x in self.seconds.items()}
-            | {"step": round(self.step, 3)},
-            "steps": job.steps,
-            "assumptions": assumptions(job),
-            "warnings": warnings(job),
-            "advice": [_as_dict(x) for x in self.trials],
-            "larger_gpu": None
-            if self.larger is None
-            else {
-                "name": self.larger[0].name,
-                "settings": self.larger[1].settings if self.larger[1] else [],
-            },
-        }
-
-
 def _gib(x: float) -> float:
     return round(x / GIB, 3)
 
 
-def _as_dict(trial: Trial) -> dict[str, Any]:
+def _as_dict(trial: Prediction) -> dict[str, Any]:
     return {
         "settings": trial.settings,
         "peak_gib": _gib(trial.peak),
         "fits": trial.fits,
-        "step_seconds": round(trial.seconds, 3),
+        "step_seconds": round(trial.step, 3),
     }
 
 
 def predict(job: Job) -> Prediction:
     """Predict memory and time, and advise if it does not fit."""
     trials = advise(job)
-    enough = fits(job) or bool(trials and trials[-1].fits)
-    return Prediction(
-        job=job,
-        memory=memory(job),
-        between=between(job),
-        seconds=seconds(job),
-        fits=fits(job),
-        over=over(job),
-        trials=trials,
-        larger=None if enough else large_enough(job),
-    )
+    enough = [Prediction(job), *trials][-1].fits
+    return Prediction(job, trials=trials, larger=None if enough else large_enough(job))
 
 
 def plan(
@@ -374,7 +363,7 @@ def _memory(found: Prediction) -> Table:
     for name in found.memory:
         table.add_column(name, justify="right")
     for part in PARTS:
-        amounts = [moment.parts[part] for moment in found.memory.values()]
+        amounts = [use.parts[part] for use in found.memory.values()]
         if any(round(x / GIB, 2) for x in amounts):
             table.add_row(_NAMES.get(part, part), *(_amount(x) for x in amounts))
     table.add_section()
@@ -426,10 +415,10 @@ def _verdict(found: Prediction, recipe: str, overrides: Sequence[str]) -> Iterat
     yield from _alternatives(found)
 
 
-def _trial_line(trial: Trial) -> str:
+def _trial_line(trial: Prediction) -> str:
     verdict = "fits" if trial.fits else "not enough"
     line = f"  {' '.join(trial.settings)}: {trial.peak / GIB:.1f} GiB, {verdict}"
-    return f"{line}; a step {trial.seconds:,.0f} s"
+    return f"{line}; a step {trial.step:,.0f} s"
 
 
 def _alternatives(found: Prediction) -> Iterator[tuple[str, str]]:
@@ -438,9 +427,9 @@ def _alternatives(found: Prediction) -> Iterator[tuple[str, str]]:
     if found.larger is None:
         yield "no GPU of the table fits it: choose a smaller model", ""
     else:
-        gpu, trial = found.larger
-        change = f" with {' '.join(trial.settings)}" if trial else ""
-        yield f"the smallest GPU of the table that fits: {gpu.name}{change}", ""
+        name, settings = found.larger.job.gpu.name, " ".join(found.larger.settings)
+        change = f" with {settings}" if settings else ""
+        yield f"the smallest GPU of the table that fits: {name}{change}", ""
     others = {
         "model.lora={}": job.adapter is None,
         "model.freeze_vision=true": job.shape.tower is not None and not job.tower_frozen,

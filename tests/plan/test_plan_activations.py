@@ -11,16 +11,16 @@ from segcredit.config import OptimizerSettings
 from segcredit.models import Critic, Policy
 from segcredit.models.layers import recompute_activations
 from segcredit.plan import memory
-from segcredit.plan.memory import Moment
+from segcredit.plan.memory import MemoryUse
 from segcredit.train.optim import Optimizer
 from segcredit.types import Rollouts
 
 ABOVE = ("gradients", "activations", "logits")
 
 
-def above(moment: Moment) -> float:
+def above(use: MemoryUse) -> float:
     """Beside models, optimizers and workspace."""
-    return sum(moment.parts[name] for name in ABOVE)
+    return sum(use.parts[name] for name in ABOVE)
 
 
 def tensors(model: torch.nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
