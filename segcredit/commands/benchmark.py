@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segcredit.commands.output import TrustRun, exit_codes, quiet_libraries
+from segcredit.commands.output import (
+    Engine,
+    MaxTokens,
+    ModelFamily,
+    Seed,
+    Template,
+    TopP,
+    TrustRun,
+    exit_codes,
+    quiet_libraries,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,16 +76,8 @@ def benchmark(
             help="Sampling temperature; 0: greedy.", min=0, show_default="the run's, or 1.0"
         ),
     ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Top-p sampling.", min=0.01, max=1, show_default="the run's, or 1.0"),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum response length in tokens.", min=1, show_default="the run's, or 2048"
-        ),
-    ] = None,
+    top_p: TopP = None,
+    max_tokens: MaxTokens = None,
     instruction: Annotated[
         str | None,
         typer.Option(
@@ -83,26 +85,9 @@ def benchmark(
             show_default="think first, then \\boxed{}",
         ),
     ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt for a base model without a chat template, with {question} in it.",
-            show_default="the run's",
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="hf, vllm, or your own engine (file.py:Name).", show_default="the run's, or hf"
-        ),
-    ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            help="Model family: a built-in name, or your own (file.py:Name).",
-            show_default="the run's, or by the model's type",
-        ),
-    ] = None,
+    template: Template = None,
+    engine: Engine = None,
+    family: ModelFamily = None,
     limit: Annotated[
         int | None, typer.Option(help="Number of questions per set.", min=1, show_default="all")
     ] = None,
@@ -123,7 +108,7 @@ def benchmark(
     judge_model: Annotated[
         str | None, typer.Option(help="Model of the judge.", show_default="the server's first")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    seed: Seed = 0,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segcredit.commands.output import AllowOutside, TrustRun, exit_codes, quiet_libraries
+from segcredit.commands.output import (
+    AllowOutside,
+    Engine,
+    MaxTokens,
+    ModelFamily,
+    Seed,
+    Template,
+    TopP,
+    TrustRun,
+    exit_codes,
+    quiet_libraries,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,44 +75,19 @@ def evaluate(
         float | None,
         typer.Option(help="Sampling temperature.", min=0.01, show_default="the run's, or 1.0"),
     ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Top-p sampling.", min=0.01, max=1, show_default="the run's, or 1.0"),
-    ] = None,
+    top_p: TopP = None,
     greedy: Annotated[
         bool | None,
         typer.Option(
             "--greedy/--no-greedy", help="Also evaluate the greedy response.", show_default="yes"
         ),
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum response length in tokens.", min=1, show_default="the run's, or 2048"
-        ),
-    ] = None,
+    max_tokens: MaxTokens = None,
     suffix: Annotated[str | None, typer.Option(help="Text appended to each question.")] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt for a base model without a chat template, with {question} in it.",
-            show_default="the run's",
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="hf, vllm, or your own engine (file.py:Name).", show_default="the run's, or hf"
-        ),
-    ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            help="Model family: a built-in name, or your own (file.py:Name).",
-            show_default="the run's, or by the model's type",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    template: Template = None,
+    engine: Engine = None,
+    family: ModelFamily = None,
+    seed: Seed = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write all responses to this jsonl file.")
     ] = None,

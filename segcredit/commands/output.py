@@ -26,6 +26,37 @@ SkipBadRows = Annotated[
 AllowOutside = Annotated[
     bool, typer.Option("--allow-outside", help="Allow image paths outside the data folder.")
 ]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Top-p sampling.", min=0.01, max=1, show_default="the run's, or 1.0"),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Maximum response length in tokens.", min=1, show_default="the run's, or 2048"
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        help="Prompt for a base model without a chat template, with {question} in it.",
+        show_default="the run's",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="hf, vllm, or your own engine (file.py:Name).", show_default="the run's, or hf"
+    ),
+]
+ModelFamily = Annotated[
+    str | None,
+    typer.Option(
+        help="Model family: a built-in name, or your own (file.py:Name).",
+        show_default="the run's, or by the model's type",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Random seed.", min=0)]
 
 
 class LastingStream:
