@@ -208,6 +208,7 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Write the tables in all formats, and show them."""
+    from segcredit.benchmarks.page import write_page
     from segcredit.benchmarks.table import FORMATS, ModelScores, make_tables
     from segcredit.runlog.files import write_text_atomically
 
@@ -219,6 +220,7 @@ def _finish(
     tables = make_tables(scores, numbers)
     for suffix, write in FORMATS.items():
         write_text_atomically(folder / f"table.{suffix}", write(tables))
+    page = write_page(folder / "report.html", results, tables)
     if as_json:
         typer.echo(FORMATS["json"](tables), nl=False)
     else:
@@ -226,7 +228,8 @@ def _finish(
             console.print(_drawn(table))
         for line in _details(results):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"results  {folder}", markup=False, highlight=False, soft_wrap=True)
+    for line in (f"results  {folder}", f"answers  {page}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table_names(models: Sequence[str]) -> list[str]:

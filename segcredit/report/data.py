@@ -286,11 +286,18 @@ def as_data_uri(run: Path, name: str) -> str | None:
     """Encode an image again, as PNG or JPEG; None if it is no image inside the run directory."""
     try:
         path = (run / name).resolve()
-        if not path.is_relative_to(run.resolve()) or not path.is_file():
-            return None
-        picture = open_image(path)
-    except (ImageError, OSError, ValueError, RuntimeError):
-        return None  # also: an impossible file name, or symbolic links in a loop
+        inside = path.is_relative_to(run.resolve()) and path.is_file()
+    except (OSError, ValueError, RuntimeError):
+        return None  # an impossible file name, or symbolic links in a loop
+    return picture_uri(path) if inside else None
+
+
+def picture_uri(source: bytes | Path) -> str | None:
+    """Encode a small copy of an image as PNG or JPEG; None if it is no image."""
+    try:
+        picture = open_image(source)
+    except (ImageError, OSError):
+        return None
     picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     few = picture.getcolors(512) is not None  # probably a drawing: PNG is smaller, and exact
     encoded = {kind: _encode(picture, kind) for kind in (("png", "jpeg") if few else ("jpeg",))}

@@ -39,15 +39,28 @@ class Figure:
 
 
 def script() -> str:
-    """Join all of the page's JavaScript in one function scope."""
-    parts = [(_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
+    """Join all of the page's JavaScript."""
+    return in_one_scope([static_text(f"{name}.js") for name in SCRIPTS])
+
+
+def static_text(name: str) -> str:
+    """Read a file of the page."""
+    return (_STATIC / name).read_text(encoding="utf-8")
+
+
+def in_one_scope(parts: Sequence[str]) -> str:
+    """Join JavaScript files in one function scope."""
     return '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 def policy(live: bool) -> str:
-    """Return the content security policy: run this script, show embedded images, nothing else."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    connect = "'self'" if live else "'none'"
+    """Return the content security policy of the page; a live page loads new numbers."""
+    return content_policy(script(), "'self'" if live else "'none'")
+
+
+def content_policy(code: str, connect: str = "'none'") -> str:
+    """Return a policy that runs this script, shows embedded images, and allows nothing else."""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
@@ -63,22 +76,28 @@ def render_page(
     live: bool = False,
 ) -> str:
     """Render the HTML; the overview comes first, so it shows before the responses are parsed."""
-    frame = (_STATIC / "page.html").read_text(encoding="utf-8")
+    frame = static_text("page.html")
     parts = {
         "POLICY": html.escape(policy(live)),
         "TITLE": html.escape(title),
-        "STYLE": (_STATIC / "page.css").read_text(encoding="utf-8"),
+        "STYLE": static_text("page.css"),
         "FIGURES": "\n".join(_figure(x) for x in figures),
-        "OVERVIEW": _data("overview", to_json({**overview, "live": live})),
+        "OVERVIEW": data_element("overview", to_json({**overview, "live": live})),
         "SCRIPT": f"<script>{script()}</script>",
-        "ROWS": "\n".join(_data(part.name, part.json) for part in rows),
-        "IMAGES": _data("images", to_json(images or {})),
+        "ROWS": "\n".join(data_element(part.name, part.json) for part in rows),
+        "IMAGES": data_element("images", to_json(images or {})),
     }
+    return fill_frame(frame, parts)
+
+
+def fill_frame(frame: str, parts: Mapping[str, str]) -> str:
+    """Replace every ``%%NAME%%`` of an HTML frame."""
     pieces = frame.split("%%")
     return "".join(parts[x] if number % 2 else x for number, x in enumerate(pieces))
 
 
-def _data(name: str, content: str) -> str:
+def data_element(name: str, content: str) -> str:
+    """Embed JSON in a page, to be read by its script."""
     return f'<script type="application/json" id="{html.escape(name)}">{content}</script>'
 
 
