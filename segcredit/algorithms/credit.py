@@ -1,16 +1,18 @@
 """Credit estimators: from rollouts and token rewards to advantages over units."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from segcredit.columns import BASELINE, PARENT, VALUE, Continuations, Needs
+from segcredit.columns import BASELINE, ENTROPY, PARENT, VALUE, Continuations, Needs
 from segcredit.core.advantages import (
     Credit,
     length_adaptive_lambda,
+    return_to_go,
+    rewards_before,
     segment_gae,
     terminal_reward,
     value_difference,
@@ -25,7 +27,8 @@ from segcredit.core.checks import (
 from segcredit.core.group import Std, check_std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.segments import Segments, ValueAt, check_value_at
 from segcredit.core.tracker import batch_normalise
-from segcredit.partition import Partition, Response
+from segcredit.partition import Partition, Response, Token
+from segcredit.partition.entropy import check_fraction, highest_in_batch
 from segcredit.types import MonteCarlo, Rollouts
 
 
@@ -264,6 +267,101 @@ class TrackedBaseline:
     def __call__(self, case: Case) -> Credit:
         baseline = case.rollouts.column("baseline", "TrackedBaseline")
         return _to_responses(batch_normalise(case.total_reward - baseline), case.segments)
+
+
+@dataclass(frozen=True)
+class SegmentBootstrap:
+    """GAE per token that bootstraps only where a segment ends (SAE, arXiv 2601.07320).
+
+    Â_t = δ_t + λ_t Â_{t+1} with λ_t = λ at the last token of a segment and 1 inside, γ = 1. Inside
+    a segment the values telescope: Â_t = R̂_m − (the segment's rewards before t) − V(s_t), with the
+    segment's target R̂_m. One token per segment gives GAE.
+    """
+
+    gamma: ClassVar[float] = 1.0
+    value_at: ClassVar[ValueAt] = "start"
+
+    over: Partition
+    lam: float
+    lam_critic: float | None = None
+    """λ of the value targets; None: ``lam``."""
+
+    def __post_init__(self) -> None:
+        require_unit_interval("lam", self.lam, "PPO uses 0.95.")
+        if self.lam_critic is not None:
+            require_unit_interval("lam_critic", self.lam_critic, "VC-PPO uses 1.0.")
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset({VALUE})
+
+    def __call__(self, case: Case) -> Credit:
+        value, mask = case.rollouts.column("value", "SegmentBootstrap"), case.rollouts.mask
+        earlier = rewards_before(case.reward, case.segments)
+
+        def target(lam: float) -> Tensor:
+            credit = segment_gae(case.reward, value, case.segments, self.gamma, lam)
+            assert credit.value_target is not None
+            return keep(mask, credit.value_target - earlier)
+
+        advantage = keep(mask, target(self.lam) - value)
+        critic = target(self.lam if self.lam_critic is None else self.lam_critic)
+        return Credit(advantage, critic, case.segments)
+
+
+@dataclass(frozen=True)
+class ReturnToGo:
+    """Sum of the rewards from each token on, without a baseline (REINFORCE++)."""
+
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_unit_interval("gamma", self.gamma, "Language tasks use 1.0.")
+
+    @property
+    def over(self) -> Partition:
+        return Token()
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset()
+
+    def __call__(self, case: Case) -> Credit:
+        total = return_to_go(case.segments.sum(case.reward), self.gamma)
+        return Credit(case.segments.spread(total), None, case.segments)
+
+
+@dataclass(frozen=True)
+class TopEntropyOnly:
+    """Credit of another estimator at the batch's tokens of highest entropy, 0 at the others.
+
+    The loss is proportional to the advantage, so the other tokens have no gradient, but they count
+    in the denominator of the mean (80/20, arXiv 2506.01939).
+    """
+
+    credit: CreditPart
+    fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+
+    @property
+    def compares_groups(self) -> bool:
+        return bool(getattr(self.credit, "compares_groups", False))
+
+    @property
+    def over(self) -> Partition:
+        return self.credit.over
+
+    @property
+    def needs(self) -> Needs:
+        return self.credit.needs | {ENTROPY}
+
+    def __call__(self, case: Case) -> Credit:
+        credit = self.credit(case)
+        entropy = case.rollouts.column("entropy", "TopEntropyOnly")
+        highest = highest_in_batch(entropy, case.rollouts.mask, self.fraction)
+        return replace(credit, advantage=keep(highest, credit.advantage))
 
 
 def _to_responses(advantage: Float[Tensor, " B"], segments: Segments) -> Credit:

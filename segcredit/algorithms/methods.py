@@ -15,6 +15,9 @@ from segcredit.algorithms.credit import (
     GroupZScore,
     LeaveOneOut,
     LengthAdaptiveGAE,
+    ReturnToGo,
+    SegmentBootstrap,
+    TopEntropyOnly,
     TrackedBaseline,
     TreeDifference,
     ValueDifference,
@@ -27,6 +30,8 @@ from segcredit.algorithms.objective import (
     BoundaryMSE,
     Clamp,
     Clipped,
+    ClippedInsideMean,
+    ClippedWeight,
     ConstantMean,
     GeometricMean,
     LogProb,
@@ -38,6 +43,7 @@ from segcredit.algorithms.objective import (
     ReduceBy,
     ResponseMean,
     RewardKL,
+    SoftGate,
     TokenMean,
     TokenRatio,
     TokenwiseGeometricMean,
@@ -48,7 +54,7 @@ from segcredit.algorithms.objective import (
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.restem import restem
 from segcredit.core.group import Std
-from segcredit.core.losses import k3
+from segcredit.core.losses import k2, k3
 from segcredit.core.segments import ValueAt
 from segcredit.partition import (
     Newline,
@@ -440,6 +446,174 @@ def single_stream_spo(
     )
 
 
+def grpo_trl(clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.0) -> PolicyGradient:
+    """GRPO with the defaults of TRL 1.16's ``GRPOConfig``: its ``loss_type`` is "dapo".
+
+    Mean over all tokens of the batch, sample deviation + 1e-4, no KL (β = 0), no dual clip.
+    """
+    return grpo(eps=1e-4, clip=clip, kl=kl, reduce="token")
+
+
+def dapo(
+    clip: tuple[float, float] = (0.2, 0.28), dual_clip: float | None = 10.0, eps: float = 1e-6
+) -> PolicyGradient:
+    """DAPO (arXiv 2503.14476): token mean, higher upper clip, no KL.
+
+    ε: the paper; dual clip 10, log-ratios within ±20 and the deviation: its recipe on verl. Its
+    other half, dynamic sampling and the soft over-long penalty, are settings of the run.
+    """
+    return grpo(eps=eps, clip=clip, kl=0.0, reduce="token", dual_clip=dual_clip, limit=20.0)
+
+
+def dr_grpo(
+    max_tokens: int = 3000, clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.0
+) -> PolicyGradient:
+    """Dr. GRPO (arXiv 2503.20783): rewards only centered, sums divided by a constant length.
+
+    Without the deviation no prompt counts more for being easy or hard; without each response's
+    own length, long wrong answers are not favored.
+
+    Args:
+        max_tokens: The constant; its code uses the response limit, 3000. Set it to yours
+            (``rollout.max_tokens``): it scales the loss and nothing else.
+    """
+    mean = ConstantMean(float(max_tokens))
+    return PolicyGradient(
+        credit=GroupZScore(std="none"),
+        ratio=TokenRatio(),
+        surrogate=Clipped(*clip),
+        reduce=mean,
+        terms=(LossKL(kl, reduce=mean),) if kl else (),
+    )
+
+
+def cispo(
+    weight: tuple[float, float] = (0.0, 5.0), kl: float = 0.0, eps: float = 1e-6
+) -> PolicyGradient:
+    """CISPO (MiniMax-M1, arXiv 2506.13585): REINFORCE with clipped, constant importance weights.
+
+    A clipped token keeps its gradient, unlike in PPO.
+
+    Args:
+        weight: Lower and upper bound of π_θ / π_old. The paper has no lower bound and does not
+            report the upper one; 5 is what ScaleRL recommends and TRL documents.
+    """
+    return PolicyGradient(
+        credit=GroupZScore(eps=eps),
+        ratio=TokenRatio(),
+        surrogate=ClippedWeight(*weight),
+        reduce=TokenMean(),
+        terms=(LossKL(kl, reduce=TokenMean()),) if kl else (),
+    )
+
+
+def gmpo(
+    clip: tuple[float, float] = (0.4, 0.4), kl: float = 0.0, partition: Partition | None = None
+) -> PolicyGradient:
+    """Geometric-Mean Policy Optimization (arXiv 2507.20673).
+
+    The loss is the geometric mean of a response's ratios, each clipped to (e^−.4, e^.4) first.
+    ``partition`` takes the mean over segments instead of the response; that is ours.
+    """
+    return PolicyGradient(
+        credit=GroupZScore(),
+        ratio=GeometricMean(over=partition or Response()),
+        surrogate=ClippedInsideMean(*clip),
+        reduce=ResponseMean(),
+        terms=(LossKL(kl),) if kl else (),
+    )
+
+
+def soft_adaptive(
+    positive: float = 1.0, negative: float = 1.05, kl: float = 0.0, eps: float = 1e-6
+) -> PolicyGradient:
+    """Soft Adaptive Policy Optimization (Qwen, arXiv 2511.20347); "SAPO" in verl and TRL.
+
+    A sigmoid of the token's ratio replaces the clip; τ 1.0 for Â > 0 and 1.05 else.
+    """
+    return PolicyGradient(
+        credit=GroupZScore(eps=eps),
+        ratio=TokenRatio(),
+        surrogate=SoftGate(positive, negative),
+        reduce=ResponseMean(),
+        terms=(LossKL(kl),) if kl else (),
+    )
+
+
+def high_entropy(
+    fraction: float = 0.2,
+    clip: tuple[float, float] = (0.2, 0.28),
+    dual_clip: float | None = 10.0,
+    eps: float = 1e-6,
+) -> PolicyGradient:
+    """The 80/20 rule (arXiv 2506.01939): DAPO with a gradient only on high-entropy tokens.
+
+    The top 20 % are those of the rollout batch, by the entropy under π_old; the mean is still over
+    all tokens. TRL selects per micro-batch, by the entropy of the policy being trained.
+    """
+    base = dapo(clip, dual_clip, eps)
+    return replace(base, credit=TopEntropyOnly(base.credit, fraction))
+
+
+def reinforce_pp(
+    gamma: float = 1.0, clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.01
+) -> PolicyGradient:
+    """REINFORCE++ (arXiv 2501.03262): PPO without a critic, normalized over the whole batch.
+
+    Each token's advantage is its return, with the KL (k1) in the reward, whitened over the batch.
+    KL .01, clip .2, token mean and log-ratios within ±20 are OpenRLHF's, its authors' library.
+    """
+    return PolicyGradient(
+        credit=ReturnToGo(gamma),
+        ratio=TokenRatio(limit=20.0),
+        surrogate=Clipped(*clip),
+        reduce=TokenMean(),
+        kl=RewardKL(kl) if kl else None,
+        adjust=(Whiten(),),
+    )
+
+
+def reinforce_pp_baseline(
+    clip: tuple[float, float] = (0.2, 0.2), kl: float = 1e-5
+) -> PolicyGradient:
+    """REINFORCE++ with the group's mean as baseline, then normalized over the batch.
+
+    KL as a k2 loss, 1e-5, as in OpenRLHF's train_reinforce_baseline scripts.
+    """
+    return PolicyGradient(
+        credit=GroupZScore(std="none"),
+        ratio=TokenRatio(limit=20.0),
+        surrogate=Clipped(*clip),
+        reduce=TokenMean(),
+        adjust=(Whiten(),),
+        terms=(LossKL(kl, k2, TokenMean()),) if kl else (),
+    )
+
+
+def sae(
+    threshold: float = 0.2,
+    lam: float = 0.95,
+    lam_critic: float | None = None,
+    clip: tuple[float, float] = (0.2, 0.2),
+    kl: float = 0.001,
+    partition: Partition | None = None,
+) -> PolicyGradient:
+    """Segmental Advantage Estimation (arXiv 2601.07320): PPO that bootstraps only at segment ends.
+
+    Segments begin at tokens with π_old < ``threshold``; advantages, ratios and the critic stay
+    per token. One token per segment is :func:`ppo`.
+
+    Built from the paper's abstract and description, without its code. Guessed: the threshold, λ,
+    and that everything else is our PPO's.
+    """
+    units = partition or ProbabilityCutpoints(threshold, every=1)
+    return replace(
+        ppo(lam, 1.0, clip, kl),
+        credit=SegmentBootstrap(units, lam, lam_critic),
+        critic=replace(VERL_CRITIC, everywhere=True),
+    )
+
+
 ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
     "method",
     {
@@ -453,7 +627,17 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
         "grpo_verl": grpo_verl,
         "grpo_deepseekmath": grpo_deepseekmath,
         "grpo_spo": grpo_spo,
+        "grpo_trl": grpo_trl,
+        "dapo": dapo,
+        "dr_grpo": dr_grpo,
+        "cispo": cispo,
+        "gmpo": gmpo,
         "gspo": gspo,
+        "soft_adaptive": soft_adaptive,
+        "high_entropy": high_entropy,
+        "reinforce_pp": reinforce_pp,
+        "reinforce_pp_baseline": reinforce_pp_baseline,
+        "sae": sae,
         "rloo": rloo,
         "rloo_reinforce": rloo_reinforce,
         "rloo_spo": rloo_spo,

@@ -170,6 +170,109 @@ class Unclipped:
 
 
 @runtime_checkable
+class LogProbSurrogate(Protocol):
+    """Surrogate loss per token that ratio and advantage alone do not determine."""
+
+    def from_log_probs(
+        self,
+        logp: Float[Tensor, "B T"],
+        logp_old: Float[Tensor, "B T"],
+        advantage: Float[Tensor, "B T"],
+        segments: Segments,
+    ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
+        """Compute the loss of each token, and metrics; ``segments`` are the units of the ratio."""
+        ...
+
+
+@dataclass(frozen=True)
+class SoftGate:
+    """−4/τ σ(τ (ρ − 1)) Â: a smooth gate in place of the clip (Qwen's soft adaptive SAPO).
+
+    At ρ = 1 its gradient is that of −ρ Â; it vanishes as ρ moves away, on both sides.
+    """
+
+    positive: float = 1.0
+    """τ of tokens with Â > 0."""
+    negative: float = 1.05
+    """τ of the others; larger, so that they fade faster."""
+
+    def __post_init__(self) -> None:
+        require_positive("positive", self.positive, "Qwen's SAPO uses 1.0.")
+        require_positive("negative", self.negative, "Qwen's SAPO uses 1.05.")
+
+    def __call__(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        tau = torch.where(advantage > 0, self.positive, self.negative).to(ratio.dtype)
+        return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantage
+
+    def metrics(
+        self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        return {"ratio": ratio}
+
+
+@dataclass(frozen=True)
+class ClippedWeight:
+    """−clip(ρ, low, high) Â log π with a constant weight: no token loses its gradient (CISPO)."""
+
+    low: float = 0.0
+    high: float = 5.0
+
+    def __post_init__(self) -> None:
+        require_at_least("low", self.low, 0.0, "0 is no lower bound.")
+        if not self.low < self.high:
+            raise ValueError(
+                f"the bounds of CISPO's weight must be 0 ≤ low < high; got {self.low} and "
+                f"{self.high}. They are ratios, not distances from 1: 1 + ε is a high of 1.2."
+            )
+
+    def from_log_probs(
+        self,
+        logp: Float[Tensor, "B T"],
+        logp_old: Float[Tensor, "B T"],
+        advantage: Float[Tensor, "B T"],
+        segments: Segments,
+    ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
+        ratio = token_ratio(logp.detach(), logp_old, segments.token_mask)
+        weight = ratio.clamp(self.low, self.high)
+        clipped = (weight != ratio).to(ratio.dtype)
+        loss = -weight * advantage * keep(segments.token_mask, logp)
+        return loss, {"ratio": ratio, "clip_fraction": clipped}
+
+
+@dataclass(frozen=True)
+class ClippedInsideMean:
+    """−Â exp(mean of clipped log-ratios): each token is clipped, then the unit averaged (GMPO).
+
+    The clip is PPO's, on log-ratios: from above where Â > 0, from below where Â < 0.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+
+    def __post_init__(self) -> None:
+        require_positive("low", self.low, "GMPO uses 0.4.")
+        require_positive("high", self.high, "GMPO uses 0.4.")
+
+    def from_log_probs(
+        self,
+        logp: Float[Tensor, "B T"],
+        logp_old: Float[Tensor, "B T"],
+        advantage: Float[Tensor, "B T"],
+        segments: Segments,
+    ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
+        mask = segments.token_mask
+        log_ratio = keep(mask, logp) - keep(mask, logp_old)
+        inside = torch.where(
+            advantage > 0, log_ratio.clamp(max=self.high), log_ratio.clamp(min=-self.low)
+        )
+        ratio = keep(mask, segments.spread(segments.mean(inside).exp()))
+        clipped = (inside != log_ratio).to(ratio.dtype)
+        return -ratio * advantage, {"ratio": ratio.detach(), "clip_fraction": clipped}
+
+
+@runtime_checkable
 class Adjustment(Protocol):
     """Transformation of the advantages before the loss, such as whitening."""
 

@@ -6,12 +6,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.algorithms.credit import GAE, Case, CreditPart, LengthAdaptiveGAE
+from segcredit.algorithms.credit import (
+    GAE,
+    Case,
+    CreditPart,
+    LengthAdaptiveGAE,
+    SegmentBootstrap,
+)
 from segcredit.algorithms.objective import (
     Adjustment,
     BoundaryMSE,
     Clipped,
+    ConstantMean,
     GeometricMean,
+    LogProbSurrogate,
     RatioPart,
     Reduction,
     RewardKL,
@@ -37,7 +45,7 @@ class PolicyGradient:
 
     credit: CreditPart
     ratio: RatioPart
-    surrogate: Surrogate
+    surrogate: Surrogate | LogProbSurrogate
     reduce: Reduction
     critic: BoundaryMSE | None = None
     kl: RewardKL | None = None
@@ -111,9 +119,10 @@ class PolicyGradient:
 
     def returns_only(self) -> "PolicyGradient":
         """Return the method with Monte-Carlo returns as value targets, to pretrain its critic."""
-        if not isinstance(self.credit, GAE | LengthAdaptiveGAE) or self.critic is None:
-            raise ValueError(f"this method has no critic to pretrain: {self!r}. Use one with GAE.")
         credit = self.credit
+        has_targets = isinstance(credit, GAE | LengthAdaptiveGAE | SegmentBootstrap)
+        if not has_targets or self.critic is None:
+            raise ValueError(f"this method has no critic to pretrain: {self!r}. Use one with GAE.")
         returns = GAE(credit.over, lam=1.0, gamma=credit.gamma, value_at=credit.value_at)
         return replace(self, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())
 
@@ -127,6 +136,8 @@ class PolicyGradient:
             )
         dtype = advantage.dtype
         shares = {"policy": self.reduce(batch.loss_mask, micro_batch, dtype)}
+        if isinstance(self.reduce, ConstantMean):  # not a mean, which metrics are
+            shares["metrics"] = shares["policy"] / shares["policy"].sum()
         if self.critic is not None:
             shares["value"] = self.critic.shares(_credit(batch), micro_batch)
         for term in self.terms:
@@ -169,11 +180,15 @@ class PolicyGradient:
             # the loss is proportional to the advantage, so this weights the token's term
             weighed = advantage if weight is None else advantage * weight
             return segment_policy_loss(logp, logp_old, weighed, segments, *clips, share)
-        ratio = self.ratio(logp, logp_old, segments)
-        surrogate = self.surrogate(ratio, advantage)
+        if isinstance(clip, LogProbSurrogate):
+            surrogate, watched = clip.from_log_probs(logp, logp_old, advantage, segments)
+        else:
+            ratio = ratio_part(logp, logp_old, segments)
+            surrogate = clip(ratio, advantage)
+            watched = clip.metrics(ratio.detach(), advantage)
         policy = weighted_sum(surrogate if weight is None else surrogate * weight, share)
-        watched = self.surrogate.metrics(ratio.detach(), advantage)
-        return policy, {name: weighted_sum(x, share) for name, x in watched.items()}
+        mean = batch.shares.get("metrics", share)
+        return policy, {name: weighted_sum(x, mean) for name, x in watched.items()}
 
 
 def _credit(batch: Batch) -> Credit:

@@ -363,6 +363,21 @@ def value_difference(
     return keep(known, reward + pad(value[:, 1:], (0, 1)) - value)
 
 
+@torch.no_grad()
+def return_to_go(reward: Float[Tensor, "B M"], gamma: float) -> Float[Tensor, "B M"]:
+    """Compute G_m = r_m + γ G_{m+1} over right-padded units (REINFORCE++)."""
+    require_unit_interval("gamma", gamma, "Language tasks use 1.0.")
+    return reverse_scan(reward.to(accumulation_dtype(reward)), gamma).to(reward.dtype)
+
+
+@torch.no_grad()
+def rewards_before(reward: Float[Tensor, "B T"], segments: Segments) -> Float[Tensor, "B T"]:
+    """Compute the sum of the rewards of each token's own segment before that token."""
+    exact = keep(segments.token_mask, reward).to(accumulation_dtype(reward))
+    before = exact.cumsum(dim=1) - exact
+    return (before - segments.spread(segments.at_start(before))).to(reward.dtype)
+
+
 def explained_variance(value: Float[Tensor, " N"], outcome: Float[Tensor, " N"]) -> float:
     """Compute 1 − Var(R − V) / Var(R), R the response's reward; 0 if all rewards are equal."""
     spread = outcome.double().var(correction=0)

@@ -1,5 +1,6 @@
 """Partitions at the highest-ranked tokens: by entropy (SAPO) or by changes of the value."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,6 +18,7 @@ from segcredit.core.checks import (
     keep,
     not_finite,
     positions,
+    require,
     require_mask,
     require_shape,
 )
@@ -97,6 +99,22 @@ def _by_kernel(entropy: Tensor, mask: Tensor, table: Tensor) -> Segments:
     # the kernel computes these too, so fill the cached properties
     segments.__dict__.update(start=start[:, :width], starts=starts)
     return segments
+
+
+def highest_in_batch(
+    entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], fraction: float
+) -> Bool[Tensor, "B T"]:
+    """True at the tokens whose H_t is at or above the batch's (1 − fraction) quantile.
+
+    Unlike :func:`most`, it compares the tokens of all responses with each other. The quantile is
+    TRL's (linear interpolation): of N tokens, N − ⌈(1 − fraction)(N − 1)⌉ are kept, and ties.
+    """
+    _check(entropy, mask, fraction, "entropy")
+    require(finite(mask, entropy=entropy))
+    ordered = entropy[mask].sort().values
+    if not len(ordered):
+        return mask
+    return mask & (entropy >= ordered[math.ceil((1 - fraction) * (len(ordered) - 1))])
 
 
 @lru_cache(maxsize=64)

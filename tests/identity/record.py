@@ -107,7 +107,14 @@ METHODS: dict[str, tuple[Any, Tree]] = {
     "grpo_verl": ("grpo_verl", GROUPS),
     "grpo_deepseekmath": ("grpo_deepseekmath", GROUPS),
     "grpo_spo": ("grpo_spo", GROUPS),
-    "gspo": ("gspo", GROUPS),
+    **{
+        name: (name, GROUPS)
+        for name in (
+            *("grpo_trl", "dapo", "dr_grpo", "cispo", "gmpo", "gspo", "soft_adaptive"),
+            *("high_entropy", "reinforce_pp", "reinforce_pp_baseline"),
+        )
+    },
+    "sae": ("sae", {}),
     "rloo": ("rloo", GROUPS),
     "rloo_reinforce": ("rloo_reinforce", GROUPS),
     "rloo_spo": ("rloo_spo", GROUPS),
@@ -121,7 +128,7 @@ METHODS: dict[str, tuple[Any, Tree]] = {
     "dvo": ({"name": "dvo", "samples": 2, "partition": UNITS}, {}),
 }
 """Every method with settings that fit a tiny run; test_identity.py holds the list complete."""
-CRITIC = {"sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo", "vapo"}
+CRITIC = {"sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo", "vapo", "sae"}
 PARTITIONS: tuple[Any, ...] = (
     "newline",
     "step",
