@@ -309,6 +309,10 @@ class SegmentBootstrap:
         return Credit(advantage, critic, case.segments)
 
 
+ValueCredit = GAE | LengthAdaptiveGAE | SegmentBootstrap
+"""Estimators that read values of a critic and make its targets."""
+
+
 @dataclass(frozen=True)
 class ReturnToGo:
     """Sum of the rewards from each token on, without a baseline (REINFORCE++)."""

@@ -6,13 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from segcredit.algorithms.credit import (
-    GAE,
-    Case,
-    CreditPart,
-    LengthAdaptiveGAE,
-    SegmentBootstrap,
-)
+from segcredit.algorithms.credit import GAE, Case, CreditPart, ValueCredit
 from segcredit.algorithms.objective import (
     Adjustment,
     BoundaryMSE,
@@ -120,8 +114,7 @@ class PolicyGradient:
     def returns_only(self) -> "PolicyGradient":
         """Return the method with Monte-Carlo returns as value targets, to pretrain its critic."""
         credit = self.credit
-        has_targets = isinstance(credit, GAE | LengthAdaptiveGAE | SegmentBootstrap)
-        if not has_targets or self.critic is None:
+        if not isinstance(credit, ValueCredit) or self.critic is None:
             raise ValueError(f"this method has no critic to pretrain: {self!r}. Use one with GAE.")
         returns = GAE(credit.over, lam=1.0, gamma=credit.gamma, value_at=credit.value_at)
         return replace(self, credit=returns, kl=None, terms=(), adjust=(), adjust_minibatch=())
