@@ -332,6 +332,7 @@ def _not_group(match: str, spec: str) -> Case:
     return refused(match, f"algorithm={{{spec}}}", recipe=GRPO)
 
 
+CONSTANT = r"algorithm\.reduce: verl averages over tokens or responses; got ConstantMean"
 GROUP: dict[str, dict[str, Case]] = {
     "grpo": {
         "std": _group("name: grpo, kl: 0, std: none", {"algorithm.norm_adv_by_std_in_grpo": False}),
@@ -357,6 +358,20 @@ GROUP: dict[str, dict[str, Case]] = {
     "grpo_deepseekmath": {
         "clip": _group("name: grpo_deepseekmath, kl: 0, clip: [0.1, 0.3]", CLIP),
         "kl": _not_group(CLAMPED, "name: grpo_deepseekmath, kl: 0.02"),
+    },
+    "grpo_trl": {
+        "clip": _not_group(r"algorithm\.eps: .*adds 1e-06", "name: grpo_trl, clip: [0.1, 0.3]"),
+        "kl": _not_group(r"algorithm\.eps: .*adds 1e-06", "name: grpo_trl, kl: 0.02"),
+    },
+    "dapo": {
+        "clip": _group("name: dapo, clip: [0.1, 0.3]", CLIP),
+        "dual_clip": _group("name: dapo, dual_clip: 4", {f"{ACTOR}.clip_ratio_c": 4.0}),
+        "eps": _not_group(r"algorithm\.eps: .*adds 1e-06", "name: dapo, eps: 1e-4"),
+    },
+    "dr_grpo": {
+        "max_tokens": _not_group(CONSTANT, "name: dr_grpo, max_tokens: 256"),
+        "clip": _not_group(CONSTANT, "name: dr_grpo, clip: [0.1, 0.3]"),
+        "kl": _not_group(CONSTANT, "name: dr_grpo, kl: 0.02"),
     },
 }
 """The same for the forms of GRPO that verl computes itself."""

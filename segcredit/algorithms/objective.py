@@ -263,7 +263,7 @@ class ClippedInsideMean:
         segments: Segments,
     ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
         mask = segments.token_mask
-        log_ratio = keep(mask, logp) - keep(mask, logp_old)
+        log_ratio = keep(mask, logp) - keep(mask, logp_old.detach())
         inside = torch.where(
             advantage > 0, log_ratio.clamp(max=self.high), log_ratio.clamp(min=-self.low)
         )

@@ -240,8 +240,8 @@ def _method_problems(recipe: Recipe) -> Iterator[str]:
     elif not _is_group_method(recipe.make_algorithm()):
         yield (
             f"algorithm: {name} does not run on verl. Those that do: {', '.join(METHODS)}; the "
-            f"forms of GRPO and RLOO that verl has itself (grpo, grpo_verl, rloo); and methods of "
-            f"your own (file.py:name) with GAE, a critic and a clipped surrogate"
+            f"forms of GRPO and RLOO that verl has itself (grpo, grpo_verl, dapo, rloo); and "
+            f"methods of your own (file.py:name) with GAE, a critic and a clipped surrogate"
         )
 
 
