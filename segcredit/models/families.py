@@ -239,7 +239,7 @@ class GeneralVision(VisionFamily):
     """Any other model of AutoModelForImageTextToText, read by its stock processor.
 
     Batches are padded and positions come from the model's own function. ProcessorCodec encodes
-    prompts (models/general.py).
+    prompts (models/general.py). Subclasses are models that tests cover.
     """
 
     name = "general"
@@ -289,6 +289,52 @@ class GeneralVision(VisionFamily):
                 f"family for it (docs/models.md)."
             )
         return found[:, 0]
+
+
+class InternVL(GeneralVision):
+    """InternVL 2.5, 3 and 3.5, in transformers' own format."""
+
+    name = "internvl"
+    model_types = ("internvl",)
+    packing = True
+
+
+class Idefics3(GeneralVision):
+    """Idefics3, SmolVLM and SmolVLM2."""
+
+    name = "idefics3"
+    model_types = ("idefics3", "smolvlm")
+    packing = True
+
+
+class LlavaOneVision(GeneralVision):
+    """LLaVA-OneVision."""
+
+    name = "llava_onevision"
+    model_types = ("llava_onevision",)
+    packing = True
+
+
+class Glm4V(GeneralVision):
+    """GLM-4.1V, dense."""
+
+    name = "glm4v"
+    model_types = ("glm4v",)
+    packing = True
+
+
+class Gemma3(GeneralVision):
+    """Gemma 3 with images: sliding windows, and attention in both directions within an image."""
+
+    name = "gemma3"
+    model_types = ("gemma3",)
+
+
+class Qwen3_5(GeneralVision):  # noqa: N801
+    """Qwen3.5 with images, dense: layers of linear attention between those of full attention."""
+
+    name = "qwen3_5"
+    model_types = ("qwen3_5",)
 
 
 class QwenVL(VisionFamily):
@@ -439,7 +485,13 @@ class Qwen3VL(QwenVL):
 
 FAMILIES: Registry[type[Family]] = Registry(
     "model family",
-    {x.name: x for x in (Qwen2, Llama, Qwen2_5VL, Qwen3VL, QwenVL, GeneralVision, Family)},
+    {
+        x.name: x
+        for x in (
+            *(Qwen2, Llama, Qwen2_5VL, Qwen3VL, QwenVL),
+            *(Qwen3_5, InternVL, Gemma3, Idefics3, LlavaOneVision, Glm4V, GeneralVision, Family),
+        )
+    },
     plural="model families",
 )
 """The families by name; ``FAMILIES["file.py:Name"]`` loads one of your own."""

@@ -336,8 +336,8 @@ class ProcessorCodec(Codec):
 def notice(model_type: str) -> None:
     """Warn once that models of this type are read by the general path."""
     warnings.warn(
-        f"no model family here describes models of type {printable(model_type)}, so its stock "
-        f"processor and padded batches are used: correct, but without packing, and slower. "
+        f"no model family here describes models of type {printable(repr(model_type))}, so its "
+        f"stock processor and padded batches are used: correct, but without packing, and slower. "
         f"memory.shard and segcredit plan do not support it (docs/models.md).",
         stacklevel=2,
     )

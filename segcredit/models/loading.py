@@ -416,7 +416,8 @@ def load_codec(
             f"the {parts} of {place} does not load: {_first(error)}. Copy its files there again "
             f"from the model that this one was made from."
         ) from error
-    notice(config.model_type)
+    if type(own) is GeneralVision:
+        notice(config.model_type)
     return codec
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of many architectures: the sampler, the trainer and stock transformers agree."""
 
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +18,20 @@ from tiny_families import (
 )
 from tiny_policies import ask, fresh_policy, picture, pictures, seeded, vision_prompts
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Mamba2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    Mamba2Config,
+)
+from transformers.utils import is_torchvision_available
 
 from segcredit.models import Critic, ModelError, Policy
 from segcredit.models.critic import verify_equal
 from segcredit.models.families import GeneralVision
-from segcredit.models.general import ProcessorCodec
+from segcredit.models.general import ProcessorCodec, notice
+from segcredit.models.images import open_image
+from segcredit.models.layers import full_attention, set_attention
 from segcredit.rollout import HFEngine
 from segcredit.rollout.vllm import check_same_prompt, unprocessed_input
 from segcredit.train.models import freeze_vision
@@ -127,6 +136,27 @@ def test_log_probs_agree(name: str, folders: Any) -> None:
     with torch.no_grad():
         again, _ = policy.score(holed, 1.0)
     assert float((again - logp[rows])[mask[rows]].abs().max()) < CLOSE
+
+
+@pytest.mark.parametrize("name", [*VISION_FAMILIES, *TEXT_FAMILIES])
+def test_packed_rows_and_fixed_buffers(name: str, folders: Any) -> None:
+    """Faster ways to score and to sample give the same, where the model's layers allow them."""
+    loaded = load(name, folders)
+    prompts = PROMPTS if name in VISION_FAMILIES else TEXTS
+    rollouts = sample(loaded, prompts)
+    engine = HFEngine(loaded.model, loaded.end_tokens, loaded.banned, graphs=True)
+    assert rollouts.prompts is not None
+    again = engine.sample(rollouts.prompts, Sampling(12), seeded())
+    assert torch.equal(again.tokens, rollouts.tokens)
+    plain = full_attention(loaded.model.config)
+    assert (engine._fixed is not None) == plain, "CUDA graphs need layers of full attention"
+    packed = Policy.from_pretrained(folders(name))
+    set_attention(packed.model, "packed")
+    assert packed.packs == (plain and packed.family.packing)
+    assert packed.packs or not plain or name == "fast_vlm"
+    with torch.no_grad():
+        logp, _ = packed.score(rollouts, 1.0)
+    assert float((logp - rollouts.logp_old).abs().max()) < CLOSE
 
 
 def test_a_model_without_a_cache_is_refused(tmp_path: Path) -> None:
@@ -271,3 +301,46 @@ def test_vllm_gets_the_same_prompt_and_prefix(name: str, folders: Any) -> None:
     check_same_prompt(encoded, encoded.tokens.tolist())
     with pytest.raises(ValueError, match="they must be the same"):
         check_same_prompt(encoded, made["prompt_token_ids"])
+
+
+@pytest.mark.filterwarnings("default:no model family here describes")
+def test_a_notice_says_once_what_is_not_optimized(folders: Any) -> None:
+    notice.cache_clear()
+    with pytest.warns(UserWarning, match=r"models of type 'fast_vlm', so .* without packing"):
+        Policy.from_pretrained(folders("fast_vlm"))
+    for name in ("fast_vlm", "internvl"):  # said already; a family
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Policy.from_pretrained(folders(name))
+
+
+def test_stock_processors_make_the_same_tensors(folders: Any) -> None:
+    """Those that need no torchvision; with torchvision, all of them."""
+    tried = 0
+    for name in VISION_FAMILIES:
+        if VISION_FAMILIES[name].video and not is_torchvision_available():
+            continue
+        policy = load(name, folders)
+        stock = AutoProcessor.from_pretrained(folders(name))
+        for prompt in PROMPTS[1:]:
+            parts: list[dict[str, Any]] = []
+            images = iter(prompt.images)
+            for n, words in enumerate(prompt.messages[0]["content"].split("<image>")):
+                parts += [{"type": "image", "image": open_image(next(images))}] if n else []
+                parts += [{"type": "text", "text": words}] if words else []
+            made = stock.apply_chat_template(
+                [{"role": "user", "content": parts}],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            )
+            ours = policy.encode(prompt)
+            assert torch.equal(made["input_ids"][0], ours.tokens)
+            assert ours.vision.keys() | ours.token_types.keys() <= made.keys()
+            for key, x in ours.vision.items():
+                assert torch.equal(made[key], x), (name, key)
+            for key, x in ours.token_types.items():
+                assert torch.equal(made[key][0], x), (name, key)
+        tried += 1
+    assert tried >= 3
