@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from segcredit.benchmarks.answers import Verify
+from segcredit.benchmarks.answers import Verify, after_thinking
 from segcredit.benchmarks.readers import BenchmarkData, BenchmarkRow, Layout
 from segcredit.data import BadRow, BadRows, RowError
 from segcredit.data.formats import MARK
@@ -62,6 +62,8 @@ class Benchmark(ABC):
     """Source of the prompt and of the scoring rules, with version, and where ours differ."""
     instruction: ClassVar[str | None] = None
     """Text appended to each question; None: the runner's, to think and to box the answer."""
+    judged: ClassVar[bool] = True
+    """Whether the original evaluation asks a judge model, so that ``--judge`` applies."""
     categories: ClassVar[tuple[str, ...]] = ()
     """Columns of the questions whose values get scores of their own."""
 
@@ -177,12 +179,13 @@ class Benchmark(ABC):
     def judge_prompt(self, response: Response) -> str:
         """Write the request to a judge model if no answer was found; its reply is graded."""
         question = response.prompt.messages[-1]["content"].replace(MARK, "")
+        answer = after_thinking(response.text) or ""
         return (
             f"Extract the final answer from a response to a question. Do not solve the question. "
             f"Reply with the answer alone, in \\boxed{{}}: the letter of the option for a "
             f"multiple-choice question, else a number or a short text. If the response gives no "
             f"answer, reply NONE.\n\nQuestion:\n{question}\n\nResponse:\n"
-            f"{response.text[-JUDGED:]}\n"
+            f"{answer[-JUDGED:]}\n"
         )
 
     def _answer(self, response: Response) -> str | None:

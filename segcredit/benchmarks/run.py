@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from segcredit.benchmarks.answers import after_thinking
 from segcredit.benchmarks.benchmark import (
     Benchmark,
     Grade,
@@ -287,14 +288,18 @@ def _graded(
 ) -> list[Answer]:
     grades = benchmark.grade(responses, verifier)
     judged: dict[int, Grade] = {}
-    if judge is not None:
-        unclear = [i for i, x in enumerate(grades) if x.answer is None]
-        replies = judge.ask([benchmark.judge_prompt(responses[i]) for i in unclear])
-        again = [
-            replace(responses[i], text=reply) for i, reply in zip(unclear, replies, strict=True)
+    if judge is not None and benchmark.judged:
+        unclear = [
+            i
+            for i, x in enumerate(grades)
+            if x.answer is None and after_thinking(responses[i].text)
         ]
-        judged = dict(zip(unclear, benchmark.grade(again, verifier), strict=True)) if again else {}
-        judged = {i: x for i, x in judged.items() if x.answer is not None}
+        replies = judge.ask([benchmark.judge_prompt(responses[i]) for i in unclear])
+        found = {i: x for i, x in zip(unclear, replies, strict=True) if x.strip(" .\n") != "NONE"}
+        again = benchmark.grade(
+            [replace(responses[i], text=reply) for i, reply in found.items()], verifier
+        )
+        judged = {i: x for i, x in zip(found, again, strict=True) if x.answer is not None}
     answers = []
     for number, ((question, sample), response) in enumerate(zip(chunk, responses, strict=True)):
         grade = judged.get(number, grades[number])

@@ -26,6 +26,7 @@ class MathVerse(Benchmark):
     layouts = (
         Layout("MathVerse_MINI_Vision_Only.tsv", "VLMEvalKit"),
         Layout("MathVerse_MINIVOnly.tsv", "VLMEvalKit"),
+        Layout("MathVerse/testmini.parquet", "AI4Math/MathVerse on the Hub"),
         Layout("AI4Math/MathVerse/testmini:testmini", "the Hub"),
     )
     origin = (

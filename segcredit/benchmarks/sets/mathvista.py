@@ -38,6 +38,7 @@ class MathVista(Benchmark):
     count = 1000
     layouts = (
         Layout("MathVista_MINI.tsv", "VLMEvalKit"),
+        Layout("MathVista/data/testmini-*.parquet", "AI4Math/MathVista on the Hub"),
         Layout("AI4Math/MathVista:testmini", "the Hub"),
     )
     origin = (

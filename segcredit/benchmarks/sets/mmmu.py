@@ -34,6 +34,7 @@ class MMMU(MultipleChoice):
     count = 900
     layouts = (
         Layout("MMMU_DEV_VAL.tsv", "VLMEvalKit"),
+        Layout("MMMU/data/validation-*.parquet", "lmms-lab/MMMU on the Hub"),
         Layout("lmms-lab/MMMU:validation", "the Hub"),
     )
     origin = (

@@ -17,6 +17,7 @@ class MMStar(MultipleChoice):
     count = 1500
     layouts = (
         Layout("MMStar.tsv", "VLMEvalKit"),
+        Layout("MMStar/mmstar.parquet", "Lin-Chen/MMStar on the Hub"),
         Layout("Lin-Chen/MMStar:val", "the Hub"),
     )
     origin = (

@@ -18,6 +18,7 @@ class Prepared(Benchmark):
     """A prepared test file; each question already ends with its instruction."""
 
     instruction = ""
+    judged = False
     dataset: ClassVar[DataSet]
 
     def read(self, data: BenchmarkData) -> list[Prompt]:

@@ -17,6 +17,7 @@ class ScienceQA(MultipleChoice):
     count = 2017
     layouts = (
         Layout("ScienceQA_TEST.tsv", "VLMEvalKit"),
+        Layout("ScienceQA/data/test-*.parquet", "derek-thomas/ScienceQA on the Hub"),
         Layout("derek-thomas/ScienceQA:test", "the Hub"),
     )
     origin = (
