@@ -243,8 +243,8 @@ class RateRule(Protocol):
         """The rule in words, for a study's page; empty: a page need not explain it."""
         ...
 
-    def losing(self, runs: TuningRuns) -> tuple[float, ...]:
-        """Return the rates that the rule excludes."""
+    def loses(self, run: TuningRun) -> bool:
+        """Whether a run loses accuracy, so that the rule excludes its rate."""
         ...
 
     def choose(self, runs: TuningRuns) -> float:
@@ -258,9 +258,9 @@ class LargestArea:
 
     text: str = ""
 
-    def losing(self, runs: TuningRuns) -> tuple[float, ...]:
+    def loses(self, run: TuningRun) -> bool:
         """Exclude no rate."""
-        return ()
+        return False
 
     def choose(self, runs: TuningRuns) -> float:
         return max(
@@ -280,22 +280,19 @@ class LargestSafe:
     @property
     def text(self) -> str:
         """The rule in words, for a study's page."""
+        points = f"{100 * self.tolerance:g} point{'s' if self.tolerance != 0.01 else ''}"
         return (
-            f"The rule: the largest rate at which no tuning run ends more than "
-            f"{100 * self.tolerance:g} points of accuracy below its own best evaluation, the one "
-            f"before optimization included; the smallest rate if there is none."
+            f"The rule: the largest rate at which no tuning run loses accuracy, that is, ends more "
+            f"than {points} below its own best evaluation, the one before optimization included; "
+            f"the smallest rate if there is none."
         )
 
     def loses(self, run: TuningRun) -> bool:
         """Whether a run ends below its best evaluation."""
         return max(run.accuracy) - run.accuracy[-1] > self.tolerance
 
-    def losing(self, runs: TuningRuns) -> tuple[float, ...]:
-        """Exclude rates with a run that loses accuracy."""
-        return tuple(rate for rate, found in runs.items() if any(map(self.loses, found)))
-
     def choose(self, runs: TuningRuns) -> float:
-        safe = {*runs} - {*self.losing(runs)}
+        safe = [rate for rate, found in runs.items() if not any(map(self.loses, found))]
         return max(safe) if safe else min(runs)
 
 

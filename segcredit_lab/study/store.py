@@ -497,7 +497,8 @@ class StudyPlan:
             return None
         rule = self.scale.rule
         areas = {rate: sum(x.area for x in found) / len(found) for rate, found in tried.items()}
-        return LearningRate(rule.choose(tried), areas, tuple(lost), rule.losing(tried))
+        losing = tuple(rate for rate, found in tried.items() if any(map(rule.loses, found)))
+        return LearningRate(rule.choose(tried), areas, tuple(lost), losing)
 
     def recipe(self, arm: str) -> Recipe:
         """Return the recipe of an arm, including the stages of its start."""

@@ -405,13 +405,24 @@ def _tuning_text(summary: Summary) -> list[str]:
         else f"All arms use the learning rate that was tuned for "
         f"{summary.study.label(summary.study.reference)}, on other seeds"
     )
-    rule = [summary.rule.text] if summary.rule.text else []
+    rule = [summary.rule.text, *_losing_runs(summary)] if summary.rule.text else []
     edge = any(arm.tuned is not None and arm.tuned.at_edge for arm in summary.arms)
     return [
         f"{whose}.",
         *rule,
         *(["(edge): the best rate was the smallest or largest one tried."] if edge else []),
     ]
+
+
+def _losing_runs(summary: Summary) -> list[str]:
+    """List the runs of the table that lose accuracy: tuning runs may be shorter."""
+    found = [
+        f"{arm.label} (seed {seed})"
+        for arm in summary.arms
+        for seed, run in arm.runs.items()
+        if summary.rule.loses(run)
+    ]
+    return [f"Runs of the table that lose accuracy by this measure: {', '.join(found) or 'none'}."]
 
 
 def _budget(summary: Summary) -> str:

@@ -177,9 +177,12 @@ def test_the_rule_of_the_rates_stands_there(tmp_path: Path) -> None:
         ("15.0", "chosen"),
         ("60.0", "loses accuracy"),
     ]
-    write_study(summary, tmp_path / "out")
+    pretend(found.store, found.run("sapo", 0, 1e-3), [0.1, 0.4, 0.2])
+    pretend(found.store, found.run("ppo", 0, 1e-3), [0.1, 0.2, 0.3])
+    write_study(summarize(found), tmp_path / "out")
     text = (tmp_path / "out" / "study.md").read_text()
-    assert "no tuning run ends more than 1 points of accuracy below its own best" in text
+    assert "ends more than 1 point below its own best evaluation" in text
+    assert "Runs of the table that lose accuracy by this measure: SAPO (seed 0)." in text
 
 
 def test_rounds_are_counted_in_steps(tmp_path: Path) -> None:
