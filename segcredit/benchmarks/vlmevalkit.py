@@ -1,0 +1,496 @@
+"""Evaluate through VLMEvalKit: its questions, prompts and loop, against a server.
+
+VLMEvalKit runs in a virtual environment of its own, because it pins other versions than a training
+machine has. Its predictions are read back and graded by the same rules as everywhere else in
+segcredit; its own score stands beside, for the sets and judges for which it computes one.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from segcredit.benchmarks.benchmark import Benchmark, make_benchmark, score
+from segcredit.benchmarks.readers import LMU_DATA, BenchmarkData, Layout
+from segcredit.benchmarks.run import ANSWERS, Answer, SetResult
+from segcredit.benchmarks.server import KEY, Program, Server, connect
+from segcredit.printable import listed, named, printable, shown
+from segcredit.registry import nearest
+from segcredit.rewards.verify import Verifier
+from segcredit.runlog.files import to_line, write_bytes_atomically, write_json_atomically
+from segcredit.types import Prompt, Response
+
+VERSION = "0.0.20"
+PACKAGE = f"ms-vlmeval=={VERSION}"
+EXACT = "exact_matching"
+"""Name by which VLMEvalKit is told to use no judge."""
+FAILED = "Failed to obtain answer via API"
+"""Text that VLMEvalKit stores for a request that failed."""
+MAX_PREDICTIONS = 2**30
+"""Maximum size of a file with predictions in bytes."""
+_NAME = "policy"
+"""Name of the model in VLMEvalKit's files."""
+_PROGRESS = re.compile(r"(\d+)/(\d+) \[")
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the set, the number of finished answers, and their total."""
+
+
+@dataclass(frozen=True)
+class ToolkitSet:
+    """A benchmark as VLMEvalKit has it."""
+
+    kind: str
+    """Class in ``vlmeval.dataset``."""
+    dataset: str
+    """Name of its TSV file."""
+    ending: str
+    """How the name of its file with scores ends."""
+    column: str
+    """Column of that file with the score that the paper reports."""
+    row: tuple[str, tuple[str, ...]] | None = None
+    """A column and the values that select the row, the preferred one first; None: the only row."""
+    factor: float = 1.0
+    """What makes the score a percentage."""
+    needs_judge: bool = True
+    """Whether it computes a score only with a judge model."""
+
+
+_SPLIT = ("split", ("validation", "dev", "test", "none"))
+TOOLKIT: Mapping[str, ToolkitSet] = {
+    "logicvista": ToolkitSet(
+        "LogicVista", "LogicVista", "_score.csv", "acc", ("Task&Skill", ("Overall",))
+    ),
+    "mathverse": ToolkitSet(
+        "MathVerse",
+        "MathVerse_MINI_Vision_Only",
+        "_score.csv",
+        "Overall",
+        ("split", ("Overall", "Vision Only")),
+    ),
+    "mathvista": ToolkitSet(
+        "MathVista", "MathVista_MINI", "_score.csv", "acc", ("Task&Skill", ("Overall",))
+    ),
+    "wemath": ToolkitSet("WeMath", "WeMath", "_score.csv", "Score (Strict)", needs_judge=False),
+    "dynamath": ToolkitSet(
+        "Dynamath", "DynaMath", "_score.csv", "Overall", ("Setting", ("Worst Case",)), 100.0
+    ),
+    "scienceqa": ToolkitSet(
+        "ImageMCQDataset", "ScienceQA_TEST", "_acc.csv", "Overall", _SPLIT, 100.0, False
+    ),
+    "mmmu": ToolkitSet("MMMUDataset", "MMMU_DEV_VAL", "_acc.csv", "Overall", _SPLIT, 100.0, False),
+    "mmbench": ToolkitSet(
+        "ImageMCQDataset", "MMBench_DEV_EN_V11", "_acc.csv", "Overall", _SPLIT, 100.0, False
+    ),
+    "mmstar": ToolkitSet("ImageMCQDataset", "MMStar", "_acc.csv", "Overall", _SPLIT, 100.0, False),
+}
+"""Sets of the paper that VLMEvalKit has, by our names."""
+
+
+class DriverError(ValueError):
+    """VLMEvalKit cannot be installed, failed, or left no results."""
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """Settings of an evaluation through VLMEvalKit; the defaults are the paper's."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    max_tokens: int = 2048
+    system_prompt: str = ""
+    """System prompt of every request: the instruction of the training data."""
+    limit: int | None = None
+    """First rows of each file; None: all."""
+    concurrency: int = 64
+    """Number of requests at a time."""
+    judge: str | None = None
+    """URL of an OpenAI-compatible judge; None: VLMEvalKit's rules without a judge."""
+    judge_model: str | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One response, as VLMEvalKit stored it."""
+
+    index: str
+    text: str
+    """The whole response, with its thinking."""
+
+
+@dataclass(frozen=True)
+class ToolkitResult:
+    """What VLMEvalKit left for one set."""
+
+    predictions: list[Prediction]
+    score: float | None
+    """Its own score in percent; None if it computed none."""
+    reason: str = ""
+    """Why there is no score."""
+
+
+def evaluate_with_toolkit(
+    python: Path,
+    server: Server,
+    names: Sequence[str],
+    folder: Path,
+    settings: DriverSettings,
+    data: Path | None = None,
+    progress: Progress = lambda *_: None,
+) -> tuple[dict[str, SetResult], dict[str, ToolkitResult]]:
+    """Answer sets by VLMEvalKit and grade its responses by our rules; keep its own scores, too.
+
+    Writes ``answers/SET.jsonl`` and ``scores.json`` as :func:`run_benchmarks` does. The arguments
+    are those of :func:`run_toolkit`.
+    """
+    found = run_toolkit(python, server, names, folder / "vlmevalkit", settings, data, progress)
+    results = {}
+    verifier = Verifier()
+    try:
+        for name, left in found.items():
+            results[name] = _graded(make_benchmark(name), TOOLKIT[name], data, left, verifier)
+    finally:
+        verifier.close()
+    for name, result in results.items():
+        lines = b"".join(to_line(asdict(x)) for x in result.answers)
+        place = folder / ANSWERS / f"{name}.jsonl"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(place, lines)
+    summary = {
+        name: {
+            **result.summary(),
+            "driver": PACKAGE,
+            "vlmevalkit_score": found[name].score,
+            "vlmevalkit_reason": found[name].reason,
+        }
+        for name, result in results.items()
+    }
+    write_json_atomically(folder / "scores.json", summary)
+    return results, found
+
+
+def _graded(
+    benchmark: Benchmark,
+    entry: ToolkitSet,
+    data: Path | None,
+    left: ToolkitResult,
+    verifier: Verifier,
+) -> SetResult:
+    questions, responses = answered_questions(benchmark, entry, data, left.predictions)
+    grades = benchmark.grade(responses, verifier)
+    answers = [
+        Answer(
+            id=x.prompt.id,
+            sample=0,
+            response=x.text,
+            num_tokens=x.num_tokens,
+            truncated=x.truncated,
+            answer=grade.answer,
+            expected=x.prompt.answer or "",
+            correct=grade.correct,
+            reason=grade.reason,
+            graded=grade.graded,
+        )
+        for x, grade in zip(responses, grades, strict=True)
+    ]
+    scores = score(benchmark, questions, [[x.correct for x in answers]])
+    return SetResult(benchmark, questions, answers, scores)
+
+
+def check_sets(names: Sequence[str]) -> None:
+    """Raise DriverError if VLMEvalKit does not have one of these sets."""
+    absent = [name for name in names if name not in TOOLKIT]
+    if absent:
+        raise DriverError(
+            f"VLMEvalKit has no set for {listed(absent)}.{nearest(absent[0], TOOLKIT)} It has "
+            f"{listed(TOOLKIT, 20)}: pass these with --sets, and evaluate the others without "
+            f"--driver."
+        )
+
+
+def default_environment() -> Path:
+    """Return the folder of VLMEvalKit's environment in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "segcredit" / f"vlmevalkit-{VERSION}"
+
+
+def prepare_environment(folder: Path, progress: Callable[[str], None] = lambda _: None) -> Path:
+    """Return the Python of VLMEvalKit's environment; create the environment if it is missing."""
+    python = folder / "bin" / "python"
+    if _installed(python) == VERSION:
+        return python
+    found = _installed(python)
+    if folder.exists() and (found is not None or not (folder / "pyvenv.cfg").exists()):
+        what = f"ms-vlmeval {found}" if found else "other files"
+        raise DriverError(
+            f"--environment: expected a virtual environment with {PACKAGE}, or no such folder; "
+            f"{named(folder)} has {what}. Leave --environment out to use {default_environment()}."
+        )
+    log = folder.parent / f"{folder.name}.log"
+    progress(f"installing {PACKAGE} in {folder}")
+    with as_file(files("segcredit.benchmarks") / "vlmevalkit.txt") as versions:
+        install = ["-m", "pip", "install", "--constraint", str(versions), PACKAGE]
+        for command in ([sys.executable, "-m", "venv", "--clear", str(folder)], [python, *install]):
+            _finish([str(x) for x in command], log)
+    return python
+
+
+def _installed(python: Path) -> str | None:
+    """Return the version of ms-vlmeval in an environment; None if it is not installed."""
+    ask = "import importlib.metadata as m; print(m.version('ms-vlmeval'))"
+    try:
+        done = subprocess.run(
+            [str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _finish(command: list[str], log: Path) -> None:
+    program = Program(command, log)
+    try:
+        while program.ended is None:
+            time.sleep(0.2)
+    finally:
+        program.stop()
+    if program.ended != 0:
+        raise DriverError(
+            f"the environment of VLMEvalKit could not be created.{program.last_lines()}\nWithout a "
+            f"network, create it elsewhere: python -m venv FOLDER; FOLDER/bin/pip install "
+            f"{PACKAGE}; then pass --environment FOLDER"
+        )
+
+
+def run_toolkit(
+    python: Path,
+    server: Server,
+    names: Sequence[str],
+    folder: Path,
+    settings: DriverSettings,
+    data: Path | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, ToolkitResult]:
+    """Run VLMEvalKit on several sets and read what it leaves.
+
+    Args:
+        python: Python of VLMEvalKit's environment.
+        folder: Folder for its files. Finished answers in it are kept; other settings use another
+            folder below it.
+        data: Folder with its TSV files, to which it downloads missing ones. None: $LMUData, or
+            ~/LMUData.
+    """
+    check_sets(names)
+    work = folder / _digest(settings, server.model)
+    results = {}
+    for name in names:  # one process per set: a crash loses one set, and the log belongs to it
+        log = work / f"{name}.log"
+        command = [str(python), "-m", "vlmeval.run", *_arguments(name, server, work, settings)]
+        program = Program(command, log, _environment(data))
+        try:
+            while program.ended is None:
+                server.check()
+                done = _PROGRESS.findall(program.tail())
+                if done:
+                    progress(name, *map(int, done[-1]))
+                time.sleep(0.2)
+        finally:
+            program.stop()
+        if program.ended != 0:
+            server.check()
+            raise DriverError(
+                f"VLMEvalKit stopped with exit code {program.ended} on {name}."
+                f"{program.last_lines()}\nRun the same command again: finished answers are kept."
+            )
+        results[name] = read_result(name, work, settings.judge is not None, program.last_lines())
+    return results
+
+
+def _digest(settings: DriverSettings, model: str) -> str:
+    text = json.dumps([asdict(settings), model], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _arguments(name: str, server: Server, work: Path, settings: DriverSettings) -> list[str]:
+    """Write the configuration of one set; return the arguments of ``vlmeval.run``."""
+    entry = TOOLKIT[name]
+    model = {
+        "class": "LMDeployAPI",
+        "model": server.model,
+        "api_base": f"{server.url}/chat/completions",
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_tokens": settings.max_tokens,
+        "timeout": 1800,
+        "retry": 3,
+        "verbose": False,
+    }
+    if settings.system_prompt:
+        model["system_prompt"] = settings.system_prompt
+    data = {entry.dataset: {"class": entry.kind, "dataset": entry.dataset}}
+    config = work / f"{name}.json"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    write_json_atomically(config, {"model": {_NAME: model}, "data": data})
+    arguments = ["--config", str(config), "--work-dir", str(work), "--reuse"]
+    arguments += ["--api-nproc", str(settings.concurrency)]
+    if settings.limit is not None:
+        arguments += ["--limit", str(settings.limit)]
+    if settings.judge is None:
+        return [*arguments, "--judge", EXACT]
+    judge = settings.judge_model or connect(settings.judge, "--judge").model
+    return [*arguments, "--judge", judge, "--judge-base-url", settings.judge.rstrip("/")]
+
+
+def _environment(data: Path | None) -> dict[str, str]:
+    """Return the environment variables of VLMEvalKit: ours, without those of this program."""
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    env = {name: value for name, value in os.environ.items() if name not in own}
+    key = env.get(KEY) or "none"
+    env |= {"SPLIT_THINK": "True", "PRED_FORMAT": "tsv", KEY: key, "LMDEPLOY_API_KEY": key}
+    if data is not None:
+        env[LMU_DATA] = str(data.absolute())
+    return env
+
+
+def read_result(name: str, work: Path, judged: bool, last_lines: str = "") -> ToolkitResult:
+    """Read the predictions and the score of a set.
+
+    Args:
+        judged: Whether VLMEvalKit had a judge.
+        last_lines: End of its log, for messages.
+    """
+    entry = TOOLKIT[name]
+    place = work / _NAME / f"{_NAME}_{entry.dataset}.tsv"
+    problem = _problem(work, entry.dataset)
+    if not place.is_file():
+        raise DriverError(
+            f"VLMEvalKit left no predictions for {name}: expected {named(place)}; it reports: "
+            f"{problem or 'nothing'}.{last_lines}\nIs its data missing? It downloads "
+            f"{entry.dataset}.tsv to $LMUData; without a network, copy the file to a folder and "
+            f"pass --data FOLDER."
+        )
+    predictions = _predictions(place)
+    failed = sum(FAILED in x.text for x in predictions)
+    if failed:
+        raise DriverError(
+            f"{failed} of {len(predictions)} requests of {name} failed.{last_lines}\nRun the same "
+            f"command again when the server answers: finished answers are kept."
+        )
+    scores = [] if entry.needs_judge and not judged else _score_files(place, entry)
+    for file in scores:
+        return ToolkitResult(predictions, _score(file, entry))
+    reason = problem or "no file with scores"
+    if entry.needs_judge and not judged:
+        reason = "VLMEvalKit scores this set with a judge only (--judge URL)"
+    return ToolkitResult(predictions, None, reason)
+
+
+def _problem(work: Path, dataset: str) -> str:
+    """Return what VLMEvalKit's status file says about a failure; empty if nothing."""
+    try:
+        status = json.loads((work / _NAME / "status.json").read_bytes())
+        entry = status["datasets"][dataset]
+        return printable(str(entry.get("error_message") or entry.get("skip_reason") or ""), 300)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
+def _predictions(place: Path) -> list[Prediction]:
+    """Read the index, the thinking and the answer of every row."""
+    size = place.stat().st_size
+    if size > MAX_PREDICTIONS:
+        raise DriverError(
+            f"{named(place)} must have at most {MAX_PREDICTIONS:,} bytes; it has {size:,}."
+        )
+    rows = _rows(place, "\t")
+    missing = {"index", "prediction"} - set(rows[0] if rows else ())
+    if missing:
+        raise DriverError(
+            f"expected the columns index and prediction in {named(place)}; got "
+            f"{listed(rows[0] if rows else (), 20)}. Is it a file of ms-vlmeval {VERSION}?"
+        )
+    return [Prediction(x["index"] or "", _whole(x)) for x in rows]
+
+
+def _whole(row: Mapping[str, str]) -> str:
+    """Put the response together again; SPLIT_THINK has cut it at the end of the thinking."""
+    thinking = (row.get("thinking") or "").removesuffix("</think>")
+    answer = row["prediction"] or ""
+    return f"<think>{thinking}</think>{answer}" if thinking else answer
+
+
+def _rows(place: Path, delimiter: str) -> list[dict[str, str]]:
+    text = place.read_text(encoding="utf-8", errors="replace")
+    limit = csv.field_size_limit(MAX_PREDICTIONS)
+    try:
+        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise DriverError(f"{named(place)} cannot be read: {printable(str(error), 200)}.") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _score_files(place: Path, entry: ToolkitSet) -> list[Path]:
+    """Return the files with scores, the newest first."""
+    found = [x for x in place.parent.glob(f"{place.stem}*.csv") if x.name.endswith(entry.ending)]
+    return sorted(found, key=lambda x: x.stat().st_mtime, reverse=True)
+
+
+def _score(file: Path, entry: ToolkitSet) -> float:
+    """Read the score that the paper reports, in percent."""
+    rows = _rows(file, ",")
+    if entry.row is not None:
+        column, values = entry.row
+        rows = [x for value in values for x in rows if x.get(column) == value] or rows[:1]
+    cell = rows[0].get(entry.column) if rows else None
+    try:
+        value = float((cell or "").removesuffix("%")) * entry.factor
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 100:
+        raise DriverError(
+            f"expected a score in the column {entry.column!r} of {named(file)}; got {shown(cell)}."
+        )
+    return value
+
+
+def answered_questions(
+    benchmark: Benchmark, entry: ToolkitSet, data: Path | None, predictions: Sequence[Prediction]
+) -> tuple[list[Prompt], list[Response]]:
+    """Read the TSV file as VLMEvalKit did; return the questions it answered, and the responses.
+
+    Groups of questions that are not complete (because of a limit) are left out.
+    """
+    folder = data or Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
+    file = folder / f"{entry.dataset}.tsv"
+    if not file.is_file():
+        raise DriverError(
+            f"expected the questions of {benchmark.title} in {named(file)}; got none."
+        )
+    table = BenchmarkData(Layout(file.name, "VLMEvalKit"), (file,))
+    questions = benchmark.read(table)
+    texts = {x.index: x.text for x in predictions}
+    found = {}
+    for row in table.rows():
+        question = benchmark.question(row)
+        if question is not None and (index := row.text("index")) in texts:
+            found[question.id] = texts[index]
+    cut = {benchmark.group(x) for x in questions if x.id not in found}
+    kept = [x for x in questions if benchmark.group(x) not in cut]
+    if not kept:
+        raise DriverError(
+            f"none of the {len(texts)} predictions of VLMEvalKit completes a question of "
+            f"{benchmark.title} in {named(file)}. With --limit, raise it; else run the command "
+            f"again with an empty --output FOLDER."
+        )
+    return kept, [Response(x, found[x.id], 0, False, 0) for x in kept]
