@@ -38,6 +38,7 @@ class Score:
 
     value: float
     low: float
+    """NaN, as ``high``: the interval is not known."""
     high: float
     count: int
     """Number of questions, or of groups of questions, that it is the mean of."""

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -140,7 +141,7 @@ def _row(result: ModelScores, columns: Sequence[str], average: bool) -> TableRow
     """Make a row; the average needs all sets."""
     scores = [result.main(name) for name in columns]
     values = [None if x is None else x.value for x in scores]
-    intervals = [None if x is None else (x.low, x.high) for x in scores]
+    intervals = [None if x is None or math.isnan(x.low) else (x.low, x.high) for x in scores]
     if average:
         known = [x for x in values if x is not None]
         values.append(sum(known) / len(known) if len(known) == len(values) else None)

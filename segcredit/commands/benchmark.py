@@ -1,8 +1,11 @@
 """``segcredit benchmark``: fill the tables of the SAPO paper for one or several models."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +22,14 @@ from segcredit.commands.output import (
     exit_codes,
     quiet_libraries,
 )
+from segcredit.printable import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from segcredit.benchmarks.overlap import TrainingImages
     from segcredit.benchmarks.run import Progress, SetResult
-    from segcredit.benchmarks.table import Table
+    from segcredit.benchmarks.table import ModelScores, Table
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -36,9 +41,17 @@ segcredit benchmark runs/geo3k-sapo --sets table1 --paper --engine vllm
 segcredit benchmark Qwen/Qwen2.5-VL-3B-Instruct runs/grpo runs/sapo --sets logicvista,wemath
 
 segcredit benchmark my-model --sets dynamath --data ~/bench --limit 20  [dim]# a quick look[/dim]
+
+segcredit benchmark runs/sapo --sets logicvista,wemath --driver vlmevalkit
 """
 PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}
 """Sampling as in Table 7 of the SAPO paper."""
+
+
+class Driver(StrEnum):
+    """Another program that asks the questions."""
+
+    vlmevalkit = "vlmevalkit"
 
 
 def benchmark(
@@ -108,6 +121,43 @@ def benchmark(
     judge_model: Annotated[
         str | None, typer.Option(help="Model of the judge.", show_default="the server's first")
     ] = None,
+    train_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Training data, whose images are searched in the sets; scores are also given "
+            "without them.",
+            show_default="the run's",
+            metavar="FILE",
+        ),
+    ] = None,
+    driver: Annotated[
+        Driver | None,
+        typer.Option(
+            help="vlmevalkit: ask by VLMEvalKit, which is installed in an environment of its own.",
+            show_default="segcredit itself",
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="With --driver: URL of an OpenAI-compatible server that has the model.",
+            show_default="vllm serve is started",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="With --driver: port of vllm serve.", min=1, show_default="a free one"),
+    ] = None,
+    serve_args: Annotated[
+        str, typer.Option(help="With --driver: further arguments of vllm serve.")
+    ] = "",
+    environment: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --driver: virtual environment of VLMEvalKit; created if missing.",
+            show_default="in ~/.cache/segcredit",
+        ),
+    ] = None,
     seed: Seed = 0,
     output: Annotated[
         Path | None,
@@ -164,8 +214,18 @@ def benchmark(
             **(PAPER if paper else {}) | given,
         )
         folder = output or Path("runs") / f"benchmark{'' if limit is None else f'-first-{limit}'}"
-        results = _run(console, models, names, data, folder, settings, trust_run)
-        _finish(console, results, sets or ["paper"], folder, as_json)
+        more: list[ModelScores] = []
+        serving = _Serving(server, port, serve_args or None, environment)
+        if driver is None:
+            serving.refuse()
+            results = _run(console, models, names, data, folder, settings, trust_run)
+        else:
+            folder = output or folder.with_name(f"{folder.name}-{driver}")
+            results, more = _run_driver(
+                console, models, names, data, folder, settings, trust_run, serving
+            )
+        more += _without_overlap(console, models, results, train_data, folder, trust_run)
+        _finish(console, results, sets or ["paper"], folder, as_json, more)
 
 
 def _run(
@@ -200,14 +260,176 @@ def _run(
     return results
 
 
+@dataclass(frozen=True)
+class _Serving:
+    """Options of a driver: its server and its environment."""
+
+    server: str | None
+    port: int | None
+    serve_args: str | None
+    environment: Path | None
+
+    def refuse(self) -> None:
+        """Raise ValueError if one of these options was given without a driver."""
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                option = f"--{field.name.replace('_', '-')}"
+                raise ValueError(f"{option} needs --driver vlmevalkit.")
+
+
+def _run_driver(
+    console: "Console",
+    models: Sequence[str],
+    names: Sequence[str],
+    data: Path | None,
+    folder: Path,
+    settings: Any,
+    trust_run: bool,
+    serving: _Serving,
+) -> "tuple[dict[str, dict[str, SetResult]], list[ModelScores]]":
+    """Answer the sets of every model by VLMEvalKit; also return its own scores."""
+    from segcredit.benchmarks.benchmark import Score
+    from segcredit.benchmarks.server import connect, serve
+    from segcredit.benchmarks.table import ModelScores
+    from segcredit.benchmarks.vlmevalkit import (
+        DriverSettings,
+        check_sets,
+        default_environment,
+        evaluate_with_toolkit,
+        prepare_environment,
+    )
+    from segcredit.evaluate.checkpoint import find_policy
+
+    check_sets(names)
+    given = ("samples", "engine", "family", "template")
+    changed = [name for name in given if getattr(settings, name) != getattr(type(settings), name)]
+    if changed:
+        raise ValueError(f"--{changed[0]} has no effect with --driver vlmevalkit; leave it out.")
+    if serving.server is not None and len(models) > 1:
+        raise ValueError("--server has one model; expected one MODEL, got several.")
+    chosen = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens")}
+    asked = DriverSettings(
+        system_prompt=settings.instruction,
+        limit=settings.limit,
+        judge=settings.judge,
+        judge_model=settings.judge_model,
+        **{name: x for name, x in chosen.items() if x is not None},
+    )
+    with console.status("preparing VLMEvalKit…") as status:
+        python = prepare_environment(
+            serving.environment or default_environment(), lambda text: status.update(f"{text}…")
+        )
+    results, own = {}, []
+    for model, name in zip(models, _table_names(models), strict=True):
+        place = folder / _folder_name(model)
+        if serving.server is not None:
+            started: Any = nullcontext(connect(serving.server))
+        else:
+            source = find_policy(model, trust_run, [], "benchmark").source
+            log = place / "server.log"
+            started = serve(source, log, serving.port, serving.serve_args or "")
+        with started as server, _progress(console, name) as progress:
+            results[name], left = evaluate_with_toolkit(
+                python, server, names, place, asked, data, progress
+            )
+        scores = {
+            key: {"VLMEvalKit": Score(x.score, math.nan, math.nan, len(x.predictions))}
+            for key, x in left.items()
+            if x.score is not None
+        }
+        for key, x in left.items():
+            if x.score is None:
+                _say(console, f"{name} {key}: VLMEvalKit has no score of its own: {x.reason}")
+        if scores:
+            own.append(ModelScores(name, scores, "VLMEvalKit's own scores"))
+    return results, own
+
+
+def _without_overlap(
+    console: "Console",
+    models: Sequence[str],
+    results: "dict[str, dict[str, SetResult]]",
+    train_data: Sequence[str] | None,
+    folder: Path,
+    trust_run: bool,
+) -> "list[ModelScores]":
+    """Report questions that are in the training data; score the models without them."""
+    from segcredit.benchmarks.overlap import find_overlap, overlap_summary, scores_without
+    from segcredit.benchmarks.table import ModelScores
+    from segcredit.runlog.files import write_json_atomically
+
+    rows = []
+    for model, (name, sets) in zip(models, results.items(), strict=True):
+        training = _training_images(console, model, train_data, trust_run)
+        if training is None:
+            continue
+        found = {key: find_overlap(x.questions, training) for key, x in sets.items()}
+        without = {key: scores_without(sets[key], x) for key, x in found.items()}
+        summary = {key: overlap_summary(x, without[key]) for key, x in found.items()}
+        write_json_atomically(folder / _folder_name(model) / "overlap.json", summary)
+        for key, x in found.items():
+            if x.ids:
+                _say(
+                    console,
+                    f"{name} {sets[key].benchmark.title}: {len(x.ids)} of "
+                    f"{len(sets[key].questions)} questions overlap with the training data: "
+                    f"{len(x.same)} with the same image, {len(x.alike)} with one that looks the "
+                    f"same, {len(x.source)} from the same dataset",
+                )
+        if any(x.ids for x in found.values()):
+            rows.append(ModelScores(name, {k: x for k, x in without.items() if x}, _WITHOUT))
+    return rows
+
+
+_WITHOUT = "without questions that overlap with training"
+
+
+def _training_images(
+    console: "Console", model: str, given: Sequence[str] | None, trust_run: bool
+) -> "TrainingImages | None":
+    """Read the images of the given training data, or of the run's; None if there are none."""
+    from segcredit.benchmarks.overlap import TrainingImages
+    from segcredit.data import load_prompts
+    from segcredit.evaluate.checkpoint import find_policy
+
+    files = list(given or ())
+    if not files:
+        recipe = find_policy(model, trust_run, ["data.allow_outside"], "benchmark").recipe
+        files = [] if recipe is None else recipe.data.train
+    if not files:
+        return None
+    try:
+        with console.status("comparing with the training data…"):
+            prompts = load_prompts(files, need_answer=False, skip_bad_rows=True).prompts
+            return TrainingImages.of(prompts)
+    except (ValueError, OSError) as error:
+        if given:
+            raise
+        _say(
+            console,
+            f"{model}: overlaps with the training data are unknown, because it cannot be read: "
+            f"{one_line(str(error))}. Pass it: --train-data FILE",
+        )
+        return None
+
+
+def _say(console: "Console", text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _folder_name(model: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", model.strip("/.")).strip("-")
+
+
 def _finish(
     console: "Console",
     results: "dict[str, dict[str, SetResult]]",
     wanted: Sequence[str],
     folder: Path,
     as_json: bool,
+    more: "Sequence[ModelScores]",
 ) -> None:
-    """Write the tables in all formats, and show them."""
+    """Write the tables in all formats, and show them; ``more`` are further rows."""
     from segcredit.benchmarks.page import write_page
     from segcredit.benchmarks.table import FORMATS, ModelScores, make_tables
     from segcredit.runlog.files import write_text_atomically
@@ -216,6 +438,7 @@ def _finish(
         ModelScores(model, {name: x.scores for name, x in sets.items()})
         for model, sets in results.items()
     ]
+    scores += more
     numbers = [int(x[5:]) for x in wanted if re.fullmatch(r"table[1-6]", x)]
     tables = make_tables(scores, numbers)
     for suffix, write in FORMATS.items():
@@ -282,8 +505,6 @@ def _drawn(table: "Table") -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as Drawing
-
-    from segcredit.printable import one_line
 
     title = table.title if table.number is None else f"Table {table.number}: {table.title}"
     drawing = Drawing(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -61,6 +61,7 @@ class MathVerse(Benchmark):
             letters=expected_letters(answer, options) if kind == "multi-choice" else "",
             subject=str(known.get("subject") or "none"),
             subfield=str(known.get("subfield") or "none"),
+            source=str(known.get("source") or ""),
         )
 
     def extract(self, text: str, question: Prompt) -> str | None:

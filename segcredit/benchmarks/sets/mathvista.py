@@ -78,6 +78,7 @@ class MathVista(Benchmark):
             precision=decimals,
             task=str(known.get("task") or "none"),
             skills=_list(known.get("skills")),
+            source=str(known.get("source") or ""),
         )
 
     def extract(self, text: str, question: Prompt) -> str | None:
