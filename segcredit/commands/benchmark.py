@@ -393,7 +393,7 @@ def _training_images(
     from segcredit.evaluate.checkpoint import find_policy
 
     files = list(given or ())
-    if not files:
+    if not files and Path(model).exists():  # a model of the Hub has no training data here
         recipe = find_policy(model, trust_run, ["data.allow_outside"], "benchmark").recipe
         files = [] if recipe is None else recipe.data.train
     if not files:
