@@ -74,7 +74,10 @@ class BenchmarkData:
 
 
 def data_folders(given: str | Path | None) -> list[Path]:
-    """Return the folders to search: the given one, then ./data/bench, ./data and $LMUData."""
+    """Return the folders to search: the given one, then ./data and $LMUData.
+
+    Benchmarks may also be in the subfolder ``bench`` of the first two.
+    """
     lmu = Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
     usual = [Path("data/bench"), Path("data"), lmu]
     if given is not None:
@@ -84,7 +87,7 @@ def data_folders(given: str | Path | None) -> list[Path]:
                 f"--data must be a folder with benchmark data; there is no folder {named(folder)}. "
                 f"Type segcredit benchmark --list to see the files that each set needs."
             )
-        return [folder, *usual]
+        return [folder, folder / "bench", *usual]
     return usual
 
 

@@ -510,7 +510,7 @@ def _drawn(table: "Table") -> Any:
     drawing = Drawing(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     drawing.add_column("model", no_wrap=True)
     for column in table.columns:
-        drawing.add_column(column, justify="right")
+        drawing.add_column(column, justify="right", overflow="fold")
     in_paper = False
     for row in table.rows:
         values = ["–" if x is None else f"{x:.2f}" for x in row.values]
