@@ -29,7 +29,7 @@ SHORT_DEMO = (
     *("evaluation.prompts=4", "save.rollouts_every=0"),
 )
 EXTENSIONS = {
-    **dict.fromkeys(("partition", "column", "engine", "reward", "world")),
+    **dict.fromkeys(("partition", "column", "engine", "reward", "benchmark", "world")),
     "credit estimator": "credit",
     "model family": "family",
     "algorithm": "method",
