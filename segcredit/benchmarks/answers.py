@@ -21,6 +21,8 @@ Options = Mapping[str, str]
 Verify = Callable[[Sequence[tuple[str, str]]], Sequence[Verdict]]
 """Compares pairs (expected, answer) as mathematics, in processes that can be killed."""
 
+SHORT = 60
+"""Maximum number of characters of a free answer that no box, tag or statement marks."""
 LONGEST = 100_000
 """Maximum number of characters of a response that are read, counted from its end."""
 
@@ -34,6 +36,7 @@ _ASCII = {
 _FONT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|it|sf|tt)|boldsymbol|mbox|bf|rm)\b\s?"
 )
+_QUOTED = re.compile(r"['‘’]([A-Z])['‘’]")
 _MARKUP = re.compile(r"[*`$\"“”]|\\[()\[\]]|\\boxed\b|\\fbox\b")
 _LETTER = re.compile(r"[(\[{<]{0,3}\s{0,2}(?<![A-Za-z0-9])([A-Z0-9])(?:\s{0,2}[)\]}>]{1,3})?")
 _BETWEEN = re.compile(r"\s{0,2}(?:,\s?(?:and|or)\b|,|;|、|and\b|or\b|&|/|\+|和|或|及)\s{0,2}")
@@ -43,15 +46,16 @@ _RUN = re.compile(r"[(\[{<]{0,3}([A-Z]{2,8})[)\]}>]{0,3}(?![A-Za-z0-9])")
 # words that lead to the letter; every repetition is bounded
 _ANSWER = (
     r"answers?|(?:correct|right|best|final|matching|missing|chosen)\s(?:option|choice|letter|figure"
-    r"|image|picture|shape|statement)s?|答案|正确选项|正确的选项|选项应?[是为]|故选|应选|应该选|我?选择?"
+    r"|image|picture|shape|statement|one)s?"
 )
+_ANSWER_CHINESE = r"(?<!不)(?<!不应)(?<!不能)(?<!不该)(?:答案|正确的?(?:选项)?|选择?)"
 _LINK = (
     r"is|are|would be|should be|must be|will be|to (?:the|this) question|here|therefore|thus"
     r"|choice|option|letter|the|figure|image|picture|number|correct(?:ly)?|[:=>→⇒]|-(?=\s)"
     r"|应该是|应该|应为|是|为|选项|选|项"
 )
 _STATEMENT = re.compile(
-    rf"(?<![A-Za-z])(?i:{_ANSWER})(?![A-Za-z])(?:[\s>:=]{{0,4}}(?i:{_LINK})(?![a-z])){{0,6}}"
+    rf"(?<![A-Za-z])(?:(?i:{_ANSWER})(?![A-Za-z])|{_ANSWER_CHINESE})(?:[\s>:=]{{0,4}}(?i:{_LINK})(?![a-z])){{0,6}}"
     rf"[\s>:=]{{0,4}}"
 )
 _CHOICE = re.compile(
@@ -70,9 +74,10 @@ _CONNECTIVE = re.compile(
     r"\s(?i:because|since|as|is|are|and|or|which|with|for|due|so|where|while|but|by|given|based|–|—|-)"
     r"(?![A-Za-z])"
 )
+_ARTICLE = re.compile(r"\s?(?!(?:and|or)\b)[a-z]")
 _NAMES = re.compile(  # a letter after these words names a point, not an option
     r"(?i:points?|angles?|sides?|vertex|vertices|triangles?|lines?|segments?|circles?|arc|∠|△"
-    r"|quadrilateral|edge|node|label|variable|vitamin|type|class|event|set|plane|chord|ray"
+    r"|quadrilateral|edge|node|label|variable|vitamin|grade|type|class|event|set|plane|chord|ray"
     r"|点|角|线段|直线)\s?$"
 )
 _SENTENCE_END = re.compile(r"(?<=[!?。！？;；])\s{0,3}|(?<=[.])\s{1,3}")
@@ -82,6 +87,14 @@ _SHORT_ANSWER = re.compile(
     r'(?i:"short[ _]answer")\s{0,4}:\s{0,4}("(?:[^"\\\n]|\\.){0,400}"|[^,}\n]{1,200})'
 )
 _LISTED = re.compile(r"^\s{0,4}[(\[]?([A-Z])[).:、\]]", re.MULTILINE)
+
+
+_IS = re.compile(
+    r"\b(?i:is|are|was|be|equals)\b"
+    r"(?:\s(?i:approximately|about|roughly|exactly|equal to|therefore|thus|then|given by)){0,3}"
+    r"[\s:]{0,4}"
+)
+_THEREFORE = re.compile(r"^(?i:therefore|thus|hence|so|then|finally)\b,?\s")
 
 
 def after_thinking(text: str) -> str | None:
@@ -185,8 +198,9 @@ class _Letters:
         """Read the last line, then the first, if it is only a letter with or without its text."""
         for line in (lines[-1], lines[0]):
             found = self.lone(line)
-            if not found and (match := re.match(r"[(\[]?([A-Z])[).:、\]]\s", line)):
-                found = self._accept([match.group(1)])
+            listed = re.match(r"[(\[]?([A-Z])[).:、\]]\s", line)
+            if not found and listed and not _NEGATION.search(line):
+                found = self._accept([listed.group(1)])
             if found:
                 return found
         return frozenset()
@@ -204,14 +218,10 @@ class _Letters:
                     continue
                 if _NAMES.search(part[max(0, match.start() - 16) : match.start()]):
                     continue
-                if (
-                    match.group(1) == "A"
-                    and not bracketed
-                    and re.match(r"\s?[a-z]", part[match.end() :])
-                ):
+                if match.group(1) == "A" and not bracketed and _ARTICLE.match(part, match.end()):
                     continue
                 named.append(match.group(1))
-                closing = bracketed or not part[match.end() :].strip(" .!)]}'")
+                closing = bracketed or not part[match.end() :].strip(" .!)]}'。！")
             if closing and not _NEGATION.search(part) and not _OR.search(part):
                 found = self._accept(named)
                 if found:
@@ -297,7 +307,8 @@ class _Letters:
         text = _comparable(rest)
         if letter in self.texts:
             return text == self.texts[letter]
-        return not self.options and rest[:1] in ".:)、" and len(rest) <= 80
+        short = not self.options and rest[:1] in ".:)、" and len(rest) <= 80
+        return short and not _NEGATION.search(rest)
 
     def _by_text(self, part: str) -> frozenset[str]:
         text = _comparable(part)
@@ -318,8 +329,8 @@ def final_answer(text: str) -> str | None:
     r"""Return the free answer of a response, or None.
 
     This is the last ``\boxed{}``, the last ``<answer>`` element, the value of the last JSON key
-    "short answer", the rest of the last sentence that begins with "the answer is" or 答案, or the
-    last line if it has at most 60 characters.
+    "short answer", the rest of the last sentence that begins with "the answer is" or 答案, or what
+    follows the last "is" of the last sentence, if it is short.
     """
     answer = after_thinking(text)
     if not answer:
@@ -331,8 +342,10 @@ def final_answer(text: str) -> str | None:
     stated = [match.end() for match in _STATEMENT.finditer(answer)]
     if stated and (tail := _first_sentence(answer[stated[-1] :])):
         return tail[:400]
-    last = answer.splitlines()[-1].strip()
-    return _first_sentence(last) if len(last) <= 60 else None
+    last = last_sentence(answer).rstrip(".。 ")
+    copulas = [match.end() for match in _IS.finditer(last)]
+    tail = last[copulas[-1] :] if copulas and last[copulas[-1] :] else _THEREFORE.sub("", last)
+    return tail.strip() if len(tail) <= SHORT else None
 
 
 def last_sentence(text: str) -> str:
@@ -511,7 +524,7 @@ def _as_quotient(match: re.Match[str]) -> str:
 def _plain(text: str) -> str:
     """Return the text without markup, with full-width signs as ASCII."""
     text = _FONT.sub("", text.translate(_ASCII))
-    return _MARKUP.sub("", text)
+    return _MARKUP.sub("", _QUOTED.sub(r"\1", text))
 
 
 def _comparable(text: str) -> str:

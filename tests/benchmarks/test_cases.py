@@ -70,6 +70,7 @@ RULES = {  # rule of VLMEvalKit: where it decides otherwise, and why ours is mea
     "can_infer": {
         "<think>The whiskers suggest C, answer: C": "thinking that is not closed has no answer",
         "The answer is not C.": "a negation does not choose an option",
+        "D. dog is wrong, and so is C.": "a negation does not choose an option",
         "It is not C.": "a negation does not choose an option",
         "It is not a cat.": "a negation does not choose an option",
         "The answer is A cat.": "'A' is an article; the text of option C follows",
@@ -85,10 +86,10 @@ RULES = {  # rule of VLMEvalKit: where it decides otherwise, and why ours is mea
     "dynamath": {},
 }
 AGREEMENT = {  # cases, same answer, another answer, left to the judge model
-    "can_infer": (150, 74, 10, 66),
+    "can_infer": (156, 74, 11, 71),
     "wemath": (10, 8, 0, 2),
     "mathvista": (46, 1, 0, 45),
-    "mathverse": (46, 5, 0, 41),
+    "mathverse": (48, 5, 0, 43),
     "dynamath": (16, 10, 0, 6),
 }
 HERE = Path(__file__).parent

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import DATA, box, needs_data, scores
+from bench import DATA, box, needs_data, random_letters, scores
 from tables import (
     choice_row,
     encoded,
@@ -18,6 +18,7 @@ from tables import (
 )
 
 from segcredit.benchmarks import make_benchmark
+from segcredit.benchmarks.run import BenchmarkSettings, load_questions, run_benchmarks
 from segcredit.benchmarks.sets.mathverse import expected_letters, options_in
 from segcredit.benchmarks.sets.mathvista import official_prompt
 from segcredit.data import BadRows
@@ -444,3 +445,69 @@ def test_mathverse_options_and_letters() -> None:
 def test_bad_rows_are_one_message(name: str, row: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadRows, match=message):
         read(name, write_tsv(tmp_path / "x.tsv", [row]))
+
+
+def many(name: str) -> list[dict]:
+    """Forty questions with two, three or four options."""
+    rows = []
+    for i in range(1, 41):
+        options = {x: f"{x.lower()}{i}" for x in "ABCD"[: 2 + i % 3]}
+        answer = list(options)[(7 * i) % len(options)]
+        make = rotations if name == "mmbench" else lambda *x: [choice_row(*x)]
+        rows += make(i, f"Question {i}?", options, answer)
+    return rows
+
+
+@pytest.mark.parametrize("name", ["scienceqa", "mmmu", "mmstar"])
+def test_random_letters_score_the_number_of_equal_letters(name: str, tmp_path: Path) -> None:
+    rows = many(name)
+    asked = read(name, write_tsv(tmp_path / "x.tsv", rows))
+    drawn = random_letters(asked, "ABCD", seed=3)
+    equal = sum(drawn[str(row["index"])] == row["answer"] for row in rows)
+    assert 0 < equal < 40
+    found, _ = scores(name, asked, lambda x: box(drawn[x.id]))
+    assert found["accuracy"].value == pytest.approx(100 * equal / 40)
+
+
+def test_random_letters_on_mmbench_need_all_rotations(tmp_path: Path) -> None:
+    rows = many("mmbench")
+    asked = read("mmbench", write_tsv(tmp_path / "x.tsv", rows))
+    drawn = random_letters(asked, "AB", seed=3)
+    equal = {str(row["index"]): drawn[str(row["index"])] == row["answer"] for row in rows}
+    circular = 0
+    for i in range(1, 41):
+        circular += all(mark for index, mark in equal.items() if int(index) % 1_000_000 == i)
+    assert 0 < circular < sum(equal.values())
+    found, _ = scores("mmbench", asked, lambda x: box(drawn[x.id]))
+    assert found["circular accuracy"].value == pytest.approx(100 * circular / 40)
+    assert found["vanilla accuracy"].value == pytest.approx(100 * sum(equal.values()) / len(rows))
+
+
+def test_a_tiny_model_answers_every_set(model: Path, tmp_path: Path) -> None:
+    both = f"['{encoded(1)}', '{encoded(2)}']"
+    tables = {
+        "ScienceQA_TEST": [choice_row(1, "What?", ANIMALS, "C"), choice_row(2, "?", COLORS, "B")],
+        "MMStar": [choice_row(1, "What?", ANIMALS, "C")],
+        "MMMU_DEV_VAL": [
+            choice_row(1, "Compare <image 2> and <image 1>.", ANIMALS, "B") | {"image": both},
+            choice_row(2, "How many?", {}, "8"),
+        ],
+        "MMBench_DEV_EN_V11": rotations(1, "What?", ANIMALS, "C"),
+        "MathVista_MINI": MATHVISTA,
+        "MathVerse_MINI_Vision_Only": [
+            mathverse_row(1, ANGLE, "multi-choice", "D"),
+            mathverse_row(2, "How far?", "free-form", "4.4 m"),
+        ],
+    }
+    for name, rows in tables.items():
+        write_tsv(tmp_path / f"{name}.tsv", rows)
+    names = ["scienceqa", "mmstar", "mmmu", "mmbench", "mathvista", "mathverse"]
+    settings = BenchmarkSettings(max_tokens=8, chunk=3)
+    results = run_benchmarks(
+        str(model), load_questions(names, tmp_path), tmp_path / "out", settings
+    )
+    counts = {name: len(result.answers) for name, result in results.items()}
+    assert counts == dict(zip(names, (2, 1, 2, 4, 4, 2), strict=True))
+    kept = json.loads((tmp_path / "out/scores.json").read_text())
+    assert set(kept) == set(names)
+    assert all(0 <= x["value"] <= 100 for s in kept.values() for x in s["scores"].values())
