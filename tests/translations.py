@@ -199,6 +199,19 @@ SETTINGS: dict[str, Case] = {
             "algorithm.rollout_correction.rollout_is_threshold": 3.0,
         },
     ),
+    "rollout.mismatch_over": arrives(
+        *("rollout.mismatch_cap=3", "rollout.mismatch_over=response"),
+        to={"algorithm.rollout_correction.rollout_is": "sequence"},
+    ),
+    "rollout.mismatch_mask": refused(
+        r"rollout\.mismatch_mask: ", "rollout.mismatch_cap=3", "rollout.mismatch_mask=true"
+    ),
+    "rollout.mismatch_floor": arrives(
+        "rollout.mismatch_cap=5",
+        "rollout.mismatch_mask=true",
+        "rollout.mismatch_floor=0.5",
+        to={"algorithm.rollout_correction.rollout_is_threshold": "0.5_5.0"},
+    ),
     "update.minibatches": arrives("update.minibatches=2", to={f"{ACTOR}.ppo_mini_batch_size": 256}),
     "update.epochs": arrives("update.epochs=3", to={f"{ACTOR}.ppo_epochs": 3}),
     "update.tokens_per_micro": arrives(

@@ -96,6 +96,10 @@ def _engine_problems(recipe: "Recipe") -> Iterator[str]:
             "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
             "rollout.old_logp=recompute, or remove it"
         )
+    if rollout.mismatch_cap is None:
+        for key in ("mismatch_over", "mismatch_mask", "mismatch_floor"):
+            if getattr(rollout, key) != type(rollout).model_fields[key].default:
+                yield f"rollout.{key} has no effect without rollout.mismatch_cap: set it, such as 3"
 
 
 def _memory_problems(recipe: "Recipe") -> Iterator[str]:

@@ -193,6 +193,10 @@ class TreeSettings(Settings):
     with their responses."""
 
 
+MismatchUnits = Literal["token", "segment", "response"]
+"""Units over which the ratio of trainer to sampler is taken."""
+
+
 class RolloutSettings(Settings):
     """How responses are sampled in a step."""
 
@@ -230,6 +234,14 @@ class RolloutSettings(Settings):
     """Weight each token's policy loss by π_old / π_sampler, truncated at this value, such as 2.
     This corrects for numerical differences between sampler and trainer. None: only log the
     ratio."""
+    mismatch_over: MismatchUnits = "token"
+    """Unit of that ratio. token. segment: the method's segments of credit. response: the product
+    over the response, which is exact but varies most."""
+    mismatch_mask: bool = False
+    """Whether tokens with a ratio above mismatch_cap (or below mismatch_floor) get weight 0 instead
+    of a truncated one."""
+    mismatch_floor: Number | None = Field(None, gt=0, le=1)
+    """Lower bound of the ratio, such as 0.5 (IcePop). None: no lower bound."""
 
     @field_validator("engine")
     @classmethod

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from segcredit import columns as named
 from segcredit.columns import VALUE, Column, in_order
-from segcredit.config import RecipeError
+from segcredit.config import MismatchUnits, RecipeError
+from segcredit.core.ratios import raw_ratio
 from segcredit.models import Critic, Policy
 from segcredit.models import lora as adapters
 from segcredit.models.layers import set_attention
+from segcredit.partition import response, tokens
 from segcredit.runlog.folder import CRITIC, REFERENCE, exists
 from segcredit.train import checkpoint
 from segcredit.train.collect import Context, forward_in_parts
@@ -68,9 +70,16 @@ class PolicyProvider(Provider):
 
     def before_update(self, context: Context, batch: Batch) -> Batch:
         """Weight tokens by π_old / π_sampler, if ``rollout.mismatch_cap`` is set."""
-        if (cap := context.state.recipe.rollout.mismatch_cap) is None:
+        settings = context.state.recipe.rollout
+        if settings.mismatch_cap is None:
             return batch
-        batch, metrics = weighted(batch, cap)
+        batch, metrics = weighted(
+            batch,
+            settings.mismatch_cap,
+            settings.mismatch_over,
+            settings.mismatch_mask,
+            settings.mismatch_floor,
+        )
         context.log.add(metrics)
         return batch
 
@@ -102,20 +111,37 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 
 @torch.no_grad()
-def weighted(batch: Batch, cap: float) -> tuple[Batch, dict[str, float]]:
-    """Weight each token's policy loss by min(π_old / π_sampler, cap) (truncated importance).
+def weighted(
+    batch: Batch,
+    cap: float,
+    over: MismatchUnits = "token",
+    mask: bool = False,
+    floor: float | None = None,
+) -> tuple[Batch, dict[str, float]]:
+    """Weight each token's policy loss by r = π_old / π_sampler of its unit, at most ``cap``.
 
     The weight multiplies the token's loss term, not its credit, so whitening does not change it.
     Value targets and other loss terms are not weighted.
+
+    Args:
+        over: Unit of r: the token, the segment of credit, or the response, whose r is the product
+            over its tokens.
+        mask: Give units with r outside [floor, cap] weight 0 instead of truncating r.
+        floor: Lower bound of r; None: none.
     """
     if batch.credit is None:
         raise ValueError(
             "rollout.mismatch_cap weights the advantages, and this method has none. Remove it."
         )
-    weight = _log_ratio(batch.rollouts).exp()
-    cut = weight[batch.rollouts.mask] > cap
-    weight = weight.clamp(max=cap).to(batch.credit.advantage.dtype)
-    return replace(batch, weight=weight), {"agreement/weights_cut": float(cut.float().mean())}
+    rollouts, own = batch.rollouts, batch.credit.segments
+    units = {"token": tokens, "segment": lambda _: own, "response": response}
+    sampled = rollouts.column("logp_sampler", "the comparison of sampler and trainer")
+    ratio = raw_ratio(rollouts.logp_old, sampled, units[over](rollouts.mask))
+    outside = (ratio > cap) if floor is None else (ratio > cap) | (ratio < floor)
+    kept = ratio.masked_fill(outside, 0.0) if mask else ratio.clamp(floor, cap)
+    weight = kept.to(batch.credit.advantage.dtype)
+    share = float(outside[rollouts.mask].float().mean())
+    return replace(batch, weight=weight), {"agreement/weights_cut": share}
 
 
 def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:

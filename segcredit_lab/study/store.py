@@ -35,7 +35,12 @@ FINISHED = "finished.json"
 LETTERS = 10
 """Characters of the digest in a folder's name."""
 
-ADDED_FIELDS: dict[tuple[str, str], object] = {("model", "family"): None}
+ADDED_FIELDS: dict[tuple[str, str], object] = {
+    ("model", "family"): None,
+    ("rollout", "mismatch_over"): "token",
+    ("rollout", "mismatch_mask"): False,
+    ("rollout", "mismatch_floor"): None,
+}
 """Recipe fields that were added after the first studies, with their defaults. A digest leaves them
 out at the default, so that runs made before are found again."""
 

@@ -35,7 +35,12 @@ from pathlib import Path
 from typing import Any
 
 EXPECTED = Path(__file__).with_name("expected.json")
-ADDED_FIELDS: dict[tuple[str, str], object] = {("model", "family"): None}
+ADDED_FIELDS: dict[tuple[str, str], object] = {
+    ("model", "family"): None,
+    ("rollout", "mismatch_over"): "token",
+    ("rollout", "mismatch_mask"): False,
+    ("rollout", "mismatch_floor"): None,
+}
 """Recipe fields that are newer than the recording, with their defaults."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

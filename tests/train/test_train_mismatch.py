@@ -165,6 +165,11 @@ def test_value_targets_stay() -> None:
         ({"mismatch_cap": 2.0}, r"set rollout\.old_logp=recompute"),
         ({"engine": "vllm", "old_logp": "sampler"}, "vLLM returns no entropies"),
         ({"mismatch_cap": 0.5, "old_logp": "recompute"}, "greater than or equal to 1"),
+        (
+            {"mismatch_over": "response"},
+            r"mismatch_over has no effect without rollout\.mismatch_cap",
+        ),
+        ({"mismatch_floor": 2.0}, "less than or equal to 1"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
@@ -172,3 +177,95 @@ def test_settings_that_contradict_each_other(settings: dict[str, object], messag
     recipe["rollout"] = {**recipe["rollout"], **settings}
     with pytest.raises(RecipeError, match=message):
         parse_recipe(recipe, "recipe.yaml")
+
+
+def enumerated(noise: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All 27 responses of three tokens over three words: log π, log q, rewards, one row each.
+
+    π and q (the sampler, with noisy logits) depend on the position and on the word before.
+    """
+    draw = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 4, 3, generator=draw, dtype=torch.float64)
+    noisy = logits + noise * torch.randn(3, 4, 3, generator=draw, dtype=torch.float64)
+    words = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    before = torch.cat([torch.full((27, 1), 3), words[:, :2]], dim=1)
+    place = torch.arange(3).expand(27, 3)
+    logp, logq = (x.log_softmax(-1)[place, before, words] for x in (logits, noisy))
+    return logp, logq, torch.rand(27, generator=draw, dtype=torch.float64), words
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5])
+def test_bias_of_the_gradient_before_and_after(noise: float) -> None:
+    """The expected gradient with respect to log π, by enumeration of all responses.
+
+    Weights over the whole response make the expectation exact; per token they remove a part.
+    """
+    logp, logq, reward, _ = enumerated(noise)
+    mask = torch.ones(27, 3, dtype=torch.bool)
+    rollouts = Rollouts(
+        tokens=mask.long(),
+        mask=mask,
+        logp_old=logp,
+        logp_sampler=logq,
+        reward=reward,
+        group=torch.arange(27),
+        truncated=torch.zeros(27, dtype=torch.bool),
+    )
+    algorithm = replace(make_algorithm("reinforce_pp", kl=0.0), adjust=())
+    batch = algorithm.prepare(rollouts)
+
+    def expected(sampler: torch.Tensor, made: Batch) -> torch.Tensor:
+        """E over responses of ∇ loss, each response weighted by its probability."""
+        current = logp.clone().requires_grad_()
+        prepared = algorithm.minibatch(made)
+        share = sampler.sum(dim=1).exp()[:, None].expand(27, 3)
+        prepared = replace(prepared, shares={**prepared.shares, "policy": share})
+        algorithm.loss(Outputs(current), prepared).policy.backward()
+        assert current.grad is not None
+        return current.grad
+
+    exact = expected(logp, batch)
+    bias = {"none": (expected(logq, batch) - exact).norm()}
+    for over in ("token", "response"):
+        made, measured = weighted(batch, 1e9, over)
+        assert measured["agreement/weights_cut"] == 0.0
+        bias[over] = (expected(logq, made) - exact).norm()
+    assert bias["response"] < 1e-6 * exact.norm()
+    assert bias["response"] < bias["token"] < bias["none"]
+    # a cap brings a part of the bias back
+    capped, measured = weighted(batch, 1.05, "response")
+    assert measured["agreement/weights_cut"] > 0
+    assert bias["response"] < (expected(logq, capped) - exact).norm() < bias["none"]
+
+
+def test_units_masks_and_floors_by_hand() -> None:
+    """Ratios 4, ½, 1 and 1, ¼ in segments of two tokens."""
+    ratio = torch.tensor([[4.0, 0.5, 1.0], [1.0, 0.25, 1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    old = torch.full((2, 3), -1.0, dtype=torch.float64)
+    rollouts = Rollouts(
+        tokens=mask.long(),
+        mask=mask,
+        logp_old=old,
+        logp_sampler=torch.where(mask, old - ratio.log(), torch.nan),
+        reward=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        group=torch.zeros(2, dtype=torch.long),
+        truncated=torch.zeros(2, dtype=torch.bool),
+        value=torch.zeros(2, 3, dtype=torch.float64),
+    )
+    sapo = make_algorithm("sapo", kl=0.0, partition={"name": "fixed", "size": 2})
+    batch = sapo.prepare(rollouts)
+    for settings, weights, cut in (
+        ((3.0,), [[3, 0.5, 1], [1, 0.25]], 1 / 5),
+        ((3.0, "token", True), [[0, 0.5, 1], [1, 0.25]], 1 / 5),
+        ((3.0, "token", True, 0.5), [[0, 0.5, 1], [1, 0]], 2 / 5),
+        ((3.0, "token", False, 0.5), [[3, 0.5, 1], [1, 0.5]], 2 / 5),
+        ((1.5, "segment"), [[1.5, 1.5, 1], [0.25, 0.25]], 2 / 5),
+        ((1.5, "response", True), [[0, 0, 0], [0.25, 0.25]], 3 / 5),
+    ):
+        made, measured = weighted(batch, *settings)
+        assert made.weight is not None
+        found = [row[keep].tolist() for row, keep in zip(made.weight, mask, strict=True)]
+        for row, expected in zip(found, weights, strict=True):
+            assert row == pytest.approx(expected), settings
+        assert measured["agreement/weights_cut"] == pytest.approx(cut), settings

@@ -274,15 +274,17 @@ def _models(recipe: Recipe) -> VerlSettings:
 
 
 def _sizes(recipe: Recipe) -> VerlSettings:
-    optimizer, cap = recipe.optimizer, recipe.rollout.mismatch_cap
+    optimizer, rollout = recipe.optimizer, recipe.rollout
     settings: VerlSettings = {
         f"{ACTOR}.ppo_mini_batch_size": recipe.rollout.prompts // recipe.update.minibatches
     }
     settings |= {f"{x}.betas": [optimizer.beta1, optimizer.beta2] for x in OPTIMIZERS}
-    if cap is not None:  # truncated importance weights per token
+    if (cap := rollout.mismatch_cap) is not None:  # importance weights of sampler and trainer
+        over = "sequence" if rollout.mismatch_over == "response" else "token"
+        bounds = f"{rollout.mismatch_floor}_{cap}" if rollout.mismatch_mask else cap
         settings |= {
-            "algorithm.rollout_correction.rollout_is": "token",
-            "algorithm.rollout_correction.rollout_is_threshold": cap,
+            "algorithm.rollout_correction.rollout_is": over,
+            "algorithm.rollout_correction.rollout_is_threshold": bounds,
             f"{ROLLOUT}.calculate_log_probs": True,
         }
     return settings

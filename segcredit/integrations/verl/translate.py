@@ -181,6 +181,17 @@ def _size_problems(recipe: Recipe, cluster: Cluster) -> Iterator[str]:
             f"they may take {longest} tokens (data.max_prompt_tokens + rollout.max_tokens); got "
             f"{update.tokens_per_micro}. Set it to {longest} or more"
         )
+    if rollout.mismatch_over == "segment":
+        yield (
+            "rollout.mismatch_over: verl weights tokens or responses; got segment. Set it to token "
+            "or response"
+        )
+    if rollout.mismatch_cap is not None and rollout.mismatch_mask != bool(rollout.mismatch_floor):
+        yield (
+            "rollout.mismatch_mask: verl masks weights outside a lower and an upper bound, or "
+            "truncates them at an upper one. Set both mismatch_mask=true and mismatch_floor, or "
+            "neither"
+        )
     if rollout.old_logp == "sampler":
         yield (
             "rollout.old_logp: on verl the trained model computes log π_old and entropies; got "
