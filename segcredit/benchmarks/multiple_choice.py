@@ -2,7 +2,7 @@
 
 import ast
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from segcredit.benchmarks.answers import choose
@@ -80,7 +80,7 @@ def lettered(choices: object) -> dict[str, str]:
     """Return options from a list of texts, or from its text in a table."""
     if isinstance(choices, str):
         choices = literal(choices)
-    if not isinstance(choices, Sequence) or not 0 < len(choices) <= len(string.ascii_uppercase):
+    if not isinstance(choices, list | tuple) or not 0 < len(choices) <= len(string.ascii_uppercase):
         raise RowError(f"expected a list of options; got {shown(choices)}")
     return dict(zip(string.ascii_uppercase, map(str, choices), strict=False))
 

@@ -1,11 +1,14 @@
 """Final answers in responses: letters, numbers and free answers, on hand-written cases."""
 
 import time
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segcredit.benchmarks.answers import (
     after_thinking,
@@ -146,3 +149,69 @@ def test_only_text_after_closed_thinking_counts() -> None:
     assert after_thinking("<think>A") is None
     assert after_thinking("<think>A</think> B ") == "B"
     assert after_thinking("A</think>B</think>C") == "C"
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "A",
+            "B",
+            "C",
+            "D",
+            "E",
+            "(C)",
+            "C.",
+            "\\boxed{C}",
+            "\\boxed{",
+            "}",
+            "{",
+            "$",
+            "**",
+            "\n",
+        ),
+        *("answer", " is ", ": ", " or ", " and ", "not ", "the ", "cat", "rabbit", "1,234", "3/4"),
+        *(
+            "<answer>",
+            "</answer>",
+            "答案",
+            "选",
+            "是",
+            "Ｃ",
+            "°",
+            "\\frac{1}{2}",
+            " cm",
+            "=",
+            "-",
+            ".",
+            " ",
+        ),
+    ]
+)
+TEXTS = st.one_of(st.text(max_size=200), st.lists(PIECES, max_size=30).map("".join))
+OPTIONS = {"A": "teddy bear", "B": "rabbit", "C": "cat", "D": "3/4"}
+
+
+@given(TEXTS)
+def test_any_text_gives_a_letter_of_the_question_or_none(text: str) -> None:
+    assert choose(text, OPTIONS, OPTIONS) in {None, *OPTIONS}
+    assert choose_set(text, "ABC") <= set("ABC")
+    found = final_answer(text)
+    assert found is None or isinstance(found, str)
+    assert all(isfinite(x) for x in numbers(text))
+    value, unit = quantity(text)
+    assert isinstance(value, str)
+    assert isinstance(unit, str)
+
+
+@given(TEXTS, TEXTS)
+def test_thinking_never_changes_the_answer(thinking: str, text: str) -> None:
+    whole = f"<think>{thinking}</think>{text}"
+    assert choose(whole, OPTIONS, OPTIONS) == choose(text, OPTIONS, OPTIONS)
+    assert final_answer(whole) == final_answer(text)
+    assert choose(f"<think>{thinking}{text}", OPTIONS, OPTIONS) is None
+
+
+@given(TEXTS, st.sampled_from("ABCD"))
+def test_a_final_box_decides(text: str, letter: str) -> None:
+    text = text.replace("{", "").replace("}", "")
+    assert choose(f"{text}\n\\boxed{{{letter}}}", OPTIONS, OPTIONS) == letter

@@ -435,6 +435,9 @@ def test_mathverse_options_and_letters() -> None:
             "expected a list such as",
         ),
         ("mathvista", MATHVISTA[0] | {"answer": "7"}, "expected an answer among the choices"),
+        ("mathvista", MATHVISTA[0] | {"choices": "'18'"}, "expected a list of options"),
+        ("mathvista", MATHVISTA[1] | {"answer": "many"}, "expected one number as answer"),
+        ("mathvista", MATHVISTA[2] | {"precision": "inf"}, "precision of 1 or 2; got 'inf'"),
         (
             "mathverse",
             mathverse_row(1, "?", "essay", "x"),

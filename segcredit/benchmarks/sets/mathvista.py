@@ -57,10 +57,11 @@ class MathVista(Benchmark):
         options = lettered(choices) if kind == "multi_choice" else {}
         if options and answer not in [text.strip() for text in options.values()]:
             raise RowError(f"expected an answer among the choices; got {shown(answer)}")
-        precision = row.get("precision")
-        decimals = len(answer.partition(".")[2]) if precision is None else int(float(precision))
         if kind != "multi_choice" and type_ not in ("integer", "float", "list"):
             raise RowError(f"expected the answer_type integer, float or list; got {shown(type_)}")
+        if kind != "multi_choice" and len(numbers(answer)) != 1 and type_ != "list":
+            raise RowError(f"expected one number as answer; got {shown(answer)}")
+        decimals = _decimals(row, answer)
         metadata = row.get("metadata")
         known = metadata if isinstance(metadata, Mapping) else row.content
         unit = optional(row, "unit")
@@ -127,6 +128,16 @@ def official_prompt(
     return "\n".join(lines).strip()
 
 
+def _decimals(row: BenchmarkRow, answer: str) -> int:
+    """Return the digits after the point: the precision, or those of the expected answer."""
+    given = optional(row, "precision")
+    if given is None:
+        return len(answer.partition(".")[2])
+    if given not in ("1", "1.0", "2", "2.0"):
+        raise RowError(f"expected a precision of 1 or 2; got {shown(given)}")
+    return int(given[0])
+
+
 def _same_option(answer: str, question: Prompt) -> bool:
     options = question.columns["options"]
     return bool(options[answer].strip() == question.answer)
@@ -134,15 +145,15 @@ def _same_option(answer: str, question: Prompt) -> bool:
 
 def _same_integer(answer: str, question: Prompt) -> bool:
     value = number(answer)
-    return value is not None and value == float(question.answer or "nan")
+    return value is not None and value == number(question.answer or "")
 
 
 def _same_float(answer: str, question: Prompt) -> bool:
-    value = number(answer)
+    value, expected = number(answer), number(question.answer or "")
+    if value is None or expected is None:
+        return False
     digits = question.columns["precision"]
-    return value is not None and round(value, digits) == round(
-        float(question.answer or "nan"), digits
-    )
+    return round(value, digits) == round(expected, digits)
 
 
 def _same_list(answer: str, question: Prompt) -> bool:

@@ -118,7 +118,8 @@ def _verify_any(pairs: Sequence[tuple[str, str]], verify: Verify) -> list[Verdic
 
 def expected_answers(gold: str) -> list[str]:
     """Return the expected answers of an open question, which may be a list in Python's notation."""
-    if not gold.startswith("["):
+    try:
+        found = literal(gold)
+    except RowError:  # a text, or an interval
         return [gold]
-    found = literal(gold)
     return [str(x) for x in found] if isinstance(found, list) and found else [gold]
