@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -410,5 +411,14 @@ def save_text(name: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-MISSING = sorted(name for name in VISION_FAMILIES if name not in CONFIG_MAPPING)
-"""Families that the installed transformers does not have."""
+def require(name: str) -> None:
+    """Skip the test if the installed packages do not have what the family needs."""
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers has no {name}")
+    if name == "smolvlm":
+        pytest.importorskip("num2words", reason="transformers' processor of SmolVLM needs it")
+    if name in VISION_FAMILIES:
+        try:
+            get_image_processor_class_from_name(VISION_FAMILIES[name].image_processor)()
+        except ImportError as error:
+            pytest.skip(f"{name}: {' '.join(str(error).split())[:80]}")

@@ -21,16 +21,17 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
+from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 from transformers.models.auto.processing_auto import (
     PROCESSOR_MAPPING_NAMES,
     processor_class_from_name,
 )
-from transformers.utils import PushToHubMixin, cached_file
+from transformers.utils import PushToHubMixin, cached_file, is_torchvision_available
 
 from segcredit.models.codec import CACHED_IMAGES, CACHED_NUMBERS, MARK, Codec, image_rejected
 from segcredit.models.families import PIXELS, GeneralVision
 from segcredit.models.images import image_size, open_image
-from segcredit.models.template import BrokenTemplate, Messages
+from segcredit.models.template import LimitedChat, Messages
 from segcredit.printable import printable
 from segcredit.types import Prompt
 
@@ -38,6 +39,8 @@ PROMPT_ONLY = re.compile(
     r"\w*(image|video|audio|vision|boi|eoi|boa|eoa)\w*(token|tag)(_id|_ids|_index)?|row_col_ids"
 )
 """Attributes of configurations and processors that name tokens which only prompts may hold."""
+TEXT = "segcredit"
+"""Text of the message by which a chat template is tried."""
 TRIED = 224
 """Width and height of the blank image on which a processor is tried when it is loaded."""
 UNSUPPORTED = ("cross_attention_mask", "cross_attention_mask_indices")
@@ -86,7 +89,7 @@ def load_processor(
         if name == "tokenizer":
             parts[name] = tokenizer
         elif name == "image_processor":
-            parts[name] = AutoImageProcessor.from_pretrained(source)
+            parts[name] = _image_processor(source, settings)
         elif name == "video_processor":
             parts[name] = UnusedVideo(_video_settings(source, settings))
         else:
@@ -99,6 +102,17 @@ def load_processor(
     accepted = inspect.signature(kind.__init__).parameters
     others = {key: x for key, x in settings.items() if key in accepted and key not in parts}
     return _without_video(kind)(**parts, **others)
+
+
+def _image_processor(source: str | Path, settings: Mapping[str, Any]) -> Any:
+    """Load the stock image processor; without torchvision, the one of its name for Pillow."""
+    nested = settings.get("image_processor")
+    own = nested if isinstance(nested, dict) else _json(source, "preprocessor_config.json")
+    stated = str(own.get("image_processor_type", "")).removesuffix("Pil").removesuffix("Fast")
+    pillow = get_image_processor_class_from_name(f"{stated}Pil")
+    # older releases of transformers let AutoImageProcessor run only with torchvision
+    kind = AutoImageProcessor if is_torchvision_available() or pillow is None else pillow
+    return kind.from_pretrained(source)
 
 
 def _processor_class(
@@ -182,8 +196,11 @@ class ProcessorCodec(Codec):
 
     @cached_property
     def image_token(self) -> str:
-        assert self.image_processor is not None
-        return str(self.image_processor.image_token)
+        """What the chat template writes for an image, and the processor replaces."""
+        names = [getattr(self.image_processor, key, None) for key in ("image_token", "boi_token")]
+        marks = [str(name) for name in names if name is not None]
+        written = [mark for mark in marks if self._rendered_image.count(mark) == 1]
+        return (written or marks)[0]
 
     @cached_property
     def banned(self) -> tuple[int, ...]:
@@ -216,29 +233,32 @@ class ProcessorCodec(Codec):
     @cached_property
     def _takes_parts(self) -> bool:
         """Whether the chat template reads messages in parts; templates for text alone do not."""
-        text = "segcredit"
-        content = [{"type": "image"}, {"type": "text", "text": text}]
-        try:
-            shown = (self._limited or self.chat)([{"role": "user", "content": content}])
-        except BrokenTemplate:
-            raise
-        except ValueError:
-            return False
-        return text in shown and shown.count(self.image_token) == 1 and "'type'" not in shown
+        shown = self._rendered_image
+        return TEXT in shown and shown.count(self.image_token) == 1 and "'type'" not in shown
 
-    @property
-    def _limited(self) -> Callable[[Messages], str] | None:
-        chat: Callable[[Messages], str] | None = self.__dict__.get("_chat")
-        return chat
+    @cached_property
+    def _rendered_image(self) -> str:
+        """A message with an image and text, rendered under limits; empty if that fails."""
+        content = [{"type": "image"}, {"type": "text", "text": TEXT}]
+        with LimitedChat(self.chat) as chat:
+            try:
+                return chat([{"role": "user", "content": content}])
+            except ValueError:  # another template may be given: rendering a prompt reports it
+                return ""
 
-    def render(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
-        """Render the prompt as one string; ``chat`` replaces :meth:`chat`, to run under limits."""
-        if chat is not None:
-            self.__dict__["_chat"] = chat
-        try:
-            return super().render(prompt, chat)
-        finally:
-            self.__dict__.pop("_chat", None)
+    def _rendered(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
+        """Render the prompt with one mark per image, and no other token of images."""
+        for name in self._banned_names:
+            if any(name in message["content"].replace(MARK, "") for message in prompt.messages):
+                raise ValueError(
+                    f"prompt {prompt.id!r} has the text {name!r}, which is a token of images for "
+                    f"this model. Write {MARK} once per image, and never {name} itself."
+                )
+        return super()._rendered(prompt, chat)
+
+    @cached_property
+    def _banned_names(self) -> list[str]:
+        return [str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.banned]
 
     def _special(self, text: str) -> bool:
         """Whether the tokenizer adds its special tokens, by the rule of transformers' processors.

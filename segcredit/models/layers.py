@@ -265,7 +265,7 @@ def packed_attention(
     is_causal: bool | None = None,
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int | None = None,
+    max_length_q: int | Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention over (1, heads, tokens of all sequences, head_dim).
