@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,11 @@ class Layout:
     """A form in which the data of a benchmark is published."""
 
     files: str
-    """Pattern of its files below the data folder: ``LogicVista.tsv``, ``dynamath/trial*/x.json``;
-    or an id on the Hub: ``owner/name/config:split``."""
+    """Pattern of its files below the data folder: ``WeMath.tsv``, ``dynamath/trial*/x.json``."""
     origin: str
     """Where the files come from, for ``segcredit benchmark --list``."""
-
-    @property
-    def on_hub(self) -> bool:
-        """Whether the data has to be downloaded from the Hub."""
-        return ":" in self.files
+    hub: str = ""
+    """Id of a dataset on the Hub whose files these are, in a folder of the dataset's name."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +50,43 @@ class BenchmarkData:
 
     layout: Layout
     files: tuple[Path, ...]
-    """Empty: the data is on the Hub."""
+    """Empty: they are downloaded from the Hub."""
 
     def __str__(self) -> str:
         if not self.files:
-            return self.layout.files
+            return f"{self.layout.hub} on the Hub"
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
         return f"{self.files[0]}{more}"
 
     def rows(self) -> "Iterator[BenchmarkRow]":
         """Read all rows of all files."""
-        if not self.files:
-            source = open_source(self.layout.files)
-            for raw in source.rows():
-                yield BenchmarkRow(raw, source.folder)
-        for file in self.files:
+        for file in self.files or _download(self.layout):
             images = _Images()
             for raw in _read_file(file):
                 yield BenchmarkRow(raw, file.parent, file, images)
+
+
+def _download(layout: Layout) -> list[Path]:
+    """Download the files into the Hub's cache, or find them there."""
+    pattern = layout.files.partition("/")[2]
+    try:
+        fetch = import_module("huggingface_hub").snapshot_download
+        folder = Path(fetch(layout.hub, repo_type="dataset", allow_patterns=[pattern]))
+    except Exception as error:  # no network, unknown name, or no permission
+        raise ValueError(
+            f"expected {layout.files} on this machine, or a Hub that can be reached; the Hub's "
+            f"{layout.hub} cannot be loaded: {printable(str(error), 300)}\nOn a machine with a "
+            f"network, type: hf download {layout.hub} --repo-type dataset --local-dir "
+            f"{layout.hub.rpartition('/')[2]}; then pass the folder that contains it: --data "
+            f"FOLDER. Or leave the set out: --sets NAME"
+        ) from None
+    files = sorted(x for x in folder.glob(pattern) if x.is_file())
+    if not files:
+        raise ValueError(
+            f"expected files {pattern} in {layout.hub} on the Hub; got none. The dataset has "
+            f"changed: pass VLMEvalKit's table instead, --data FOLDER."
+        )
+    return files
 
 
 def data_folders(given: str | Path | None) -> list[Path]:
@@ -97,12 +113,10 @@ def find_data(
     """Find the first layout whose files exist; with ``hub``, the Hub is the last resort."""
     for folder in folders:
         for layout in layouts:
-            if layout.on_hub:
-                continue
             files = tuple(sorted(x for x in folder.glob(layout.files) if x.is_file()))
             if files:
                 return BenchmarkData(layout, files)
-    remote = next((x for x in layouts if x.on_hub), None) if hub else None
+    remote = next((x for x in layouts if x.hub), None) if hub else None
     return None if remote is None else BenchmarkData(remote, ())
 
 

@@ -27,6 +27,7 @@ from segcredit.benchmarks.benchmark import (
 )
 from segcredit.benchmarks.judge import Judge
 from segcredit.benchmarks.readers import data_folders, find_data
+from segcredit.data import BadRows
 from segcredit.data.prepare import KNOWN
 from segcredit.evaluate.checkpoint import (
     PolicySource,
@@ -242,11 +243,18 @@ def _answer_all(
     template = settings.template
     if template is None and recipe is not None:
         template = recipe.data.template
-    asked = [x for file in files if file.left for x in file.asked.questions]
-    policy = load_policy(
-        found.source, recipe, template, settings.family, asked, sampling.max_tokens
-    )
-    longest = None if recipe is None else recipe.data.max_prompt_tokens
+    asked = [
+        replace(x, id=f"{file.asked.benchmark.name} {x.id}")
+        for file in files
+        if file.left
+        for x in file.asked.questions
+    ]
+    try:
+        policy, longest = load_policy(
+            found.source, recipe, template, settings.family, asked, sampling.max_tokens
+        )
+    except BadRows as error:
+        raise BadRows(error.bad, "Choose another model, or other sets: --sets NAME") from None
     engine = make_engine(rollout.engine, policy, rollout.engine_settings(longest))
     verifier = Verifier()
     try:

@@ -149,8 +149,9 @@ def evaluate_checkpoint(
         grade.check_signature(asked)
     sampling = sampling_settings(recipe, max_tokens, temperature, top_p)
     settings = rollout_settings(recipe, engine, sampling)
-    policy = load_policy(found.source, recipe, template, family, asked, sampling.max_tokens)
-    longest = None if recipe is None else recipe.data.max_prompt_tokens
+    policy, longest = load_policy(
+        found.source, recipe, template, family, asked, sampling.max_tokens
+    )
     rollout_engine = make_engine(settings.engine, policy, settings.engine_settings(longest))
     try:
         measured = evaluate(
@@ -270,8 +271,12 @@ def load_policy(
     family: str | None,
     asked: Sequence[Prompt],
     max_tokens: int,
-) -> Policy:
-    """Check that the model can process every prompt, then load the policy."""
+) -> tuple[Policy, int]:
+    """Check that the model can process every prompt, then load the policy.
+
+    Returns:
+        The policy, and the number of tokens of the longest prompt.
+    """
     dtype = torch.float32
     if recipe is not None:
         dtype = getattr(torch, recipe.model.dtype)
@@ -283,27 +288,30 @@ def load_policy(
     place, config = load_config(source, trusted, family)
     codec = load_codec(place, config, trusted, template, family)
     codec.require_template()  # before the weights are read
-    _check_readable(codec, asked, context_window(config), max_tokens)
+    longest = _check_readable(codec, asked, context_window(config), max_tokens)
     policy = Policy.from_pretrained(source, dtype, trusted, template, family)
     if torch.cuda.is_available():
         policy.model.to("cuda")
     set_attention(policy.model, "auto" if recipe is None else recipe.model.attention)
-    return policy
+    return policy, longest
 
 
 def _check_readable(
     codec: Codec, asked: Sequence[Prompt], window: int | None, max_tokens: int
-) -> None:
-    """Refuse prompts that the model cannot process, all in one message."""
+) -> int:
+    """Refuse prompts that the model cannot process; return the longest one's number of tokens."""
     bad = []
+    longest = 0
     with LimitedChat(codec.chat) as chat:
         for prompt in asked:
             try:
                 tokens = codec.count_tokens(prompt, chat)
                 require_window(tokens, max_tokens, window, "--max-tokens ")
+                longest = max(longest, tokens)
             except BrokenTemplate:
                 raise
             except ValueError as error:
                 bad.append(BadRow(printable(prompt.id), printable(str(error), 400)))
     if bad:
         raise BadRows(bad, "Repair these rows, or remove them from the file.")
+    return longest

@@ -169,3 +169,36 @@ def test_missing_data_says_which_files(tmp_path: Path, monkeypatch: pytest.Monke
     write_logicvista(tmp_path / "data/bench")
     (found,) = load_questions(["logicvista"])
     assert len(found.questions) == 9, "the data of the project first"
+
+
+def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    image = picture(56, 56)
+    row = {"index": 0, "question": "Q? Options: A: x, B: y", "image": image, "answer": "A"}
+    row |= {"category": "math", "l2_category": "geometry"}
+    asked = []
+
+    def download(name: str, **settings: object) -> str:
+        asked.append((name, settings))
+        parquet.write_table(arrow.Table.from_pylist([row]), tmp_path / "mmstar.parquet")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    benchmark = make_benchmark("mmstar")
+    found = find_data(benchmark.layouts, [tmp_path / "nothing"], hub=True)
+    assert found is not None
+    (question,) = benchmark.read(found)
+    assert question.images == (image,)
+    wanted = {"repo_type": "dataset", "allow_patterns": ["mmstar.parquet"]}
+    assert asked == [("Lin-Chen/MMStar", wanted)]
+
+    def fail(*names: object, **settings: object) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match="no network") as error:
+        benchmark.read(found)
+    assert "hf download Lin-Chen/MMStar --repo-type dataset --local-dir MMStar" in str(error.value)

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import DATA, needs_data
 
 from segcredit.benchmarks import run as running
 from segcredit.benchmarks.run import BenchmarkSettings, SetResult, load_questions, run_benchmarks
+from segcredit.data.worlds import make_world
+from segcredit.models import Policy
 from segcredit.runlog.files import Lock
 
 SHORT = {"max_tokens": 8, "chunk": 4}
@@ -156,6 +159,29 @@ def test_instruction_is_appended(data: Path) -> None:
     assert found.questions[0].messages[-1]["content"] == (
         "<image>Which figure comes next? Number 0.\nBox it."
     )
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["logicvista", "wemath", "dynamath", "gsm8k", "math500"])
+def test_the_first_rows_of_real_sets(model: Path, tmp_path: Path, name: str) -> None:
+    """A tiny vision-language model answers; after a torn file, the same answers."""
+    settings = BenchmarkSettings(max_tokens=6, chunk=2, limit=3)
+    sets = load_questions([name], DATA.parent, 3)
+    found = run_benchmarks(str(model), sets, tmp_path, settings)[name]
+    assert len(found.answers) == len(sets[0].questions) >= 3
+    file = tmp_path / f"answers/{name}.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 4 // 5])
+    assert run_benchmarks(str(model), sets, tmp_path, settings)[name].answers == found.answers
+    assert file.read_bytes() == whole
+
+
+def test_a_model_without_vision(data: Path, tmp_path: Path) -> None:
+    tokenizer = make_world("derived_variables").tokenizer()
+    Policy.tiny("qwen2", tokenizer, hidden=32, heads=4).save(tmp_path / "text")
+    with pytest.raises(ValueError, match="Choose another model, or other sets") as error:
+        answered(tmp_path / "text", data, tmp_path / "out")
+    assert "logicvista v1_0: " in str(error.value)
 
 
 # ── Judge ────────────────────────────────────────────────────────────────────────────────────────

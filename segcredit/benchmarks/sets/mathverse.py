@@ -26,8 +26,9 @@ class MathVerse(Benchmark):
     layouts = (
         Layout("MathVerse_MINI_Vision_Only.tsv", "VLMEvalKit"),
         Layout("MathVerse_MINIVOnly.tsv", "VLMEvalKit"),
-        Layout("MathVerse/testmini.parquet", "AI4Math/MathVerse on the Hub"),
-        Layout("AI4Math/MathVerse/testmini:testmini", "the Hub"),
+        Layout(
+            "MathVerse/testmini.parquet", "AI4Math/MathVerse on the Hub", hub="AI4Math/MathVerse"
+        ),
     )
     origin = (
         "ZrrSkywalker/MathVerse@937b090 and VLMEvalKit (ms-vlmeval 0.0.20), dataset/utils/"

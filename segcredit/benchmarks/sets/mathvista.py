@@ -38,8 +38,11 @@ class MathVista(Benchmark):
     count = 1000
     layouts = (
         Layout("MathVista_MINI.tsv", "VLMEvalKit"),
-        Layout("MathVista/data/testmini-*.parquet", "AI4Math/MathVista on the Hub"),
-        Layout("AI4Math/MathVista:testmini", "the Hub"),
+        Layout(
+            "MathVista/data/testmini-*.parquet",
+            "AI4Math/MathVista on the Hub",
+            hub="AI4Math/MathVista",
+        ),
     )
     origin = (
         "lupantech/MathVista@53d5258: the prompts of query.json, and numbers rounded to the "

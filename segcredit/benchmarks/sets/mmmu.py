@@ -34,8 +34,7 @@ class MMMU(MultipleChoice):
     count = 900
     layouts = (
         Layout("MMMU_DEV_VAL.tsv", "VLMEvalKit"),
-        Layout("MMMU/data/validation-*.parquet", "lmms-lab/MMMU on the Hub"),
-        Layout("lmms-lab/MMMU:validation", "the Hub"),
+        Layout("MMMU/data/validation-*.parquet", "lmms-lab/MMMU on the Hub", hub="lmms-lab/MMMU"),
     )
     origin = (
         "VLMEvalKit (ms-vlmeval 0.0.20), dataset/image_mcq.py: ImageMCQDataset's prompt with the "

@@ -17,8 +17,7 @@ class MMStar(MultipleChoice):
     count = 1500
     layouts = (
         Layout("MMStar.tsv", "VLMEvalKit"),
-        Layout("MMStar/mmstar.parquet", "Lin-Chen/MMStar on the Hub"),
-        Layout("Lin-Chen/MMStar:val", "the Hub"),
+        Layout("MMStar/mmstar.parquet", "Lin-Chen/MMStar on the Hub", hub="Lin-Chen/MMStar"),
     )
     origin = (
         "VLMEvalKit (ms-vlmeval 0.0.20), dataset/image_mcq.py: ImageMCQDataset's prompt; "

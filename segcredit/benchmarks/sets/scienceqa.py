@@ -17,8 +17,11 @@ class ScienceQA(MultipleChoice):
     count = 2017
     layouts = (
         Layout("ScienceQA_TEST.tsv", "VLMEvalKit"),
-        Layout("ScienceQA/data/test-*.parquet", "derek-thomas/ScienceQA on the Hub"),
-        Layout("derek-thomas/ScienceQA:test", "the Hub"),
+        Layout(
+            "ScienceQA/data/test-*.parquet",
+            "derek-thomas/ScienceQA on the Hub",
+            hub="derek-thomas/ScienceQA",
+        ),
     )
     origin = (
         "VLMEvalKit (ms-vlmeval 0.0.20), dataset/image_mcq.py: ImageMCQDataset's prompt with the "
