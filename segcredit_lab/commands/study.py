@@ -211,7 +211,7 @@ def _list(
         table.add_column(name, justify="right" if justify == "right" else "left")
     wanted: dict[str, bool] = {}
     for name in names:
-        study = load_study(name)
+        study = load_study(name).at_scale(scale)
         arms = ", ".join(
             f"{arm} (optional)" if study.arms[arm].optional else arm for arm in study.arms
         )

@@ -199,6 +199,9 @@ def test_every_study_is_listed() -> None:
     assert "runs in total, 0 done; shared runs count once" in found.stdout
     for name in ("table1", "fig5", "lambda", "authors"):
         assert name in found.stdout
+    assert "(optional)" in segcredit("table1", "--list", "-o", "nowhere").stdout
+    small = segcredit("table2", "table3", "--list", "--scale", "small", "-o", "nowhere").stdout
+    assert "step (optional)" in " ".join(small.split()), "arms as they are at this scale"
 
 
 @each(
