@@ -1,7 +1,5 @@
 """verl's columns in, segments and credit out: what needs no verl."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,10 +13,32 @@ from segcredit.integrations.verl.credit import (
     rewards_on_mask,
     verl_shares,
 )
-from segcredit.integrations.verl.settings import VerlKeys, departures, make_method, parse_settings
+from segcredit.integrations.verl.settings import (
+    ACTOR,
+    departures,
+    make_method,
+    parse_settings,
+    read_keys,
+)
 
 MEAN = "seq-mean-token-mean"
-PAPER = VerlKeys(1.0, 0.99, 0.2, 0.2, 1e6, MEAN, 1e6, MEAN, ("kl", "fixed", 0.001))
+PAPER = {
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 0.99,
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.rollout_correction.rollout_is": None,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.2,
+    f"{ACTOR}.clip_ratio_c": 1e6,
+    f"{ACTOR}.loss_agg_mode": MEAN,
+    f"{ACTOR}.entropy_coeff": 0,
+    f"{ACTOR}.use_kl_loss": False,
+    "critic.cliprange_value": 1e6,
+    "critic.loss_agg_mode": MEAN,
+}
 
 
 def columns(mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -97,7 +117,14 @@ def test_shares_are_verls_averages() -> None:
 
 def test_departures_name_the_key_and_both_values() -> None:
     assert departures(parse_settings(None), PAPER) == []
-    usual = VerlKeys(1.0, 1.0, 0.2, 0.2, 3.0, "token-mean", 0.5, "token-mean")
+    usual = PAPER | {
+        "algorithm.lam": 1.0,
+        "algorithm.use_kl_in_reward": False,
+        f"{ACTOR}.clip_ratio_c": 3.0,
+        f"{ACTOR}.loss_agg_mode": "token-mean",
+        "critic.cliprange_value": 0.5,
+        "critic.loss_agg_mode": "token-mean",
+    }
     lines = departures(parse_settings(None), usual)
     assert "algorithm.lam=1.0; sapo as published has 0.99" in lines
     assert "critic.cliprange_value=0.5; sapo as published has none" in lines
@@ -107,25 +134,39 @@ def test_departures_name_the_key_and_both_values() -> None:
 
 def test_departures_tell_of_a_run_without_kl_and_of_terms_that_are_added() -> None:
     """verl's own default has no KL at all, and SAPO as stated has one."""
-    key = "algorithm.use_kl_in_reward, kl_penalty, kl_ctrl"
-    (line,) = departures(parse_settings(None), replace(PAPER, kl_in_reward=None))
-    assert line == f"{key}=none; sapo as published has k1 fixed 0.001"
-    (line,) = departures(
-        parse_settings(None), replace(PAPER, kl_in_reward=("k1", "adaptive", 0.01))
-    )
-    assert line == f"{key}=k1 adaptive 0.01; sapo as published has k1 fixed 0.001"
-    assert (
-        departures(parse_settings(None), replace(PAPER, kl_in_reward=("k1", "fixed", 0.001))) == []
-    )
-    for change, said in (
-        ({"kl_loss": ("low_var_kl", 0.01)}, "use_kl_loss, kl_loss_…=low_var_kl 0.01"),
-        ({"entropy_coeff": 0.1}, "entropy_coeff=0.1"),
-        ({"rollout_is": "token"}, "rollout_is=token"),
+    (line,) = departures(parse_settings(None), PAPER | {"algorithm.use_kl_in_reward": False})
+    assert line == "algorithm.use_kl_in_reward=False; sapo as published has True"
+    adaptive = {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.kl_coef": 0.01}
+    assert departures(parse_settings(None), PAPER | adaptive) == [
+        "algorithm.kl_ctrl.type=adaptive; sapo as published has fixed",
+        "algorithm.kl_ctrl.kl_coef=0.01; sapo as published has 0.001",
+    ]
+    assert departures(parse_settings(None), PAPER | {"algorithm.kl_penalty": "k1"}) == []
+    for key, value, own in (
+        (f"{ACTOR}.use_kl_loss", True, False),
+        (f"{ACTOR}.entropy_coeff", 0.1, 0),
+        ("algorithm.rollout_correction.rollout_is", "token", "none"),
     ):
-        (line,) = departures(parse_settings(None), replace(PAPER, **change))
-        assert said in line
+        lines = departures(parse_settings(None), PAPER | {key: value})
+        assert lines == [f"{key}={value}; sapo as published has {own}"]
     (line,) = departures(parse_settings({"lam_critic": 1.0}), PAPER)
-    assert line == "segment.lam_critic=1.0; sapo as published has None"
+    assert line == "segment.lam_critic=1.0; sapo as published has none"
+
+
+def test_keys_are_read_from_verls_configuration() -> None:
+    """Where one clip range is given, it is both; what verl leaves out is None."""
+    config: dict[str, dict] = {}
+    for key, value in PAPER.items():
+        *path, last = key.split(".")
+        place = config
+        for name in path:
+            place = place.setdefault(name, {})
+        place[last] = value
+    assert read_keys(config) == PAPER
+    actor = config["actor_rollout_ref"]["actor"]
+    actor |= {"clip_ratio": 0.3, "clip_ratio_low": None}
+    config["algorithm"]["rollout_correction"] = None
+    assert read_keys(config) == PAPER | {f"{ACTOR}.clip_ratio_low": 0.3}
 
 
 def test_the_authors_rounding_survives_another_fraction() -> None:

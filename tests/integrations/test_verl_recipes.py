@@ -23,7 +23,6 @@ from segcredit.integrations.verl.mapping import Cluster
 from segcredit.integrations.verl.settings import (
     METHODS,
     SegmentSettings,
-    VerlKeys,
     make_method,
     parse_settings,
     refusal,
@@ -332,12 +331,10 @@ def test_own_partitions_and_methods_arrive_by_absolute_path(
     assert settings["+segment.recorded_every"] >= 1
     monkeypatch.chdir("/")
     section = {"algorithm": f"{file}:short_sapo", "partition": {"name": f"{file}:Pairs"}}
-    method = make_method(parse_settings(section), VerlKeys.from_settings(settings))
+    method = make_method(parse_settings(section), settings)
     assert type(method.credit.over).__name__ == "Pairs"
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"own\.py:group does not run on verl.*GAE, a critic"):
         translate(load_recipe(RECIPE, ["algorithm=own.py:group", "rollout.samples=8"]), tmp_path)
     with pytest.raises(ValueError, match="expected a method with GAE, a critic"):
-        make_method(
-            parse_settings({"algorithm": f"{file}:group"}), VerlKeys.from_settings(settings)
-        )
+        make_method(parse_settings({"algorithm": f"{file}:group"}), settings)

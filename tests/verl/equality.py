@@ -14,7 +14,7 @@ from segcredit.core.segments import Segments
 from segcredit.integrations.verl.credit import ENDS, RATIO_ENDS, VALUE_MASK, assign
 from segcredit.integrations.verl.critic import MODEL_TYPE
 from segcredit.integrations.verl.losses import PolicyLoss, ValueLoss
-from segcredit.integrations.verl.settings import VerlKeys, make_method, parse_settings
+from segcredit.integrations.verl.settings import ACTOR, make_method, parse_settings
 from segcredit.models import Critic, Policy
 from segcredit.types import Outputs, Prompt, Rollouts
 
@@ -216,7 +216,14 @@ def main(path, out, cases):
     columns = verl_columns(lengths, rollouts)
     report = {}
     for name, case in cases.items():
-        keys = VerlKeys(1.0, 0.9, 0.2, 0.28, 3.0, case["mode"], 0.1, case["mode"])
+        keys = {
+            "algorithm.gamma": 1.0,
+            "algorithm.lam": 0.9,
+            f"{ACTOR}.clip_ratio_low": 0.2,
+            f"{ACTOR}.clip_ratio_high": 0.28,
+            f"{ACTOR}.clip_ratio_c": 3.0,
+            "critic.cliprange_value": 0.1,
+        }
         rows, batch, loss, expected = native(case, keys, rollouts, whole, policy, critic)
         settings = parse_settings(
             {k: v for k, v in case.items() if k in ("algorithm", "partition")}

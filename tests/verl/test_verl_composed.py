@@ -12,7 +12,14 @@ from translations import CASES, GRPO, SAPO
 from segcredit.algorithms.objective import ResponseMean
 from segcredit.config import load_recipe
 from segcredit.integrations.verl.mapping import arguments
-from segcredit.integrations.verl.settings import METHODS, VerlKeys, make_method, parse_settings
+from segcredit.integrations.verl.settings import (
+    KL,
+    KL_DETAILS,
+    METHODS,
+    make_method,
+    parse_settings,
+    read_keys,
+)
 from segcredit.integrations.verl.translate import translate
 
 ARRIVING = {name: x for name, x in CASES.items() if x.refused is None and not x.unused}
@@ -75,10 +82,10 @@ def test_the_plugin_makes_the_recipes_method_of_it(name: str) -> None:
         from omegaconf import OmegaConf
 
         section = OmegaConf.to_container(config.segment, resolve=True)
-        keys = VerlKeys.from_config(config)
+        keys = read_keys(config)
         native: Any = recipe.make_algorithm()
         assert bare(make_method(parse_settings(section), keys)) == bare(native), change
-        assert keys.kl_in_reward == ("kl", "fixed", native.kl.coef)
+        assert [keys[key] for key in (KL, *KL_DETAILS)] == [True, "kl", "fixed", native.kl.coef]
 
 
 def test_text_arrives_as_it_is() -> None:

@@ -7,22 +7,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
-from segcredit.algorithms.objective import (
-    Clipped,
-    LossKL,
-    MicroBatchTokenMean,
-    ResponseMean,
-    TokenMean,
-)
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import PretrainCritic, Recipe
 from segcredit.integrations.verl import reward as reward_module
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
-from segcredit.integrations.verl.settings import NO_CLIP
-from segcredit.partition import Token, spec_of
+from segcredit.integrations.verl.settings import ACTOR, VerlSettings, absolute, method_settings
 
-ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{x}" for x in ("actor", "rollout", "ref"))
+ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODELS = ("actor_rollout_ref.model", "critic.model")
 OPTIMIZERS = (f"{ACTOR}.optim", "critic.optim")
 REWARD = "reward.custom_reward_function"
@@ -30,8 +21,6 @@ PROMPT_TOKENS = 1024
 """Default limit on prompts: verl requires one, and a recipe may have none."""
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 """Environment variable of verl's driver: the path of its metrics log."""
-
-VerlSettings = dict[str, Any]
 
 COPIED: Mapping[str, tuple[str, ...]] = {
     "name": ("trainer.experiment_name",),
@@ -149,91 +138,6 @@ def policy_gradient(method: object) -> PolicyGradient:
     return method
 
 
-def method_name(spec: str | Mapping[str, Any]) -> str:
-    """Return the method's name from a recipe's ``algorithm``."""
-    return spec if isinstance(spec, str) else str(spec["name"])
-
-
-def method_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
-    """Translate the method to verl's settings.
-
-    ``spec`` is the recipe's ``algorithm``; ``method`` is the object built from it.
-    """
-    surrogate = method.surrogate
-    assert isinstance(surrogate, Clipped)
-    settings: VerlSettings = {
-        f"{ACTOR}.clip_ratio": surrogate.low,
-        f"{ACTOR}.clip_ratio_low": surrogate.low,
-        f"{ACTOR}.clip_ratio_high": surrogate.high,
-        f"{ACTOR}.clip_ratio_c": surrogate.dual or NO_CLIP,
-        f"{ACTOR}.loss_agg_mode": average_name(method.reduce),
-        f"{ACTOR}.entropy_coeff": 0,
-        f"{ACTOR}.use_kl_loss": False,
-        "algorithm.use_kl_in_reward": method.kl is not None,
-    }
-    if method.kl is not None:
-        settings |= {"algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.kl_coef": method.kl.coef}
-    own = _segment_settings(spec, method) if isinstance(method.credit, GAE) else _group(method)
-    return settings | own
-
-
-def _segment_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
-    """Return the keys of a method with a critic, which the plugin runs."""
-    credit, critic = method.credit, method.critic
-    assert isinstance(credit, GAE)
-    assert critic is not None
-    settings: VerlSettings = {
-        "trainer.v1.trainer_mode": "segment_sync",
-        "+segment.algorithm": _absolute(method_name(spec)),
-        "algorithm.adv_estimator": "gae",
-        "algorithm.gamma": credit.gamma,
-        "algorithm.lam": credit.lam,
-        "critic.enable": True,
-        "critic.cliprange_value": critic.clip or NO_CLIP,
-        "critic.loss_agg_mode": average_name(critic.reduce),
-    }
-    if credit.lam_critic is not None:
-        settings["+segment.lam_critic"] = credit.lam_critic
-    if not isinstance(credit.over, Token):  # a class from a user's file has its absolute path
-        settings |= {f"+segment.partition.{key}": x for key, x in spec_of(credit.over).items()}
-    return settings
-
-
-def _absolute(spec: str) -> str:
-    """Make the path of ``file.py:Name`` absolute, since Ray's workers run in other directories."""
-    file, _, name = spec.rpartition(":")
-    return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else spec
-
-
-def _group(method: PolicyGradient) -> VerlSettings:
-    """Return the keys of verl's own group methods, which do not use the plugin."""
-    settings: VerlSettings = {"trainer.v1.trainer_mode": "sync", "critic.enable": False}
-    if isinstance(method.credit, GroupZScore):
-        settings |= {
-            "algorithm.adv_estimator": "grpo",
-            "algorithm.norm_adv_by_std_in_grpo": method.credit.std != "none",
-        }
-    else:
-        assert isinstance(method.credit, LeaveOneOut)
-        settings["algorithm.adv_estimator"] = "rloo"
-    for term in method.terms:
-        assert isinstance(term, LossKL)
-        settings |= {
-            f"{ACTOR}.use_kl_loss": True,
-            f"{ACTOR}.kl_loss_coef": term.coef,
-            f"{ACTOR}.kl_loss_type": "low_var_kl",
-        }
-    return settings
-
-
-def average_name(average: object) -> str | None:
-    """Return verl's name for a reduction; None if verl does not have it."""
-    if isinstance(average, ResponseMean):
-        return "seq-mean-token-mean"
-    # verl removed means per micro-batch after the authors forked it
-    return "token-mean" if isinstance(average, TokenMean | MicroBatchTokenMean) else None
-
-
 def prompt_tokens(recipe: Recipe) -> int:
     """Return the maximum length of a prompt on verl."""
     return recipe.data.max_prompt_tokens or PROMPT_TOKENS
@@ -252,7 +156,7 @@ def _data(recipe: Recipe) -> VerlSettings:
 def _reward(spec: str | Mapping[str, Any]) -> Any:
     if isinstance(spec, Mapping):
         return {**spec, "name": _reward(str(spec["name"]))}
-    return _absolute(spec)
+    return absolute(spec)
 
 
 def _models(recipe: Recipe) -> VerlSettings:

@@ -5,18 +5,26 @@ section holds only settings that verl has no key for.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from segcredit.algorithms import make_algorithm
-from segcredit.algorithms.credit import GAE
-from segcredit.algorithms.objective import Clipped, GeometricMean, ResponseMean
+from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
+from segcredit.algorithms.objective import (
+    Clipped,
+    GeometricMean,
+    LossKL,
+    MicroBatchTokenMean,
+    ResponseMean,
+    TokenMean,
+)
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.columns import VALUE, resolve
-from segcredit.partition import Partition, Token, TopEntropy, partition_of
+from segcredit.partition import Partition, Token, TopEntropy, partition_of, spec_of
 from segcredit.registry import names_code, nearest
 
 METHODS = ("sapo", "sapo_authors", "sapo_token_ratio", "ppo", "vc_ppo")
@@ -114,67 +122,116 @@ def _sentence(mistake: Any) -> str:
     )
 
 
-@dataclass(frozen=True)
-class VerlKeys:
-    """Values that the method takes from verl's own configuration, under verl's names."""
+ACTOR = "actor_rollout_ref.actor"
+KL, ROLLOUT_IS = "algorithm.use_kl_in_reward", "algorithm.rollout_correction.rollout_is"
+KL_DETAILS = ("algorithm.kl_penalty", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef")
+KEYS = (
+    *("algorithm.gamma", "algorithm.lam", KL, *KL_DETAILS, ROLLOUT_IS),
+    *(f"{ACTOR}.clip_ratio_{x}" for x in ("low", "high", "c")),
+    *(f"{ACTOR}.{x}" for x in ("loss_agg_mode", "entropy_coeff", "use_kl_loss")),
+    *("critic.cliprange_value", "critic.loss_agg_mode"),
+)
+"""verl's keys that determine the method."""
+VerlSettings = dict[str, Any]
 
-    gamma: float
-    lam: float
-    clip_ratio_low: float
-    clip_ratio_high: float
-    clip_ratio_c: float
-    loss_agg_mode: str
-    cliprange_value: float
-    critic_loss_agg_mode: str
-    kl_in_reward: tuple[str, str, float] | None = None
-    """kl_penalty, and type and coefficient of kl_ctrl; None: ``algorithm.use_kl_in_reward`` is
-    off."""
-    kl_loss: tuple[str, float] | None = None
-    """kl_loss_type and kl_loss_coef; None: ``actor.use_kl_loss`` is off."""
-    entropy_coeff: float = 0.0
-    rollout_is: str | None = None
 
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> "VerlKeys":
-        """Read them from a translated recipe, without KL and extra terms, which verl applies."""
-        actor = "actor_rollout_ref.actor"
-        return cls(
-            gamma=settings["algorithm.gamma"],
-            lam=settings["algorithm.lam"],
-            clip_ratio_low=settings[f"{actor}.clip_ratio_low"],
-            clip_ratio_high=settings[f"{actor}.clip_ratio_high"],
-            clip_ratio_c=settings[f"{actor}.clip_ratio_c"],
-            loss_agg_mode=settings[f"{actor}.loss_agg_mode"],
-            cliprange_value=settings["critic.cliprange_value"],
-            critic_loss_agg_mode=settings["critic.loss_agg_mode"],
-        )
+def read_keys(config: Any) -> VerlSettings:
+    """Read ``KEYS`` from verl's whole configuration."""
+    keys = {key: _look_up(config, key) for key in KEYS}
+    for key in (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"):
+        keys[key] = _look_up(config, f"{ACTOR}.clip_ratio") if keys[key] is None else keys[key]
+    return keys
 
-    @classmethod
-    def from_config(cls, config: Any) -> "VerlKeys":
-        """Read them from verl's whole configuration."""
-        actor, critic, algorithm = config.actor_rollout_ref.actor, config.critic, config.algorithm
-        control = algorithm.kl_ctrl
-        reward = (str(algorithm.kl_penalty), str(control.type), float(control.kl_coef))
-        loss = (str(actor.kl_loss_type), float(actor.kl_loss_coef))
-        correction = algorithm.get("rollout_correction") or {}
 
-        def distance(x: Any) -> float:
-            return float(actor.clip_ratio if x is None else x)
+def _look_up(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = None if config is None else config.get(name)
+    return config
 
-        return cls(
-            gamma=float(algorithm.gamma),
-            lam=float(algorithm.lam),
-            clip_ratio_low=distance(actor.clip_ratio_low),
-            clip_ratio_high=distance(actor.clip_ratio_high),
-            clip_ratio_c=float(actor.clip_ratio_c),
-            loss_agg_mode=str(actor.loss_agg_mode),
-            cliprange_value=float(critic.cliprange_value),
-            critic_loss_agg_mode=str(critic.loss_agg_mode),
-            kl_in_reward=reward if algorithm.use_kl_in_reward else None,
-            kl_loss=loss if actor.use_kl_loss else None,
-            entropy_coeff=float(actor.entropy_coeff),
-            rollout_is=correction.get("rollout_is"),
-        )
+
+def method_name(spec: str | Mapping[str, Any]) -> str:
+    """Return the method's name from a recipe's ``algorithm``."""
+    return spec if isinstance(spec, str) else str(spec["name"])
+
+
+def method_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
+    """Translate the method to verl's settings.
+
+    ``spec`` is the recipe's ``algorithm``; ``method`` is the object built from it.
+    """
+    surrogate = method.surrogate
+    assert isinstance(surrogate, Clipped)
+    settings: VerlSettings = {
+        f"{ACTOR}.clip_ratio": surrogate.low,
+        f"{ACTOR}.clip_ratio_low": surrogate.low,
+        f"{ACTOR}.clip_ratio_high": surrogate.high,
+        f"{ACTOR}.clip_ratio_c": surrogate.dual or NO_CLIP,
+        f"{ACTOR}.loss_agg_mode": average_name(method.reduce),
+        f"{ACTOR}.entropy_coeff": 0,
+        f"{ACTOR}.use_kl_loss": False,
+        "algorithm.use_kl_in_reward": method.kl is not None,
+    }
+    if method.kl is not None:
+        settings |= {"algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.kl_coef": method.kl.coef}
+    own = _segment_settings(spec, method) if isinstance(method.credit, GAE) else _group(method)
+    return settings | own
+
+
+def _segment_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
+    """Return the keys of a method with a critic, which the plugin runs."""
+    credit, critic = method.credit, method.critic
+    assert isinstance(credit, GAE)
+    assert critic is not None
+    settings: VerlSettings = {
+        "trainer.v1.trainer_mode": "segment_sync",
+        "+segment.algorithm": absolute(method_name(spec)),
+        "algorithm.adv_estimator": "gae",
+        "algorithm.gamma": credit.gamma,
+        "algorithm.lam": credit.lam,
+        "critic.enable": True,
+        "critic.cliprange_value": critic.clip or NO_CLIP,
+        "critic.loss_agg_mode": average_name(critic.reduce),
+    }
+    if credit.lam_critic is not None:
+        settings["+segment.lam_critic"] = credit.lam_critic
+    if not isinstance(credit.over, Token):  # a class from a user's file has its absolute path
+        settings |= {f"+segment.partition.{key}": x for key, x in spec_of(credit.over).items()}
+    return settings
+
+
+def absolute(spec: str) -> str:
+    """Make the path of ``file.py:Name`` absolute, since Ray's workers run in other directories."""
+    file, _, name = spec.rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else spec
+
+
+def _group(method: PolicyGradient) -> VerlSettings:
+    """Return the keys of verl's own group methods, which do not use the plugin."""
+    settings: VerlSettings = {"trainer.v1.trainer_mode": "sync", "critic.enable": False}
+    if isinstance(method.credit, GroupZScore):
+        settings |= {
+            "algorithm.adv_estimator": "grpo",
+            "algorithm.norm_adv_by_std_in_grpo": method.credit.std != "none",
+        }
+    else:
+        assert isinstance(method.credit, LeaveOneOut)
+        settings["algorithm.adv_estimator"] = "rloo"
+    for term in method.terms:
+        assert isinstance(term, LossKL)
+        settings |= {
+            f"{ACTOR}.use_kl_loss": True,
+            f"{ACTOR}.kl_loss_coef": term.coef,
+            f"{ACTOR}.kl_loss_type": "low_var_kl",
+        }
+    return settings
+
+
+def average_name(average: object) -> str | None:
+    """Return verl's name for a reduction; None if verl does not have it."""
+    if isinstance(average, ResponseMean):
+        return "seq-mean-token-mean"
+    # verl removed means per micro-batch after the authors forked it
+    return "token-mean" if isinstance(average, TokenMean | MicroBatchTokenMean) else None
 
 
 def cut_by_values(method: PolicyGradient) -> bool:
@@ -182,8 +239,8 @@ def cut_by_values(method: PolicyGradient) -> bool:
     return VALUE in resolve(method.credit.over.needs | method.ratio.over.needs)
 
 
-def make_method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
-    """Build segcredit's method with the values of verl's settings.
+def make_method(settings: SegmentSettings, keys: Mapping[str, Any]) -> PolicyGradient:
+    """Build segcredit's method with the values of verl's keys.
 
     It does not include averaging: verl's denominators span workers, so the losses apply them.
     """
@@ -194,18 +251,25 @@ def make_method(settings: SegmentSettings, keys: VerlKeys) -> PolicyGradient:
     lam_critic = credit.lam_critic if settings.lam_critic is None else settings.lam_critic
     return replace(
         method,
-        credit=replace(credit, gamma=keys.gamma, lam=keys.lam, lam_critic=lam_critic),
-        surrogate=Clipped(
-            keys.clip_ratio_low, keys.clip_ratio_high, dual=_or_none(keys.clip_ratio_c)
+        credit=replace(
+            credit,
+            gamma=float(keys["algorithm.gamma"]),
+            lam=float(keys["algorithm.lam"]),
+            lam_critic=lam_critic,
         ),
-        critic=replace(critic, clip=_or_none(keys.cliprange_value)),
+        surrogate=Clipped(
+            float(keys[f"{ACTOR}.clip_ratio_low"]),
+            float(keys[f"{ACTOR}.clip_ratio_high"]),
+            dual=_or_none(keys[f"{ACTOR}.clip_ratio_c"]),
+        ),
+        critic=replace(critic, clip=_or_none(keys["critic.cliprange_value"])),
         kl=None,
     )
 
 
-def _or_none(bound: float | None) -> float | None:
+def _or_none(bound: float) -> float | None:
     """Return the bound, or None if it is too wide to have an effect."""
-    return None if bound is None or bound >= NO_CLIP else bound
+    return None if bound >= NO_CLIP else float(bound)
 
 
 def has_segment_critic(method: object) -> bool:
@@ -250,50 +314,28 @@ def _with_rounding_of(own: Partition, chosen: Partition) -> Partition:
     return chosen
 
 
-def departures(settings: SegmentSettings, keys: VerlKeys) -> list[str]:
+def departures(settings: SegmentSettings, keys: Mapping[str, Any]) -> list[str]:
     """List, one line each, the verl keys that differ from the method's published numbers."""
     method = published_method(settings)
-    credit, surrogate, critic = method.credit, method.surrogate, method.critic
-    assert isinstance(credit, GAE)
-    assert isinstance(surrogate, Clipped)
-    assert critic is not None
-
-    def average(x: object) -> str:
-        return "seq-mean-token-mean" if isinstance(x, ResponseMean) else "token-mean"
-
-    def clip(x: float | None) -> float | str:
-        return _or_none(x) or "none"
-
-    kl = None if method.kl is None else ("kl", "fixed", method.kl.coef)
-    own_lam, lam = credit.lam_critic, settings.lam_critic
-    rows: list[tuple[str, object, object]] = [
-        ("algorithm.gamma", keys.gamma, credit.gamma),
-        ("algorithm.lam", keys.lam, credit.lam),
-        ("actor_rollout_ref.actor.clip_ratio_low", keys.clip_ratio_low, surrogate.low),
-        ("actor_rollout_ref.actor.clip_ratio_high", keys.clip_ratio_high, surrogate.high),
-        ("actor_rollout_ref.actor.clip_ratio_c", clip(keys.clip_ratio_c), clip(surrogate.dual)),
-        ("actor_rollout_ref.actor.loss_agg_mode", keys.loss_agg_mode, average(method.reduce)),
-        ("critic.cliprange_value", clip(keys.cliprange_value), clip(critic.clip)),
-        ("critic.loss_agg_mode", keys.critic_loss_agg_mode, average(critic.reduce)),
-        ("segment.lam_critic", own_lam if lam is None else lam, own_lam),
-        ("algorithm.use_kl_in_reward, kl_penalty, kl_ctrl", _kl(keys.kl_in_reward), _kl(kl)),
-        ("actor_rollout_ref.actor.use_kl_loss, kl_loss_…", _kl(keys.kl_loss), _kl(None)),
-        ("actor_rollout_ref.actor.entropy_coeff", keys.entropy_coeff, 0),
-        ("algorithm.rollout_correction.rollout_is", keys.rollout_is or "none", "none"),
-    ]
+    published: VerlSettings = {"algorithm.kl_ctrl.type": "fixed", ROLLOUT_IS: None}
+    published |= method_settings(settings.algorithm, method)
+    both = keys[KL] and published[KL]
+    rows = [(x, keys[x], published[x]) for x in KEYS if both or x not in KL_DETAILS]
+    assert isinstance(method.credit, GAE)
+    own, lam = method.credit.lam_critic, settings.lam_critic
+    rows.append(("segment.lam_critic", own if lam is None else lam, own))
     return [
-        f"{key}={given}; {settings.algorithm} as published has {own}"
+        f"{key}={_shown(given)}; {settings.algorithm} as published has {_shown(own)}"
         for key, given, own in rows
-        if given != own
+        if _shown(given) != _shown(own)
     ]
 
 
-def _kl(penalty: tuple[object, ...] | None) -> str:
-    """Describe a KL penalty in a few words; verl has two names for k1."""
-    if penalty is None:
+def _shown(x: Any) -> Any:
+    """Return a value for comparison and messages; verl has two names for k1."""
+    if x is None or (isinstance(x, int | float) and x >= NO_CLIP):
         return "none"
-    estimate, *rest = penalty
-    return " ".join(str(x) for x in ("k1" if estimate == "kl" else estimate, *rest))
+    return "k1" if x == "kl" else x
 
 
 def check_config(config: Any, use_critic: bool) -> None:

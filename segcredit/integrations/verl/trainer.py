@@ -27,11 +27,11 @@ from segcredit.columns import PIECES, resolve
 from segcredit.integrations.verl.credit import NEEDED, VALUE_MASK, assign
 from segcredit.integrations.verl.dumps import TOKENS, rotate_log, token_columns
 from segcredit.integrations.verl.settings import (
-    VerlKeys,
     check_config,
     departures,
     make_method,
     parse_settings,
+    read_keys,
 )
 from segcredit.registry import USER_MODULES
 
@@ -50,7 +50,7 @@ class SegmentCredit(PPOTrainer):  # type: ignore[misc]
         self.segment = parse_settings(
             None if section is None else OmegaConf.to_container(section, resolve=True)
         )
-        keys = VerlKeys.from_config(config)
+        keys = read_keys(config)
         self.method = make_method(self.segment, keys)
         logger.warning("segment credit: %r", self.method)
         for line in departures(self.segment, keys):

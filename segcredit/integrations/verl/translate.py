@@ -23,10 +23,6 @@ from segcredit.integrations.verl.mapping import (
     NO_COUNTERPART,
     PROMPT_TOKENS,
     Cluster,
-    VerlSettings,
-    average_name,
-    method_name,
-    method_settings,
     policy_gradient,
     prompt_tokens,
     value_of,
@@ -35,10 +31,13 @@ from segcredit.integrations.verl.mapping import (
 from segcredit.integrations.verl.settings import (
     METHODS,
     NO_VALUES,
-    VerlKeys,
+    VerlSettings,
+    average_name,
     cut_by_values,
     has_segment_critic,
     make_method,
+    method_name,
+    method_settings,
     parse_settings,
 )
 from segcredit.registry import names_code
@@ -290,8 +289,7 @@ def _is_translated(spec: str | Mapping[str, Any], wanted: object) -> bool:
         if key.startswith(head) and not key.startswith(inner)
     }
     partition = {key.removeprefix(inner): x for key, x in settings.items() if inner in key}
-    keys = VerlKeys.from_settings(settings)
-    rebuilt = make_method(parse_settings(section | {"partition": partition or None}), keys)
+    rebuilt = make_method(parse_settings(section | {"partition": partition or None}), settings)
     return _without_averages(rebuilt) == _without_averages(method)
 
 
