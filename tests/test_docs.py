@@ -97,6 +97,7 @@ def test_code_runs_and_prints_what_it_says(
     run(path, monkeypatch)
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 def test_every_metric_of_a_run_is_documented(tmp_path: Path):
     """docs/metrics.md names each number that a step writes."""
     text = (ROOT / "docs" / "metrics.md").read_text()

@@ -55,12 +55,26 @@ def with_reward(trained: Path, tmp_path: Path) -> Path:
     return theirs(trained, tmp_path, lambda config: config.update(reward=reward))
 
 
+@pytest.fixture
+def no_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SVG alone is drawn, which takes half the time."""
+    monkeypatch.setattr("segcredit_lab.analysis.drawing.png", lambda analysis: b"")
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drawn at the end of a run, which takes longer than the run."""
+    monkeypatch.setattr("segcredit.report.curves.draw_curves", lambda run, path: None)
+    monkeypatch.setattr("segcredit.commands.report.draw_analyses", lambda runs: [])
+
+
 def segcredit(*arguments: object) -> tuple[int, str]:
     runner = CliRunner(env={"FORCE_COLOR": None, "TTY_COMPATIBLE": None, "COLUMNS": "80"})
     result = runner.invoke(app, [str(x) for x in arguments])
     return result.exit_code, result.output + result.stderr
 
 
+@pytest.mark.usefixtures("no_png")
 @pytest.mark.parametrize(
     "command",
     [
@@ -119,6 +133,7 @@ def test_no_code_of_a_run_is_imported(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.usefixtures("no_png")
 def test_report_and_analyze_import_no_code_of_a_run(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_text(HOSTILE)
 
@@ -133,6 +148,7 @@ def test_report_and_analyze_import_no_code_of_a_run(trained: Path, tmp_path: Pat
         assert not (tmp_path / "ran").exists(), command
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_code_that_an_override_replaces_is_not_imported(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_text(HOSTILE)
     before = yaml.safe_load((trained / "config.yaml").read_text())
@@ -174,6 +190,7 @@ def test_plain_settings_that_look_like_code_need_no_trust(trained: Path, tmp_pat
     assert load_run_recipe(run, ["data.template=null"]).data.suffix == "Answer:Yes"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_it_runs_when_it_is_asked_for(with_reward: Path, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     code, said = segcredit("train", "--resume", with_reward, "stages.1.steps=2", "--trust-run")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked_cli import run
 
 from segcredit.config import load_recipe
 from segcredit.integrations.verl.dumps import (
@@ -70,19 +71,12 @@ def test_vllms_settings_are_said_where_the_recipe_has_some(tmp_path: Path) -> No
 
 
 def test_print_shows_a_command_that_a_shell_reads_back(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", "from segcredit.cli import main; main()", "verl", RECIPE),
-            *("reward={name: geo3k}", "--print", "--gpus", "4", "--verl", "trainer.save_freq=7"),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "trainer.n_gpus_per_node=4" in done.stdout
-    assert done.stdout.rstrip().endswith("trainer.save_freq=7")
-    shown = done.stdout.replace("python -m verl.trainer.main_ppo", "printf '%s\\n'")
+    options = ("--print", "--gpus", "4", "--verl", "trainer.save_freq=7")
+    done = run(tmp_path, "verl", RECIPE, "reward={name: geo3k}", *options)
+    assert done.code == 0, done.complained
+    assert "trainer.n_gpus_per_node=4" in done.said
+    assert done.said.rstrip().endswith("trainer.save_freq=7")
+    shown = done.said.replace("python -m verl.trainer.main_ppo", "printf '%s\\n'")
     said = subprocess.run(["bash", "-c", shown], capture_output=True, text=True).stdout.split("\n")
     assert "+segment.partition.fraction=0.3" in said
     assert "+reward.custom_reward_function.reward_kwargs.reward={name:geo3k}" in said

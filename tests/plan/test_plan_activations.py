@@ -56,8 +56,8 @@ def critic_peaks(policy: Policy, rollouts: Rollouts, recompute: bool) -> tuple[i
         ("qwen2", True, False),
         ("llama", False, True),
         ("qwen2_5_vl", True, True),
-        ("qwen2_5_vl", True, False),
-        ("qwen3_vl", True, True),
+        pytest.param("qwen2_5_vl", True, False, marks=pytest.mark.slow),
+        pytest.param("qwen3_vl", True, True, marks=pytest.mark.slow),
         ("qwen3_vl", False, False),
     ],
 )

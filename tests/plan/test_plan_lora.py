@@ -80,16 +80,25 @@ def test_models_and_optimizers_hold_what_was_said(half: bool, targets: str):
     assert memory(replace(job, reference=False))["annotate"].parts["weights"] == said["weights"]
 
 
-@pytest.mark.parametrize("targets", ["language", "all-linear"])
+slow = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    ("name", "half", "recompute"),
+    ("name", "half", "recompute", "targets"),
     [
-        ("qwen2", True, True),
-        ("qwen2", True, False),
-        ("llama", False, True),
-        ("qwen2_5_vl", True, True),
-        ("qwen2_5_vl", True, False),
-        ("qwen3_vl", False, False),
+        ("qwen2", True, True, "language"),
+        ("qwen2", True, False, "all-linear"),
+        ("llama", False, True, "all-linear"),
+        pytest.param("qwen2_5_vl", True, True, "language", marks=slow),
+        ("qwen2_5_vl", True, True, "all-linear"),
+        ("qwen2_5_vl", True, False, "language"),
+        pytest.param("qwen2_5_vl", True, False, "all-linear", marks=slow),
+        pytest.param("qwen3_vl", False, False, "language", marks=slow),
+        ("qwen3_vl", False, False, "all-linear"),
+        # without a vision tower both targets are the same layers
+        pytest.param("qwen2", True, True, "all-linear", marks=slow),
+        pytest.param("qwen2", True, False, "language", marks=slow),
+        pytest.param("llama", False, True, "language", marks=slow),
     ],
 )
 def test_models_take_what_was_said(name: str, half: bool, recompute: bool, targets: str):

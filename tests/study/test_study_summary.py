@@ -263,7 +263,10 @@ def test_a_figure_that_cannot_be_drawn_is_told(tmp_path: Path) -> None:
     assert lacking[1].startswith("no figure lift: ")
 
 
-def test_lift_is_by_the_critic_where_it_learns_at_every_token(tmp_path: Path) -> None:
+def test_lift_is_by_the_critic_where_it_learns_at_every_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("segcredit_lab.analysis.drawing.png", lambda analysis: b"")
     arms = {
         "everywhere": {"label": "at all", "algorithm": {"name": "sapo", "value_everywhere": True}},
         "ppo": {"label": "PPO", "algorithm": "ppo"},

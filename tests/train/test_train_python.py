@@ -300,7 +300,7 @@ def trainer_of(
     return Trainer(model, rows, reward=reward, test=rows[:3], **settings)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 def test_a_run_with_objects_goes_on_in_python(
     tmp_path: Path, model: Path, rows: Rows, attention: str
 ) -> None:
