@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from segcredit.benchmarks.overlap import TrainingImages
-    from segcredit.benchmarks.run import Progress, SetResult
+    from segcredit.benchmarks.run import BenchmarkSettings, Progress, QuestionSet, SetResult
     from segcredit.benchmarks.table import ModelScores, Table
 
 EPILOG = """\
@@ -225,7 +225,7 @@ def benchmark(
                 console, models, names, data, folder, settings, trust_run, serving
             )
         more += _without_overlap(console, models, results, train_data, folder, trust_run)
-        _finish(console, results, sets or ["paper"], folder, as_json, more)
+        write_results(console, results, sets or ["paper"], folder, as_json, more)
 
 
 def _run(
@@ -238,12 +238,27 @@ def _run(
     trust_run: bool,
 ) -> "dict[str, dict[str, SetResult]]":
     """Answer all sets with every model; the models' names in the tables are the keys."""
-    from segcredit.benchmarks.run import ANSWERS, load_questions, run_benchmarks
+    from segcredit.benchmarks.run import load_questions
 
     with console.status("reading questions…"):
         sets = load_questions(names, data, settings.limit, settings.instruction)
+    named = dict(zip(_table_names(models), models, strict=True))
+    return answer_sets(console, named, sets, folder, settings, trust_run)
+
+
+def answer_sets(
+    console: "Console",
+    models: Mapping[str, str],
+    sets: "Sequence[QuestionSet]",
+    folder: Path,
+    settings: "BenchmarkSettings",
+    trust_run: bool,
+) -> "dict[str, dict[str, SetResult]]":
+    """Answer questions with every model, given by its name in the tables, and show progress."""
+    from segcredit.benchmarks.run import ANSWERS, run_benchmarks
+
     results = {}
-    for model, name in zip(models, _table_names(models), strict=True):
+    for name, model in models.items():
         place = folder / re.sub(r"[^\w.-]+", "-", model.strip("/.")).strip("-")
         try:
             with _progress(console, name) as progress:
@@ -421,13 +436,13 @@ def _folder_name(model: str) -> str:
     return re.sub(r"[^\w.-]+", "-", model.strip("/.")).strip("-")
 
 
-def _finish(
+def write_results(
     console: "Console",
     results: "dict[str, dict[str, SetResult]]",
     wanted: Sequence[str],
     folder: Path,
-    as_json: bool,
-    more: "Sequence[ModelScores]",
+    as_json: bool = False,
+    more: "Sequence[ModelScores]" = (),
 ) -> None:
     """Write the tables in all formats, and show them; ``more`` are further rows."""
     from segcredit.benchmarks.page import write_page

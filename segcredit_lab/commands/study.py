@@ -1,6 +1,7 @@
 """``segcredit study``: reproduce a table or figure with one command."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from segcredit.commands.output import complain
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from segcredit.benchmarks.run import QuestionSet
     from segcredit_lab.study import Store, StudyPlan
     from segcredit_lab.study.execute import RunStates
 
@@ -79,6 +81,14 @@ def study(
             "--run/--no-run", help="Train missing runs, or only write tables of finished ones."
         ),
     ] = True,
+    benchmark: Annotated[
+        bool | None,
+        typer.Option(
+            "--benchmark/--no-benchmark",
+            help="Score the final models on the study's benchmarks.",
+            show_default="at scale paper",
+        ),
+    ] = None,
 ) -> None:
     """Run the missing runs of a study, then write its tables and figures."""
     from rich.console import Console
@@ -105,8 +115,11 @@ def study(
         if dry_run:
             _dry_run(console, plans, store)
             return
+        wanted = scale == "paper" if benchmark is None else benchmark
+        questions = _questions(console, plans) if wanted else {}
         states = _execute(console, plans, store, folder, jobs) if run else recorded(plans, store)
         _write(console, plans, states, folder)
+        _benchmark(console, plans, store, folder, questions)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(2) from None
@@ -151,6 +164,50 @@ def _write(console: "Console", plans: "list[StudyPlan]", states: "RunStates", fo
         for reason in lacking:
             console.print(reason, style="yellow", markup=False, highlight=False, soft_wrap=True)
         console.print(f"written  {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _questions(console: "Console", plans: "list[StudyPlan]") -> "dict[str, Sequence[QuestionSet]]":
+    """Read the questions of each study's benchmarks before training, so that missing data shows."""
+    from segcredit.benchmarks.run import load_questions
+    from segcredit.benchmarks.table import set_names
+
+    found: dict[str, Sequence[QuestionSet]] = {}
+    with console.status("reading the questions of the benchmarks…"):
+        for plan in plans:
+            if plan.study.benchmarks:
+                try:
+                    found[plan.study.name] = load_questions(set_names(plan.study.benchmarks))
+                except ValueError as error:
+                    raise ValueError(
+                        f"{error}\nOr run the study without benchmarks: --no-benchmark"
+                    ) from None
+    return found
+
+
+def _benchmark(
+    console: "Console",
+    plans: "list[StudyPlan]",
+    store: "Store",
+    folder: Path,
+    questions: "dict[str, Sequence[QuestionSet]]",
+) -> None:
+    """Score the finished runs of every study that has benchmarks, in the paper's layout."""
+    from segcredit.benchmarks.run import BenchmarkSettings
+    from segcredit.commands.benchmark import PAPER, answer_sets, write_results
+
+    for plan in plans:
+        finished = [run for run in plan.runs() if run.kind == "run" and store.finished(run)]
+        if plan.study.name not in questions or not finished:
+            continue
+        place = folder / f"{plan.study.name}-{plan.scale.name}" / "benchmark"
+        models = {
+            f"{plan.study.label(run.arm)}, seed {run.seed}": str(store.folder(run))
+            for run in finished
+        }
+        sets = questions[plan.study.name]
+        settings = BenchmarkSettings(**PAPER)
+        results = answer_sets(console, models, sets, place, settings, trust_run=True)
+        write_results(console, results, plan.study.benchmarks, place)
 
 
 def _show(console: "Console", plan: "StudyPlan", summary: object) -> None:

@@ -102,6 +102,9 @@ class Study(Settings):
     axis: str = ""
     """Axis label of a sweep."""
     published: PublishedNumbers | None = None
+    benchmarks: tuple[str, ...] = ()
+    """Sets of ``segcredit benchmark``, such as table1, on which final models are scored at scale
+    paper."""
     note: str = ""
     """Note printed below the table."""
     scales: dict[str, dict[str, Any]] = Field(default_factory=dict)
