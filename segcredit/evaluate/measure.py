@@ -128,8 +128,9 @@ class Evaluation:
     """``sampled`` by test set, if the prompts come from several files."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all numbers and the sampling settings."""
-        found = {x.name: getattr(self, x.name) for x in fields(self) if x.name != "rows"}
+        """Return all numbers and the sampling settings; ``by_source`` if there are several sets."""
+        left_out = {"rows"} if self.by_source else {"rows", "by_source"}
+        found = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in left_out}
         return found | {"sampling": asdict(self.sampling)}
 
     def metrics(self) -> dict[str, float]:

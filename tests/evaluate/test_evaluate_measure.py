@@ -146,6 +146,8 @@ def test_accuracy_by_test_set() -> None:
     assert second[0].startswith("two")
     assert "\x1b" not in second[0], "it is printed"
     assert found.metrics()["sampled/one"] == pytest.approx(0.25)
+    assert found.as_dict()["by_source"] == found.by_source
+    assert "by_source" not in measured(engine, 2, 1).as_dict(), "one set, no list"
     assert found.sampled == pytest.approx(0.375)
 
 
