@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import pickletools
 import re
 import subprocess
 import sys
@@ -40,6 +41,10 @@ MAX_PREDICTIONS = 2**30
 """Maximum size of a file with predictions in bytes."""
 _NAME = "policy"
 """Name of the model in VLMEvalKit's files."""
+_KEEP_EVERY = 2.0
+"""Seconds between two copies of the finished answers."""
+_POLL = 0.2
+"""Seconds between two looks at a process."""
 _PROGRESS = re.compile(r"(\d+)/(\d+) \[")
 
 Progress = Callable[[str, int, int], None]
@@ -169,6 +174,8 @@ def evaluate_with_toolkit(
     summary = {
         name: {
             **result.summary(),
+            "truncated": None,  # VLMEvalKit does not store lengths
+            "response_length": None,
             "driver": PACKAGE,
             "vlmevalkit_score": found[name].score,
             "vlmevalkit_reason": found[name].reason,
@@ -261,7 +268,7 @@ def _finish(command: list[str], log: Path) -> None:
     program = Program(command, log)
     try:
         while program.ended is None:
-            time.sleep(0.2)
+            time.sleep(_POLL)
     finally:
         program.stop()
     if program.ended != 0:
@@ -296,14 +303,19 @@ def run_toolkit(
     for name in names:  # one process per set: a crash loses one set, and the log belongs to it
         log = work / f"{name}.log"
         command = [str(python), "-m", "vlmeval.run", *_arguments(name, server, work, settings)]
+        checkpoint = _Checkpoint(work / _NAME / f"{_NAME}_{TOOLKIT[name].dataset}_checkpoint.pkl")
+        checkpoint.restore()
         program = Program(command, log, _environment(data))
+        before = ""
         try:
             while program.ended is None:
                 server.check()
-                done = _PROGRESS.findall(program.tail())
-                if done:
-                    progress(name, *map(int, done[-1]))
-                time.sleep(0.2)
+                checkpoint.keep()
+                *_, (done, total) = [("", ""), *_PROGRESS.findall(program.tail())]
+                if done not in ("", before):
+                    progress(name, int(done), int(total))
+                    before = done
+                time.sleep(_POLL)
         finally:
             program.stop()
         if program.ended != 0:
@@ -314,6 +326,48 @@ def run_toolkit(
             )
         results[name] = read_result(name, work, settings.judge is not None, program.last_lines())
     return results
+
+
+class _Checkpoint:
+    """VLMEvalKit's file of finished answers, and a copy of its last complete version.
+
+    VLMEvalKit overwrites the file in place after every answer. A kill often leaves a part of it or
+    an empty file, which VLMEvalKit then cannot read. The file is never unpickled here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._copy = path.with_suffix(".complete")
+        self._next = time.monotonic()
+
+    def keep(self) -> None:
+        """Copy the file every few seconds; wait a moment for a complete version."""
+        end = time.monotonic() + _POLL
+        while self._next <= time.monotonic() < end and self._path.exists():
+            content = self._complete()
+            if content is not None:
+                write_bytes_atomically(self._copy, content)
+                self._next = time.monotonic() + _KEEP_EVERY
+            time.sleep(0.001)
+
+    def restore(self) -> None:
+        """Replace an incomplete file by its copy; remove it if there is none."""
+        if not self._path.exists() or self._complete() is not None:
+            return
+        if self._copy.exists():
+            write_bytes_atomically(self._path, self._copy.read_bytes())
+        else:
+            self._path.unlink()
+
+    def _complete(self) -> bytes | None:
+        """Read the file; None if it does not exist or a part is missing."""
+        try:
+            content = self._path.read_bytes()
+            for _ in pickletools.genops(content):  # parses the instructions, and executes none
+                continue
+        except (OSError, ValueError, EOFError, IndexError):
+            return None
+        return content
 
 
 def _digest(settings: DriverSettings, model: str) -> str:

@@ -548,10 +548,12 @@ def _details(results: "dict[str, dict[str, SetResult]]") -> Iterator[str]:
                 if result.benchmark.count in (None, len(result.questions))
                 else (f" of {result.benchmark.count}")
             )
+            known = facts["response_length"] > 0  # VLMEvalKit does not store lengths
+            cut = f", truncated {facts['truncated']:.1%}" if known else ""
             yield (
                 f"{model} {result.benchmark.title}: {metric} {score.value:.2f} (95 % interval "
                 f"{score.low:.1f} – {score.high:.1f}), {len(result.questions)}{part} questions, no "
-                f"answer found in {facts['no_answer']:.1%}, truncated {facts['truncated']:.1%}"
+                f"answer found in {facts['no_answer']:.1%}{cut}"
             )
 
 

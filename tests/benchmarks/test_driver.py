@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import socket
 import stat
@@ -248,3 +249,24 @@ def test_a_server_that_dies(python: Path, data: Path, tmp_path: Path) -> None:
 def test_a_server_that_cannot_be_reached(url: str, said: str) -> None:
     with pytest.raises(ServerError, match=said):
         connect(url)
+
+
+def test_half_a_checkpoint_is_replaced(
+    python: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLMEvalKit cannot read the file that a kill left incomplete."""
+    monkeypatch.setattr("segcredit.benchmarks.vlmevalkit._KEEP_EVERY", 0)
+    monkeypatch.setenv("FAKE", "checkpoint")
+    with stub_server(constant) as (url, _):
+        args = (python, connect(url), ["wemath"], tmp_path / "o", SETTINGS, data)
+        evaluate_with_toolkit(*args)
+        (file,) = (tmp_path / "o").glob("vlmevalkit/*/policy/*_checkpoint.pkl")
+        whole = file.read_bytes()
+        assert pickle.loads(whole) == {"0": "an answer"}
+        file.write_bytes(whole[:-3])
+        evaluate_with_toolkit(*args)
+        assert file.with_suffix(".seen").read_bytes() == whole
+        file.write_bytes(b"")
+        file.with_suffix(".complete").unlink()
+        evaluate_with_toolkit(*args)
+        assert not file.with_suffix(".seen").exists()
