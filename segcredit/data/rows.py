@@ -1,8 +1,12 @@
 """Load prompts from data files; check every row before training and report all bad ones at once."""
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -24,6 +28,8 @@ from segcredit.models.template import BrokenTemplate
 from segcredit.printable import named, printable, shown
 from segcredit.types import Prompt
 
+THREADS, AHEAD = 8, 64
+"""Maximum number of threads that check images, and of rows that they check at once."""
 CountTokens = Callable[[Prompt], int]
 """Counts the tokens of a prompt, chat template and images included; raises ValueError if the model
 cannot process the prompt."""
@@ -167,10 +173,10 @@ class _Collector:
                 self.bad.append(BadRow(printable(source.name), problem))
                 return
         empty = True
-        for row in source.rows():
+        for row, parsed in self._parsed(source):
             empty = False
             try:
-                self.prompts.append(self._prompt(row, source))
+                self.prompts.append(self._prompt(row, source, parsed))
             except RowError as error:
                 self.bad.append(BadRow(printable(row.where), str(error)))
             except BrokenTemplate as error:  # every other row would fail, too
@@ -180,20 +186,48 @@ class _Collector:
         if empty:
             raise no_rows(source.name)
 
-    def _prompt(self, row: RawRow, source: Source) -> Prompt:
-        if isinstance(row.content, RowError):
-            raise row.content
-        if isinstance(row.content, Prompt):  # made in Python: used unchanged
-            self._check_readable(row.content)
+    def _parsed(self, source: Source) -> Iterator[tuple[RawRow, "_Parsed"]]:
+        """Yield every row with its parts or its error; images are checked by several threads."""
+        rows = source.rows()
+        workers = min(THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(workers) as pool:
+            # no further ahead than the limit: later rows must not be read
+            while some := list(islice(rows, AHEAD if self.limit is None else self._room)):
+                parse = partial(self._parse, source)
+                has_images = any(_may_have_images(row, self._keys) for row in some)
+                # all of them before the first is used: chat templates are run in a forked process
+                parsed = list((pool.map if has_images else map)(parse, some))
+                yield from zip(some, parsed, strict=True)
+
+    @property
+    def _room(self) -> int:
+        assert self.limit is not None
+        return min(AHEAD, self.limit - len(self.prompts))
+
+    def _parse(self, source: Source, row: RawRow) -> "_Parsed":
+        """Split a row and check its images; this depends on no other row."""
+        if isinstance(row.content, RowError | Prompt):
             return row.content
-        parts = split_row(row.content, self._keys, self._pattern, self.one_answer)
-        if parts.answer is None and self.need_answer:
-            raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
-        self._append_suffix(parts)
+        try:
+            parts = split_row(row.content, self._keys, self._pattern, self.one_answer)
+            if parts.answer is None and self.need_answer:
+                raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
+            self._append_suffix(parts)
+            return parts, self._images(parts.images, source)
+        except RowError as error:
+            return error
+
+    def _prompt(self, row: RawRow, source: Source, parsed: "_Parsed") -> Prompt:
+        if isinstance(parsed, RowError):
+            raise parsed
+        if isinstance(parsed, Prompt):  # made in Python: used unchanged
+            self._check_readable(parsed)
+            return parsed
+        parts, images = parsed
         prompt = Prompt(
             id=self._id(parts, f"{source.stem}:{row.number}"),
             messages=tuple(parts.messages),
-            images=self._images(parts.images, source),
+            images=images,
             answer=parts.answer,
             columns=parts.columns,
             source=source.name,
@@ -248,6 +282,16 @@ class _Collector:
             raise RowError(
                 f"expected a prompt of at most {self.max_prompt_tokens} tokens; got {tokens}"
             )
+
+
+_Parsed = RowError | Prompt | tuple[RowParts, tuple[bytes | Path, ...]]
+"""A row's error, the prompt that it is, or its parts and images."""
+
+
+def _may_have_images(row: RawRow, keys: Keys) -> bool:
+    if not isinstance(row.content, Mapping):
+        return False
+    return any(row.content.get(key.partition(".")[0]) is not None for key in keys.images)
 
 
 def _refuse_duplicates(names: Sequence[str | Path]) -> None:

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
 
 from segcredit.printable import named, printable
 
@@ -38,9 +39,10 @@ def check_image(source: bytes | Path) -> None:
 
 
 def image_size(source: bytes | Path) -> tuple[int, int]:
-    """Return width and height as stored; only the header is read."""
+    """Return width and height once rotated by its EXIF data; only the header is read."""
     with _opened(source) as image:
-        return image.size
+        turned = "exif" in image.info and image.getexif().get(Base.Orientation) in (5, 6, 7, 8)
+        return (image.height, image.width) if turned else image.size
 
 
 def open_image(source: bytes | Path) -> Image.Image:

@@ -1,5 +1,6 @@
 """Checkpoints of many architectures: the sampler, the trainer and stock transformers agree."""
 
+import io
 import shutil
 import warnings
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tiny_families import (
     TEXT_FAMILIES,
     VISION_FAMILIES,
@@ -30,7 +32,7 @@ from segcredit.models import Critic, ModelError, Policy
 from segcredit.models.critic import verify_equal
 from segcredit.models.families import GeneralVision
 from segcredit.models.general import ProcessorCodec, notice
-from segcredit.models.images import open_image
+from segcredit.models.images import image_size, open_image
 from segcredit.models.layers import full_attention, set_attention
 from segcredit.rollout import HFEngine
 from segcredit.rollout.vllm import check_same_prompt, unprocessed_input
@@ -167,7 +169,7 @@ def test_a_model_without_a_cache_is_refused(tmp_path: Path) -> None:
 def test_tokens_are_counted_without_decoding(name: str, folders: Any) -> None:
     """From the sizes of images alone, exactly; broken pixels do not matter."""
     policy = load(name, folders)
-    for prompt in PROMPTS:
+    for prompt in [*PROMPTS, ask("<image>list ?", turned(picture(140, 28)))]:
         assert policy.codec.count_tokens(prompt) == len(policy.encode(prompt).tokens), prompt
 
 
@@ -344,3 +346,13 @@ def test_stock_processors_make_the_same_tensors(folders: Any) -> None:
                 assert torch.equal(made[key][0], x), (name, key)
         tried += 1
     assert tried >= 3
+
+
+def turned(image: bytes) -> bytes:
+    """The picture as a JPEG that its EXIF data turns by 90 degrees."""
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(io.BytesIO(image)).save(file, "JPEG", exif=exif)
+    assert image_size(file.getvalue()) == open_image(file.getvalue()).size
+    return file.getvalue()

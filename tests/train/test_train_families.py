@@ -1,15 +1,20 @@
 """Training steps with images on tiny checkpoints of many families, and their exact resumption."""
 
 import json
+import re
 import shutil
+import struct
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from forked_cli import run
 from safetensors.torch import load_file
-from tiny_families import VISION_FAMILIES, require, save_vision
+from tiny_families import VISION_FAMILIES, require, save_text, save_vision
 from tiny_policies import picture
 from tiny_runs import REWARD, assert_same_run, changed
 from transformers import AutoModelForImageTextToText
@@ -105,3 +110,56 @@ def test_steps_change_the_weights_and_resume_exactly(
         checkpoint / "policy", output_loading_info=True
     )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+@pytest.mark.parametrize("name", ["glm4v", "gemma3", "qwen3"])
+def test_bad_images_are_found_before_training(name: str, tmp_path: Path) -> None:
+    """With file and line for every row, by the processor's own rule; skipping them goes on."""
+    require(name)
+    vision = name in VISION_FAMILIES
+    (save_vision if vision else save_text)(name, tmp_path / "model")
+    sizes = {"good": (60, 40), "long": (2000, 4), "dot": (1, 1), "wide": (10_000, 60)}
+    for key, size in sizes.items():
+        (tmp_path / f"{key}.png").write_bytes(picture(*size))
+    (tmp_path / "huge.png").write_bytes(huge())
+    rows = [
+        *(("<image>list ?", x) for x in ("good", "long", "dot", "wide", "huge")),
+        ("<image>list <image>?", "good"),
+        *(("<image>list ?", "good") for _ in range(80)),
+    ]
+    lines = [{"prompt": x, "images": [f"{y}.png"], "answer": "1"} for x, y in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    recipe = {
+        "name": "check",
+        "model": {"path": "model"},
+        "data": {"train": ["rows.jsonl"]},
+        "reward": "exact",
+        "algorithm": "sapo",
+        "stages": [{"kind": "optimize", "steps": 1}],
+        "rollout": {"prompts": 4, "max_tokens": 8},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    done = run(tmp_path, "train", "recipe.yaml", "--check")
+    assert done.code != 0
+    found = dict(re.findall(r"^rows\.jsonl:(\d+): (.*)$", done.complained, re.MULTILINE))
+    assert "at most 89,478,485 pixels" in found["5"]
+    assert "expected one <image> in the prompt per image; got 2 <image> and 1" in found["6"]
+    if not vision:
+        assert "this model reads text alone" in found["1"]
+        return
+    assert set(found) == ({"2", "5", "6"} if name == "glm4v" else {"5", "6"})
+    if name == "glm4v":
+        assert "rejects an image of 2000×4 pixels (absolute aspect ratio must be" in found["2"]
+    done = run(tmp_path, "train", "recipe.yaml", "--check", "--skip-bad-rows")
+    assert done.code == 0, done.complained
+    assert f"prompts: {len(rows) - len(found)}" in done.said
+
+
+def huge() -> bytes:
+    """A PNG whose header says 10,000 × 10,000; the pixels are never read."""
+    header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x))
+        for kind, x in parts
+    )
