@@ -242,6 +242,31 @@ class Rollouts:
             columns["parent"] = torch.where(kept >= 0, place[kept.clamp(min=0)], kept)
         return replace(self, **columns)  # type: ignore[arg-type]
 
+    @classmethod
+    def join(cls, parts: "Sequence[Rollouts]") -> "Rollouts":
+        """Join batches into one, padded to one width; groups are numbered anew.
+
+        A column that one of them lacks is left out; ``parent`` must not be filled.
+        """
+        width = max(x.mask.shape[1] for x in parts)
+        columns: dict[str, Any] = {}
+        for f in fields(cls):
+            found = [getattr(x, f.name) for x in parts]
+            if f.name == "extra" or any(x is None for x in found):
+                continue
+            if not isinstance(found[0], Tensor):
+                columns[f.name] = [x for part in found for x in part]
+                continue
+            if found[0].ndim == 2:
+                found = [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in found]
+            columns[f.name] = torch.cat(found)
+        numbers, first = [], 0
+        for part in parts:
+            number = part.group.unique(return_inverse=True)[1]
+            numbers.append(number + first)
+            first += int(number.max()) + 1
+        return cls(**columns | {"group": torch.cat(numbers)})
+
     def __len__(self) -> int:
         return len(self.mask)
 

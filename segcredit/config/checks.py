@@ -96,6 +96,11 @@ def _engine_problems(recipe: "Recipe") -> Iterator[str]:
             "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
             "rollout.old_logp=recompute, or remove it"
         )
+    if rollout.refills and (rollout.samples < 2 or rollout.tree is not None):
+        yield (
+            "rollout.refills compares the rewards of a prompt's independent responses: set "
+            "rollout.samples to at least 2 and remove rollout.tree, or set rollout.refills=0"
+        )
     if rollout.mismatch_cap is None:
         for key in ("mismatch_over", "mismatch_mask", "mismatch_floor"):
             if getattr(rollout, key) != type(rollout).model_fields[key].default:
@@ -178,6 +183,10 @@ def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[s
     if rollout.mismatch_cap is not None and not needed.assigns_credit:
         problems.append(
             f"rollout.mismatch_cap weights advantages, but {name} computes none: remove it"
+        )
+    if recipe.update.mask_truncated and not needed.assigns_credit:
+        problems.append(
+            f"update.mask_truncated weights advantages, but {name} computes none: remove it"
         )
     for column in needed.columns:
         problems += column.check(recipe, name)

@@ -242,6 +242,10 @@ class RolloutSettings(Settings):
     of a truncated one."""
     mismatch_floor: Number | None = Field(None, gt=0, le=1)
     """Lower bound of the ratio, such as 0.5 (IcePop). None: no lower bound."""
+    refills: Whole = Field(0, ge=0)
+    """Dynamic sampling (DAPO): maximum number of additional batches of prompts per step, whose
+    responses replace those to prompts whose rewards are all equal, since a group method learns
+    nothing from these. DAPO's code: 10. 0: off."""
 
     @field_validator("engine")
     @classmethod
@@ -294,6 +298,9 @@ class UpdateSettings(Settings):
     tokens_per_micro: Whole = Field(16_384, ge=1)
     """Maximum number of tokens per forward pass, prompts, responses and padding together; affects
     only memory."""
+    mask_truncated: bool = False
+    """Whether truncated responses have no gradient in the policy loss (DAPO's over-long filtering).
+    They still count in group statistics, value loss and denominators."""
 
 
 class MemorySettings(Settings):

@@ -35,6 +35,19 @@ def authors_length_penalty(num_tokens: int, max_tokens: int) -> float:
     return min(0.5, 0.001 * over + at_limit)
 
 
+def soft_length_penalty(num_tokens: int, max_tokens: int) -> float:
+    """Penalty that grows from 0 at 80 % of the limit to 1 at the limit (DAPO, Eq. 13).
+
+    In the paper the limit is 20,480 tokens and the interval 4,096.
+    """
+    interval = 0.2 * max_tokens
+    return min(1.0, max(0.0, (num_tokens - (max_tokens - interval)) / interval))
+
+
+LENGTH_PENALTIES = {"authors": authors_length_penalty, "soft": soft_length_penalty}
+"""Length penalties by name, functions of the number of tokens and the limit."""
+
+
 @dataclass(frozen=True)
 class MathReward:
     r"""accuracy·(correct answer) + format·(``<think>…</think>`` then ``\boxed{}``) − penalty.
@@ -46,8 +59,8 @@ class MathReward:
     extract: Literal["boxed", "hash", "auto"] = "boxed"
     accuracy: float = 1.0
     format: float = 0.0
-    length_penalty: Literal["authors"] | None = None
-    """"authors": see :func:`segcredit.rewards.math.authors_length_penalty`."""
+    length_penalty: Literal["authors", "soft"] | None = None
+    """"authors": :func:`authors_length_penalty`; "soft": DAPO's, :func:`soft_length_penalty`."""
     deadline: float = 5.0
     """Time limit for each answer in seconds."""
     workers: int = 2
@@ -61,9 +74,9 @@ class MathReward:
         require_extract(self.extract, tuple(READERS))
         require_weight("accuracy", self.accuracy)
         require_weight("format", self.format)
-        if self.length_penalty not in (None, "authors"):
+        if self.length_penalty not in (None, *LENGTH_PENALTIES):
             raise ValueError(
-                f"length_penalty must be None or 'authors'; got {self.length_penalty!r}."
+                f"length_penalty must be None, 'authors' or 'soft'; got {self.length_penalty!r}."
             )
         require_seconds("deadline", self.deadline)
         require_count("workers", self.workers)
@@ -103,8 +116,9 @@ class MathReward:
 
     def _reward(self, response: Response, verdict: Verdict, answered: bool) -> Reward:
         penalty = 0.0
-        if self.length_penalty == "authors":
-            penalty = authors_length_penalty(response.num_tokens, response.max_tokens)
+        if self.length_penalty is not None:
+            compute = LENGTH_PENALTIES[self.length_penalty]
+            penalty = compute(response.num_tokens, response.max_tokens)
         formatted = verl_format_ok if self.grader == "mathruler" else format_ok
         parts = {
             "accuracy": self.accuracy if verdict.right else 0.0,

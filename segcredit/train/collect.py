@@ -11,7 +11,7 @@ from segcredit.columns import Column
 from segcredit.core.checks import sent
 from segcredit.models.inputs import as_responses, encode_all
 from segcredit.train.distributed import micro_batches
-from segcredit.train.metrics import Metrics, RolloutBatch
+from segcredit.train.metrics import Metrics, RolloutBatch, varied_rewards
 from segcredit.train.provider import Sampler
 from segcredit.train.state import State, generator
 from segcredit.types import (
@@ -103,17 +103,61 @@ def collect(
     prompts: Sequence[Prompt],
     columns: Sequence[Column],
     sampler: Sampler | None = None,
+    more: Callable[[], Sequence[Prompt]] | None = None,
 ) -> RolloutBatch:
-    """Sample responses of the current policy to these prompts, grade them, fill the columns."""
+    """Sample responses of the current policy to these prompts, grade them, fill the columns.
+
+    Args:
+        more: Returns the next batch of prompts; if given, groups of equal rewards are replaced
+            (:func:`refill`).
+    """
     providers, log = context.state.providers_of(columns), context.log
     sampler = sampler or providers.sampler or IndependentSampler()
     with log.time("sample"):
         drawn = sampler.sample(context, prompts)
     with log.time("score"):
         batch = sampler.grade(context, drawn)
+    if more is not None:
+        batch = refill(context, sampler, batch, more)
     with log.time("annotate"):
         rollouts = providers.fill(context, batch.rollouts)
     return replace(batch, rollouts=rollouts)
+
+
+def refill(
+    context: Context, sampler: Sampler, first: RolloutBatch, more: Callable[[], Sequence[Prompt]]
+) -> RolloutBatch:
+    """Replace the responses to prompts with equal rewards by those to other prompts (DAPO).
+
+    At most ``rollout.refills`` batches of prompts are sampled in addition. If there are still too
+    few groups with different rewards, the first groups of equal rewards stay.
+    """
+    settings, log = context.state.recipe.rollout, context.log
+    wanted = len(first.rollouts)
+    spread = varied_rewards(first.rollouts.reward, first.rollouts.group)
+    parts, batches, tokens = [first.select(spread.nonzero().flatten())], 0, 0
+    while sum(len(x.rollouts) for x in parts) < wanted and batches < settings.refills:
+        again = context.within("refill", batches)
+        with log.time("sample"):
+            drawn = sampler.sample(again, more())
+        with log.time("score"):
+            batch = sampler.grade(again, drawn)
+        kept = varied_rewards(batch.rollouts.reward, batch.rollouts.group)
+        missing = wanted - sum(len(x.rollouts) for x in parts)
+        parts.append(batch.select(kept.nonzero().flatten()[:missing]))
+        tokens += int(batch.rollouts.mask.sum())
+        batches += 1
+    found = sum(len(x.rollouts) for x in parts)
+    parts.append(first.select((~spread).nonzero().flatten()[: wanted - found]))
+    log.add(
+        {
+            "refill/batches": float(batches),
+            "refill/groups_found": found / wanted,
+            "refill/extra_tokens": float(tokens),
+        }
+    )
+    joined = RolloutBatch.join([x for x in parts if len(x.rollouts)])
+    return replace(joined, unfiltered=first)
 
 
 @torch.no_grad()

@@ -69,8 +69,10 @@ class PolicyProvider(Provider):
         return describe_mismatch(rollouts)
 
     def before_update(self, context: Context, batch: Batch) -> Batch:
-        """Weight tokens by π_old / π_sampler, if ``rollout.mismatch_cap`` is set."""
+        """Weight tokens by π_old / π_sampler (``rollout.mismatch_cap``), mask truncated ones."""
         settings = context.state.recipe.rollout
+        if context.state.recipe.update.mask_truncated:
+            batch = without_truncated(batch)
         if settings.mismatch_cap is None:
             return batch
         batch, metrics = weighted(
@@ -111,6 +113,13 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 
 @torch.no_grad()
+def without_truncated(batch: Batch) -> Batch:
+    """Give the tokens of truncated responses weight 0 in the policy loss."""
+    weight = (~batch.rollouts.truncated)[:, None].expand_as(batch.rollouts.mask)
+    return replace(batch, weight=weight.to(batch.rollouts.logp_old.dtype))
+
+
+@torch.no_grad()
 def weighted(
     batch: Batch,
     cap: float,
@@ -140,6 +149,8 @@ def weighted(
     outside = (ratio > cap) if floor is None else (ratio > cap) | (ratio < floor)
     kept = ratio.masked_fill(outside, 0.0) if mask else ratio.clamp(floor, cap)
     weight = kept.to(batch.credit.advantage.dtype)
+    if batch.weight is not None:
+        weight = weight * batch.weight
     share = float(outside[rollouts.mask].float().mean())
     return replace(batch, weight=weight), {"agreement/weights_cut": share}
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,26 @@ class RolloutBatch:
     rewards: list[Reward]
     weight: Tensor | None = None
     """Weight of each row in means over responses; None: equal weights."""
+    unfiltered: "RolloutBatch | None" = None
+    """With dynamic sampling, the step's first batch, whose rewards are not selected."""
+
+    def select(self, rows: Tensor) -> "RolloutBatch":
+        """Return some of the responses, in the given order."""
+        numbers = rows.tolist()
+        return RolloutBatch(
+            self.rollouts.select(rows.cpu()),
+            [self.responses[x] for x in numbers],
+            [self.rewards[x] for x in numbers],
+        )
+
+    @classmethod
+    def join(cls, parts: "Sequence[RolloutBatch]") -> "RolloutBatch":
+        """Join batches into one; groups are numbered anew."""
+        return cls(
+            Rollouts.join([x.rollouts for x in parts]),
+            [response for x in parts for response in x.responses],
+            [reward for x in parts for reward in x.rewards],
+        )
 
 
 @dataclass(frozen=True)
@@ -133,18 +153,26 @@ def describe_rewards(sampled: RolloutBatch) -> dict[str, float]:
     return found
 
 
-def _zero_std(reward: Tensor, group: Tensor) -> float | None:
-    """Compute the share of prompts whose responses have equal rewards; None if each has one."""
+def varied_rewards(reward: Tensor, group: Tensor) -> Tensor:
+    """True at responses to prompts whose responses have different rewards."""
     _, number, count = group.unique(return_inverse=True, return_counts=True)
-    if int(count.max()) < 2:
-        return None
     limits = [
         torch.zeros(len(count), device=reward.device).scatter_reduce(
             0, number, reward, how, include_self=False
         )
         for how in ("amax", "amin")
     ]
-    return float((limits[0] - limits[1] <= 1e-6)[count > 1].float().mean())
+    return (limits[0] - limits[1] > 1e-6)[number]
+
+
+def _zero_std(reward: Tensor, group: Tensor) -> float | None:
+    """Compute the share of prompts whose responses have equal rewards; None if each has one."""
+    _, number, count = group.unique(return_inverse=True, return_counts=True)
+    if int(count.max()) < 2:
+        return None
+    equal = torch.zeros(len(count), device=reward.device)
+    equal[number] = (~varied_rewards(reward, group)).float()
+    return float(equal[count > 1].mean())
 
 
 def _describe_tree(sampled: RolloutBatch, weight: Tensor) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -219,7 +220,8 @@ class OptimizeStage:
             optimizer.warmup_steps,
             optimizer.min_lr_ratio,
         )
-        result = train_step(state, next_prompts(state), factor)
+        more = partial(next_prompts, state) if state.recipe.rollout.refills else None
+        result = train_step(state, next_prompts(state), factor, more)
         return result.metrics, result
 
 

@@ -1,5 +1,6 @@
 """One step of reinforcement learning: sample, score, annotate, credit, update, sync."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,18 +18,25 @@ from segcredit.train.update import update
 from segcredit.types import Batch, NothingToLearn, Prompt, Rollouts
 
 
-def train_step(state: State, prompts: list[Prompt], factor: float = 1.0) -> StepResult:
+def train_step(
+    state: State,
+    prompts: list[Prompt],
+    factor: float = 1.0,
+    more: Callable[[], list[Prompt]] | None = None,
+) -> StepResult:
     """Run one outer iteration of Algorithm 1: sample, score, annotate, credit, update, sync.
 
     Args:
         factor: Factor of the learning rate.
+        more: Returns the next prompts, for dynamic sampling; None: only ``prompts``.
     """
     log, algorithm = Metrics(), state.algorithm
     context = Context(state, log, ("optimize", state.step))
     columns = state.providers_of(state.columns)
-    sampled = collect(context, prompts, state.columns)  # y ~ π_old, r(x, y), log π_old, H, V, …
+    # y ~ π_old, r(x, y), log π_old, H, V, …
+    sampled = collect(context, prompts, state.columns, more=more)
     rollouts = sampled.rollouts
-    log.add(describe_rewards(sampled) | columns.describe(rollouts))
+    log.add(describe_rewards(sampled.unfiltered or sampled) | columns.describe(rollouts))
     with log.time("credit"):
         selection = prepare(context, columns, rollouts)  # segments, advantages, value targets
     log.add(describe(selection.shown, state.requirements.offline) | describe_selection(selection))

@@ -40,6 +40,8 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "mismatch_over"): "token",
     ("rollout", "mismatch_mask"): False,
     ("rollout", "mismatch_floor"): None,
+    ("rollout", "refills"): 0,
+    ("update", "mask_truncated"): False,
 }
 """Recipe fields that were added after the first studies, with their defaults. A digest leaves them
 out at the default, so that runs made before are found again."""

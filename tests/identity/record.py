@@ -40,6 +40,8 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "mismatch_over"): "token",
     ("rollout", "mismatch_mask"): False,
     ("rollout", "mismatch_floor"): None,
+    ("rollout", "refills"): 0,
+    ("update", "mask_truncated"): False,
 }
 """Recipe fields that are newer than the recording, with their defaults."""
 ENVIRONMENT = {

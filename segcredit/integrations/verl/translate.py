@@ -191,6 +191,13 @@ def _size_problems(recipe: Recipe, cluster: Cluster) -> Iterator[str]:
             "truncates them at an upper one. Set both mismatch_mask=true and mismatch_floor, or "
             "neither"
         )
+    if rollout.refills:
+        yield (
+            "rollout.refills: verl's trainer has no dynamic sampling (its DAPO recipe does). Set "
+            "it to 0, or use segcredit train"
+        )
+    if update.mask_truncated:
+        yield "update.mask_truncated: verl keeps truncated responses in the loss. Set it to false"
     if rollout.old_logp == "sampler":
         yield (
             "rollout.old_logp: on verl the trained model computes log π_old and entropies; got "
