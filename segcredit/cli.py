@@ -4,6 +4,7 @@ The commands of the laboratory (``study``, ``analyze``) are in ``segcredit_lab``
 """
 
 import sys
+import warnings
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated
@@ -66,6 +67,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # terminals that cannot show ↵ or 角
+    # a message, not the line of code that wrote it
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {one_line(str(message))}\n"
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except Exception as error:

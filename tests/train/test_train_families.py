@@ -153,6 +153,19 @@ def test_bad_images_are_found_before_training(name: str, tmp_path: Path) -> None
     done = run(tmp_path, "train", "recipe.yaml", "--check", "--skip-bad-rows")
     assert done.code == 0, done.complained
     assert f"prompts: {len(rows) - len(found)}" in done.said
+    assert "no model family here" not in done.complained
+
+
+def test_the_notice_on_a_terminal(shared: Path, tmp_path: Path) -> None:
+    require("fast_vlm")
+    model = place(shared, "fast_vlm") / "model"
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "list ?", "answer": "1"}\n')
+    call = ("evaluate", model, "--data", "rows.jsonl", "--reward", "exact", "--samples", 1)
+    done = run(tmp_path, *call, "--max-tokens", 4)
+    assert done.code == 0, done.complained
+    lines = [x for x in done.complained.splitlines() if "no model family here" in x]
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: no model family here describes models of type 'fast_vlm'")
 
 
 def huge() -> bytes:
