@@ -7,6 +7,7 @@ every function takes linear time. Only the text after the reasoning counts: lett
 
 import re
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ Options = Mapping[str, str]
 Verify = Callable[[Sequence[tuple[str, str]]], Sequence[Verdict]]
 """Compares pairs (expected, answer) as mathematics, in processes that can be killed."""
 
+STATEMENTS = 100
+"""Maximum number of statements such as "the answer is" that are read, counted from the end."""
 SHORT = 60
 """Maximum number of characters of a free answer that no box, tag or statement marks."""
 LONGEST = 100_000
@@ -176,7 +179,7 @@ class _Letters:
         plain = re.sub(
             r"^(?i:option|choice|answer|figure|选项)\s?[:]?\s?(?=[(\[{]?[A-Z0-9])", "", plain
         )
-        if not re.fullmatch(r"[A-Z]", plain) and (found := self._by_text(plain)):
+        if found := self._by_text(plain):
             return found
         found, end = self._letters_at(plain if len(plain) > 1 else plain.upper(), 0, runs=True)
         rest = plain[end:].strip()
@@ -232,22 +235,22 @@ class _Letters:
         """Find the text of one option: as an answer, as the whole text, in the last line."""
         if not self.texts:
             return frozenset()
-        tails = [
-            _first_sentence(plain[match.end() : match.end() + 400])
-            for match in _STATEMENT.finditer(plain)
-        ]
-        for part in (*reversed(tails[-8:]), " ".join(lines), lines[-1]):
+        for part in (" ".join(lines), lines[-1]):
             if found := self._by_text(part):
                 return found
         sentences = [part for part in _SENTENCE_END.split(lines[-1]) if part.strip()]
-        for part in (*reversed(tails[-1:]), *sentences[-1:], lines[-1]):
+        stated = [plain[match.end() :] for match in deque(_STATEMENT.finditer(plain), 1)]
+        for part in (*map(_first_sentence, stated), *sentences[-1:], lines[-1]):
             if not _NEGATION.search(part) and (found := self._contained(part)):
                 return found
         return frozenset()
 
     def _statements(self, plain: str) -> Iterator[tuple[int, frozenset[str]]]:
         for pattern in (_STATEMENT, _CHOICE):
-            for match in pattern.finditer(plain):
+            for match in deque(pattern.finditer(plain), STATEMENTS):
+                if named := self._by_text(_first_sentence(plain[match.end() : match.end() + 400])):
+                    yield match.start(), named  # "A ∪ B" is the text of an option, not option A
+                    continue
                 found, end = self._letters_at(plain, match.end(), runs=True)
                 if found and not self._article(plain, match.end(), end):
                     yield match.start(), found
@@ -311,6 +314,9 @@ class _Letters:
         return short and not _NEGATION.search(rest)
 
     def _by_text(self, part: str) -> frozenset[str]:
+        """Return the option with this text; a capital letter, as in "(E)", is never a text."""
+        if re.fullmatch(r"[(\[{<]{0,3}[A-Z][)\]}>]{0,3}[.:]?", part.strip()):
+            return frozenset()
         text = _comparable(part)
         return frozenset(key for key, option in self.texts.items() if option == text)
 

@@ -86,7 +86,7 @@ RULES = {  # rule of VLMEvalKit: where it decides otherwise, and why ours is mea
     "dynamath": {},
 }
 AGREEMENT = {  # cases, same answer, another answer, left to the judge model
-    "can_infer": (156, 74, 11, 71),
+    "can_infer": (166, 84, 11, 71),
     "wemath": (10, 8, 0, 2),
     "mathvista": (46, 1, 0, 45),
     "mathverse": (48, 5, 0, 43),
