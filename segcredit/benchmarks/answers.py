@@ -214,6 +214,7 @@ class _Letters:
         for part in (sentences[-1] if sentences else "", lines[-1]):
             named: list[str] = []
             closing = False
+            end = len(part.rstrip(" .!)]}'。！"))
             for match in _LETTER.finditer(part):
                 after = part[match.end() : match.end() + 1]
                 bracketed = match.group()[:1] in "([{" and match.group().rstrip()[-1:] in ")]}"
@@ -224,7 +225,7 @@ class _Letters:
                 if match.group(1) == "A" and not bracketed and _ARTICLE.match(part, match.end()):
                     continue
                 named.append(match.group(1))
-                closing = bracketed or not part[match.end() :].strip(" .!)]}'。！")
+                closing = bracketed or match.end() >= end
             if closing and not _NEGATION.search(part) and not _OR.search(part):
                 found = self._accept(named)
                 if found:

@@ -136,13 +136,13 @@ HOSTILE = [
 def test_long_hostile_text_takes_linear_time(number_of_text: int) -> None:
     text = HOSTILE[number_of_text]
     options = {"A": "teddy bear", "B": "cat", "C": "a" * 50, "D": "1,234"}
-    started = time.perf_counter()
+    started = time.process_time()
     choose(text, "ABCD", options)
     choose_set(text, "ABCD")
     final_answer(text)
     numbers(text)
     quantity(text)
-    assert time.perf_counter() - started < 4
+    assert time.process_time() - started < 4
 
 
 def test_only_text_after_closed_thinking_counts() -> None:
