@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from bench import DATA, needs_data, questions
 from PIL import Image, ImageDraw, ImageOps
+from tables import mathverse_row, mathvista_row, read, write_tsv
 from test_benchmark_command import error_of, segcredit
-from toolkit_tables import write_tsv
 
 from segcredit.benchmarks import make_benchmark, score
 from segcredit.benchmarks.overlap import Overlap, TrainingImages, find_overlap, scores_without
@@ -127,10 +127,26 @@ def test_questions_that_mathvista_and_mathverse_took_from_geometry3k() -> None:
     assert (len(verse), len(find_overlap(verse, training).source)) == (788, 129)
 
 
+def test_the_source_is_read_from_the_tables(tmp_path: Path) -> None:
+    training = TrainingImages(frozenset(), (), frozenset({"geometry3k"}))
+    number = {"question_type": "free_form", "answer_type": "integer", "answer": "3"}
+    vista = [
+        mathvista_row(n, question="Hint: 3?", source=source, **number)
+        for n, source in enumerate(("Geometry3K", "GeoQA+"))
+    ]
+    asked = read("mathvista", write_tsv(tmp_path / "MathVista_MINI.tsv", vista))
+    assert find_overlap(asked, training).source == {"0"}
+    verse = [mathverse_row(n, "x?", "free-form", "3") for n in range(2)]
+    verse[1]["metadata"] = "{'split': 'testmini', 'source': 'Geometry3K', 'subject': 'x'}"
+    asked = read("mathverse", write_tsv(tmp_path / "MathVerse.tsv", verse))
+    assert find_overlap(asked, training).source == {"1"}
+
+
 def test_the_command_reports_it(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
     write_tsv(
         tmp_path / "data" / "LogicVista.tsv",
-        (
+        [
             {
                 "index": n,
                 "image": base64.b64encode(png(drawing(n))).decode(),
@@ -139,7 +155,7 @@ def test_the_command_reports_it(model: Path, tmp_path: Path) -> None:
                 "skill": "inductive",
             }
             for n in range(4)
-        ),
+        ],
     )
     (tmp_path / "1.png").write_bytes(png(drawing(1)))
     train = tmp_path / "train.jsonl"

@@ -2,28 +2,14 @@
 
 import base64
 import csv
-import io
 import json
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench import DATA
-from PIL import Image
+from tables import LETTERS, encoded, write_tsv
 
 from segcredit.benchmarks.sets.wemath import split_options
-
-LETTERS = "ABCDEFGH"
-
-
-def write_tsv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    rows = list(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def rows_of_tsv(path: Path) -> list[dict[str, str]]:
@@ -32,7 +18,7 @@ def rows_of_tsv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-def encoded(path: Path) -> str:
+def encoded_file(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
@@ -41,17 +27,17 @@ def logicvista_tsv(folder: Path, mark: Callable[[object], str] = lambda _: "") -
     found = json.loads((DATA / "logicvista/data/dataset.json").read_text())
     write_tsv(
         folder / "LogicVista.tsv",
-        (
+        [
             {
                 "index": key.removeprefix("v1_"),
-                "image": encoded(DATA / "logicvista/data/images" / row["imagename"]),
+                "image": encoded_file(DATA / "logicvista/data/images" / row["imagename"]),
                 "question": row["question"] + mark(key.removeprefix("v1_")),
                 "answer": row["answer"],
                 "skill": ",".join(row["skill"]),
             }
             for key, row in found.items()
             if row["question"]
-        ),
+        ],
     )
 
 
@@ -64,7 +50,7 @@ def wemath_tsv(folder: Path, mark: Callable[[object], str] = lambda _: "") -> No
         rows.append(
             {
                 "index": number,
-                "image": encoded(DATA / "wemath/data" / row["image_path"]),
+                "image": encoded_file(DATA / "wemath/data" / row["image_path"]),
                 "question": row["question"] + mark(number),
                 **{letter: options.get(letter, "") for letter in LETTERS},
                 **{name: row[name] for name in ("answer", "ID", "knowledge concept", "key")},
@@ -75,33 +61,29 @@ def wemath_tsv(folder: Path, mark: Callable[[object], str] = lambda _: "") -> No
 
 def small_tables(folder: Path) -> None:
     """Four questions of LogicVista and one problem of We-Math."""
-    pixels = random.Random(0)
-    picture = Image.frombytes("RGB", (16, 16), pixels.randbytes(768))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    image = base64.b64encode(file.getvalue()).decode()
+    folder.mkdir(parents=True)
     answers = {"0": "C", "1": "A", "2": "C, A", "3": "B"}
     write_tsv(
         folder / "LogicVista.tsv",
-        (
+        [
             {
                 "index": index,
-                "image": image,
+                "image": encoded(),
                 "question": f"{index}? Select from A-D",
                 "answer": answer,
                 "skill": "inductive",
             }
             for index, answer in answers.items()
-        ),
+        ],
     )
     parts = {"2steps_1": "C", "2steps_2": "C", "2steps_multi": "A"}
     options = {letter: f"option {letter}" if letter < "F" else "" for letter in LETTERS}
     write_tsv(
         folder / "WeMath.tsv",
-        (
+        [
             {
                 "index": 7 * number,
-                "image": image,
+                "image": encoded(),
                 "question": f"part {key}?",
                 **options,
                 "answer": answer,
@@ -110,5 +92,5 @@ def small_tables(folder: Path) -> None:
                 "key": key,
             }
             for number, (key, answer) in enumerate(parts.items())
-        ),
+        ],
     )
