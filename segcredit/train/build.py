@@ -79,7 +79,7 @@ def make_plan(
     """
     problems: list[ValueError] = []
 
-    def tried(make: Callable[[], Made]) -> Made | None:
+    def attempt(make: Callable[[], Made]) -> Made | None:
         try:
             return make()
         except ValueError as error:
@@ -89,23 +89,23 @@ def make_plan(
     world = _world(recipe)
     algorithm = recipe.make_algorithm() if algorithm is None else algorithm
     bad: list[BadRow] = []
-    made_reward = tried(lambda: _reward(recipe, reward))
+    made_reward = attempt(lambda: _reward(recipe, reward))
     codec, window = None, None
-    if (found := tried(lambda: _config(recipe, world))) is not None:
+    if (found := attempt(lambda: _config(recipe, world))) is not None:
         place, config = found
-        codec = tried(lambda: _codec(recipe, world, place, config))
-        window = tried(lambda: _window(recipe, config))
-        tried(lambda: _check_lora(recipe, config))
-        tried(lambda: _check_critic(recipe, config))
+        codec = attempt(lambda: _codec(recipe, world, place, config))
+        window = attempt(lambda: _window(recipe, config))
+        attempt(lambda: _check_lora(recipe, config))
+        attempt(lambda: _check_critic(recipe, config))
         if codec is not None and place is not None:
-            tried(lambda: _check_end(recipe, place, config, codec.tokenizer))
+            attempt(lambda: _check_end(recipe, place, config, codec.tokenizer))
     with ExitStack() as limited:
         check = None
         if codec is not None:
             check = RowCheck(
                 recipe, codec, limited.enter_context(LimitedChat(codec.chat)), window, progress
             )
-        sources = tried(
+        sources = attempt(
             lambda: (
                 _generated(recipe, world, check)
                 if world is not None and train is None
@@ -143,7 +143,7 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
         recipe.rollout.engine_settings(
             recipe.data.max_prompt_tokens,
             repeats_prompts=any(provider_of(x).continues for x in columns),
-            needs_logp=_reads_drawn(plan),
+            needs_logp=_needs_sampler_logp(plan),
         ),
     )
     whole = None
@@ -167,7 +167,7 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
     return state
 
 
-def _reads_drawn(plan: RunPlan) -> bool:
+def _needs_sampler_logp(plan: RunPlan) -> bool:
     """Whether the engine's log π of responses is used, or recorded."""
     columns = requirements(plan.algorithm).columns
     again = plan.recipe.recomputes and not {LOGP_OLD, ENTROPY}.isdisjoint(columns)

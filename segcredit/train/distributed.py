@@ -224,7 +224,7 @@ def whole_model(
     return critic
 
 
-def by_tokens(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
+def split_padded(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
     """Split rows into padded micro-batches of at most ``budget`` prompt and response tokens.
 
     Rows of one prompt stay together, so that the prompt is read once. Prompts whose longest rows
@@ -271,7 +271,7 @@ def _longest_first(length: Int[Tensor, " N"], prompt: Int[Tensor, " N"]) -> Int[
     return order[longest[order].argsort(descending=True, stable=True)]
 
 
-def balanced(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
+def split_packed(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
     """Split rows into packed micro-batches, without padding and of about equal length.
 
     Rows are assigned from longest to shortest, each to the micro-batch with the fewest tokens.
@@ -292,7 +292,7 @@ def balanced(rollouts: Rollouts, budget: int, item: int = 1) -> list[Tensor]:
         count += 1
 
 
-def numbered(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
+def micro_batch_numbers(parts: list[Tensor], rows: int) -> Int[Tensor, " B"]:
     """Return the number of each row's micro-batch."""
     number = torch.empty(rows, dtype=torch.long)
     for i, part in enumerate(parts):
@@ -304,4 +304,4 @@ def micro_batches(
     rollouts: Rollouts, budget: int, packed: bool = False, item: int = 1
 ) -> list[Tensor]:
     """Split rows into packed or padded micro-batches."""
-    return (balanced if packed else by_tokens)(rollouts, budget, item)
+    return (split_packed if packed else split_padded)(rollouts, budget, item)

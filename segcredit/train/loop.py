@@ -104,7 +104,7 @@ class Loop:
         try:
             self._run()
         except (NotFinite, NotFiniteLogits) as error:
-            raise type(error)(f"{error}{self._how_to_recover(error)}") from None
+            raise type(error)(f"{error}{self._recovery_advice(error)}") from None
 
     def _run(self) -> None:
         state = self.state
@@ -121,7 +121,7 @@ class Loop:
                     self._step(stage)
                     if any(state.parallel.gather([interrupted()])):
                         self._save()
-                        raise StopTraining(self._how_to_go_on())
+                        raise StopTraining(self._resume_advice())
                 state.stage += 1
                 state.stage_step = 0
                 if state.stage == len(stages):
@@ -181,7 +181,7 @@ class Loop:
         assert self.folder is not None
         algorithm, codec = self.state.algorithm, self.state.policy.codec
         rows = rollout_rows(result, algorithm, codec, count, self.folder.images)
-        with saying_how_to_go_on(place):
+        with add_resume_command(place):
             write_rollouts(place, self.state.step, rows)
 
     def _evaluate(self, name: str | None) -> None:
@@ -197,7 +197,7 @@ class Loop:
         if self.metrics is not None:
             self.metrics.write(state.step, "evaluation", found.metrics())
         if self.folder is not None and state.parallel.first:
-            with saying_how_to_go_on(self.folder.evaluations):
+            with add_resume_command(self.folder.evaluations):
                 write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
         self._warn_of_verdicts(found.warning)
@@ -215,7 +215,7 @@ class Loop:
         self._save_is_due = False
         state.parallel.wait()
 
-    def _how_to_recover(self, error: NotFinite | NotFiniteLogits) -> str:
+    def _recovery_advice(self, error: NotFinite | NotFiniteLogits) -> str:
         """Suggest how to recover from overflowing weights: earlier weights, lower learning rate."""
         state, folder = self.state, self.folder
         if folder is None:
@@ -242,7 +242,7 @@ class Loop:
             f"one before it is used. Then run: {resume_command(folder.path)} {change}"
         )
 
-    def _how_to_go_on(self) -> str:
+    def _resume_advice(self) -> str:
         if self.folder is None:
             return f"stopped after step {self.state.step}; rank 0 saves it."
         return (
@@ -252,7 +252,7 @@ class Loop:
 
 
 @contextmanager
-def saying_how_to_go_on(place: Path) -> Iterator[None]:
+def add_resume_command(place: Path) -> Iterator[None]:
     """Add the resume command to disk errors on files of a run directory."""
     try:
         yield
@@ -304,12 +304,12 @@ def evaluate_state(state: State) -> Evaluation | None:
         Sampling(state.recipe.rollout.max_tokens, settings.temperature, settings.top_p),
         settings.samples,
         settings.greedy,
-        derive(state.seed, "evaluate", _optimized(state)) % 2**31,
+        derive(state.seed, "evaluate", _optimization_steps(state)) % 2**31,
         peers=state.parallel,
     )
 
 
-def _optimized(state: State) -> int:
+def _optimization_steps(state: State) -> int:
     """Count the optimization steps so far."""
     done = state.recipe.stages[: state.stage]
     return state.step - sum(x.steps for x in done if not isinstance(x, Optimize))

@@ -195,8 +195,8 @@ class Trainer:
         return Result(
             folder=None if run is None else run.path,
             model=None if kept is None else kept / POLICY,
-            before=_noted(state, "before"),
-            after=_noted(state, "after"),
+            before=_held_out_results(state, "before"),
+            after=_held_out_results(state, "after"),
         )
 
     def _record(self) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _data(
     return found
 
 
-def _noted(state: State, when: str) -> dict[str, float]:
+def _held_out_results(state: State, when: str) -> dict[str, float]:
     ends = f"_{when}"
     return {k.removesuffix(ends): x for k, x in state.noted.items() if k.endswith(ends)}
 

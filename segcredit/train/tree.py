@@ -94,7 +94,7 @@ def draw_tree(context: Context, prompts: Sequence[Prompt]) -> Branches:
         cut = [] if last else made.truncated.nonzero().flatten().tolist()
         tokens = made.tokens.cpu()
         open_ends = [begin[i].after(tokens[i][made.mask[i].cpu()], first + i) for i in cut]
-    return Branches(_joined(levels, origins), origins)
+    return Branches(_join_levels(levels, origins), origins)
 
 
 def _limit(tree: TreeSettings, depth: int, longest: int) -> int:
@@ -117,7 +117,7 @@ def _draw_level(context: Context, begin: Sequence[Node], sampling: Sampling) -> 
     return state.parallel.gather_rollouts(made, [x.read for x in begin])
 
 
-def _joined(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:
+def _join_levels(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:
     """Join all levels into one batch, and set ``parent``."""
     width = max(x.mask.shape[1] for x in levels)
     columns: dict[str, Tensor] = {}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from segcredit.core.checks import sent
 from segcredit.train.collect import Context
-from segcredit.train.distributed import micro_batches, numbered
+from segcredit.train.distributed import micro_batch_numbers, micro_batches
 from segcredit.train.optim import Learner
 from segcredit.train.state import State
 from segcredit.types import Algorithm, Batch, Rollouts
@@ -124,7 +124,7 @@ def _micro_by_micro(
     learner: Learner,
     observe: Observe,
 ) -> dict[str, Tensor]:
-    number = sent(numbered(micros, len(part.rollouts)), part.loss_mask.device)
+    number = sent(micro_batch_numbers(micros, len(part.rollouts)), part.loss_mask.device)
     part = algorithm.minibatch(part, number)
     totals: dict[str, Tensor] = {}
     for rows, counts in state.turns(micros):

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from segcredit.models import Critic
 from segcredit.models.layers import full_attention
 from segcredit.rollout.sampling import SPARE_COLUMNS, GrowingLayer
-from segcredit.train.distributed import by_tokens
+from segcredit.train.distributed import split_padded
 from segcredit.types import Encoded, Rollouts, Sampling
 
 CLOSE = 1e-5
@@ -186,5 +186,5 @@ def test_siblings_meet_in_one_micro_batch() -> None:
         Encoded(x.prompt, x.tokens[:3], x.positions[:, :3], {}) for x in encoded("llama")[1:4]
     )
     rollouts = some_rollouts([9, 1, 5, 6, 2, 5], [a, b, c, c, a, b])
-    parts = [sorted(x.tolist()) for x in by_tokens(rollouts, budget=24)]
+    parts = [sorted(x.tolist()) for x in split_padded(rollouts, budget=24)]
     assert parts == [[0, 4], [2, 3], [1, 5]]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from segcredit.models import Critic, Policy
 from segcredit.models.inputs import packed_inputs
 from segcredit.models.layers import PACKED, packs, recompute_activations, recomputes, set_attention
-from segcredit.train.distributed import balanced
+from segcredit.train.distributed import split_packed
 from segcredit.types import Encoded, Rollouts, Sampling
 
 CLOSE = 1e-5
@@ -207,7 +207,7 @@ def test_micro_batches_are_balanced() -> None:
     lengths = [9, 8, 7, 6, 5, 4, 3, 2, 1, 1]
     rollouts = rollouts_of(lengths)
     whole = [x + 1 for x in lengths]
-    parts = balanced(rollouts, budget=30)
+    parts = split_packed(rollouts, budget=30)
     assert sorted(int(i) for part in parts for i in part) == list(range(10))
     sums = lengths_of(parts, whole)
     assert len(parts) == 2
@@ -216,13 +216,13 @@ def test_micro_batches_are_balanced() -> None:
 
 
 def test_a_row_longer_than_the_budget_stands_alone() -> None:
-    parts = balanced(rollouts_of([50, 1, 1]), budget=10)
+    parts = split_packed(rollouts_of([50, 1, 1]), budget=10)
     assert [0] in [x.tolist() for x in parts]
     assert sorted(int(i) for part in parts for i in part) == [0, 1, 2]
 
 
 def test_pairs_stay_together() -> None:
-    parts = balanced(rollouts_of([5, 1, 4, 2, 3, 3]), budget=8, item=2)
+    parts = split_packed(rollouts_of([5, 1, 4, 2, 3, 3]), budget=8, item=2)
     for part in parts:
         assert all(int(x) // 2 == int(y) // 2 for x, y in part.view(-1, 2).tolist())
 

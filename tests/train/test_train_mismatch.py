@@ -10,7 +10,7 @@ from tiny_runs import RECIPE, changed
 
 from segcredit.algorithms import make_algorithm
 from segcredit.config import RecipeError, parse_recipe
-from segcredit.train.build import _reads_drawn, make_plan
+from segcredit.train.build import _needs_sampler_logp, make_plan
 from segcredit.train.columns import describe_mismatch, weighted
 from segcredit.types import Batch, Outputs, Rollouts
 
@@ -66,7 +66,7 @@ def test_who_reads_log_probabilities_as_vllm_drew_them(
         reward="exact",
     )
     given["rollout"] |= {"engine": "vllm"} | rollout
-    assert _reads_drawn(make_plan(parse_recipe(given))) is reads
+    assert _needs_sampler_logp(make_plan(parse_recipe(given))) is reads
 
 
 def test_another_model_is_noticed() -> None:
