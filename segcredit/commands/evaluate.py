@@ -104,6 +104,7 @@ def evaluate(
     from rich.console import Console
 
     from segcredit.evaluate.checkpoint import evaluate_checkpoint
+    from segcredit.evaluate.measure import truncation_warning
     from segcredit.runlog.storage import CheckpointError
 
     quiet_libraries()
@@ -133,8 +134,10 @@ def evaluate(
         typer.echo(json.dumps(result.as_dict()))
     else:
         console.print(_table(result))
-    if result.warning is not None:
-        console.print(result.warning, style="yellow", markup=False, highlight=False)
+    limit = f"--max-tokens {result.sampling.max_tokens}"
+    for warning in (result.warning, truncation_warning(result.truncated, limit)):
+        if warning is not None:
+            console.print(warning, style="yellow", markup=False, highlight=False)
     if output is not None:
         console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
 

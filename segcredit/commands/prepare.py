@@ -193,6 +193,8 @@ def _senses(shared: "Duplicates") -> list[str]:
 
 
 def _notes(report: "Report") -> list[str]:
+    from segcredit.data.prepare.sources import OWN, WORDS
+
     notes = []
     for split in report.splits:
         if split.skipped:
@@ -208,11 +210,12 @@ def _notes(report: "Report") -> list[str]:
         notes.append(f"training rows with the {what} of a held-out row: {report.leaking}; {advice}")
     if report.max_prompt_tokens is not None and report.with_images:
         notes.append("token counts are for the text alone; images need additional tokens")
-    if "custom" in report.data_sources:
-        notes.append(
-            "verl has no scorer for the data source 'custom': name one with --data-source, such as "
-            "openai/gsm8k, or pass a reward function to verl"
-        )
+    for name in (*OWN.data_sources, *WORDS.data_sources):
+        if name in report.data_sources:
+            notes.append(
+                f"verl has no scorer for the data source '{name}': name one with --data-source, "
+                f"such as openai/gsm8k, or pass a reward function to verl"
+            )
     return notes
 
 

@@ -86,6 +86,21 @@ def bootstrap_interval(
     return low, high
 
 
+MOST = 0.5
+"""Share of truncated responses from which a warning is shown."""
+
+
+def truncation_warning(share: float, limit: str) -> str | None:
+    """Return cause and remedy if most responses were truncated at ``limit``; None otherwise."""
+    if share < MOST:
+        return None
+    return (
+        f"{share:.0%} of the responses were cut off at {limit}. Set a larger limit. If responses "
+        f"never end, check the end token: eos_token_id in the model's generation_config.json must "
+        f"be the one that the model was taught."
+    )
+
+
 EncodePrompt = Callable[[Prompt], Encoded]
 Decode = Callable[[list[int]], str]
 

@@ -144,6 +144,27 @@ class Codec:
             why = printable(f"{type(error).__name__}: {error}", 200)
             raise ValueError(f"the chat template rejects the messages ({why})") from None
 
+    def turn_end(self, chat: Callable[[Messages], str] | None = None) -> int | None:
+        """Return the special token with which the chat template ends an assistant's turn.
+
+        None if it ends a turn without one, or accepts no assistant's turn before a user's.
+        """
+        asked = {"role": "user", "content": "1 + 1 ?"}
+        answered = {"role": "assistant", "content": "It-is-two"}
+        try:
+            text = (chat or self.chat)([asked, answered, asked])
+        except ValueError:
+            return None
+        _, found, after = text.partition(answered["content"])
+        if not found or self.tokenizer.chat_template is None:
+            return None
+        special = {
+            x.content: n for n, x in self.tokenizer.added_tokens_decoder.items() if x.special
+        }
+        after = after.lstrip()
+        names = [name for name in special if after.startswith(name)]
+        return special[max(names, key=len)] if names else None
+
     def require_template(self) -> None:
         """Raise ValueError for a tokenizer without a chat template, if no template was given."""
         if self.template is None and self.tokenizer.chat_template is None:
@@ -296,7 +317,11 @@ class Codec:
     def _piece(self, token: int) -> str:
         known = self._pieces
         if token not in known:
-            known[token] = self.decode([token])
+            text = self.decode([token])
+            # Llama 2's decoder removes the space before the first word of a text
+            word = str(self.tokenizer.convert_ids_to_tokens(token))
+            spaced = word.startswith("\u2581") and text and not text.startswith(" ")
+            known[token] = f" {text}" if spaced else text
         return known[token]
 
     @cached_property

@@ -12,7 +12,13 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from segcredit.models.families import Family, find_family
 from segcredit.models.layers import trained_weights
-from segcredit.models.loading import CONFIG, ModelError, check_file, check_weight_files
+from segcredit.models.loading import (
+    CONFIG,
+    ModelError,
+    check_file,
+    check_weight_files,
+    train_padding_token,
+)
 from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.policy import Policy, response_outputs, spread
 from segcredit.printable import named, printable
@@ -72,6 +78,7 @@ class Critic(nn.Module):
                     f"{folder} is not a saved critic: {name.replace('_', ' ')} "
                     f"{sorted(map(str, found[name]))[:3]}. Use Critic.from_policy(policy)."
                 )
+        train_padding_token(trunk)
         critic = cls(trunk.eval(), family=family)
         if not (folder / HEAD_FILE).is_file():
             raise ValueError(

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     GenerationConfig,
@@ -462,7 +463,19 @@ def load_model(
             f"they would be random. Download or copy the model again; if it was saved without its "
             f"head, pass the model that it was made from."
         )
+    train_padding_token(model)
     return model
+
+
+def train_padding_token(model: PreTrainedModel) -> None:
+    """Let the padding token's embedding learn: in many models it is also the end token.
+
+    torch would drop its gradient, also where the token ends a turn of the prompt. Padding itself is
+    masked, so it has no gradient anyway.
+    """
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        embedding.padding_idx = None
 
 
 def _first(error: Exception) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 
 from segcredit.algorithms.requirements import requirements
 from segcredit.columns import ENTROPY, LOGP_OLD
@@ -97,14 +97,15 @@ def make_plan(
         window = attempt(lambda: _window(recipe, config))
         attempt(lambda: _check_lora(recipe, config))
         attempt(lambda: _check_critic(recipe, config))
-        if codec is not None and place is not None:
-            attempt(lambda: _check_end(recipe, place, config, codec.tokenizer))
     with ExitStack() as limited:
         check = None
         if codec is not None:
             check = RowCheck(
                 recipe, codec, limited.enter_context(LimitedChat(codec.chat)), window, progress
             )
+            if found is not None and found[0] is not None:
+                path, config = found[0], found[1]
+                attempt(lambda: _check_end(recipe, path, config, check))
         sources = attempt(
             lambda: (
                 _generated(recipe, world, check)
@@ -305,31 +306,40 @@ def _window(recipe: Recipe, config: PreTrainedConfig) -> int | None:
     return window
 
 
-def _check_end(
-    recipe: Recipe, place: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Refuse a model without an end token, or demonstrations whose end does not stop sampling."""
-    taught, ends = tokenizer.eos_token_id, end_tokens(place, config)
+def _check_end(recipe: Recipe, place: str, config: PreTrainedConfig, check: "RowCheck") -> None:
+    """Refuse a model whose responses would not end with a token at which sampling stops.
+
+    Demonstrations end with the tokenizer's end token. Without a warm start, responses end as the
+    chat template ends a turn, or, with ``data.template``, also with the tokenizer's end token.
+    """
+    codec = check.codec
+    tokenizer, ends = codec.tokenizer, end_tokens(place, config)
+    taught = tokenizer.eos_token_id
     if taught is None and not ends:
         raise RecipeError(
             f"model.path: the model names no end token, so no response could end. Set eos_token_id "
             f"in {place}/generation_config.json, or eos_token in {place}/tokenizer_config.json"
         )
     numbers = [n for n, stage in enumerate(recipe.stages) if isinstance(stage, WarmStart)]
-    if not numbers or (taught is not None and (not ends or taught in ends)):
-        return
-    if taught is None:
+    if numbers and taught is None:
         raise RecipeError(
             f"stages.{numbers[0]}: a demonstration ends with the tokenizer's end token, and this "
             f"tokenizer has none. Set eos_token in {place}/tokenizer_config.json"
         )
+    uses_chat = not numbers and codec.template is None
+    last = codec.turn_end(check.chat) if uses_chat else taught
+    if last is None or not ends or last in ends:
+        return
     stops = ", ".join(f"{x} ({tokenizer.convert_ids_to_tokens(x)!r})" for x in ends)
+    where = f"stages.{numbers[0]}: expected demonstrations" if numbers else "model.path: expected"
+    what = "to end" if numbers else "responses to end"
+    source = "the chat template ends a turn with" if uses_chat else "the tokenizer's end token is"
+    other = "" if uses_chat else f", or eos_token in {place}/tokenizer_config.json"
     raise RecipeError(
-        f"stages.{numbers[0]}: expected demonstrations to end with a token at which sampling "
-        f"stops, which by the model's generation config is {stops}; the tokenizer's end token is "
-        f"{taught} ({tokenizer.eos_token!r}), so responses would run to rollout.max_tokens. Set "
-        f'"eos_token_id": {[taught, *ends]} in {place}/generation_config.json, or eos_token in '
-        f"{place}/tokenizer_config.json"
+        f"{where} {what} with a token at which sampling stops, which by the model's generation "
+        f"config is {stops}; {source} {last} ({tokenizer.convert_ids_to_tokens(last)!r}), so "
+        f'responses would run to rollout.max_tokens. Set "eos_token_id": {[last, *ends]} in '
+        f"{place}/generation_config.json{other}"
     )
 
 

@@ -1,17 +1,22 @@
-"""Detect from the metrics that a run learns nothing, and warn with cause and remedy."""
+"""Detect that a run learns nothing or reads its prompts badly; warn with cause and remedy."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from segcredit.algorithms.requirements import requirements
 from segcredit.config import Recipe
+from segcredit.evaluate.measure import MOST
+from segcredit.models import Policy
 from segcredit.runlog.records import WARNING
-from segcredit.types import Algorithm
+from segcredit.types import Algorithm, Prompt
 
 STEPS = 5
 """Number of consecutive steps that must show a sign before it is reported."""
 SHARE = 0.9
-"""Share of truncated responses, or of prompts with equal rewards, that counts as a sign."""
+"""Share of prompts with equal rewards that counts as a sign."""
 STAGES = ("pretrain_critic", "optimize")
 
 Numbers = Mapping[str, Any]
@@ -73,8 +78,8 @@ def _constant(metrics: Numbers) -> bool:
     return spread is not None and mean is not None and spread <= 1e-6 * max(1.0, abs(mean))
 
 
-def _share(name: str) -> Callable[[Numbers], bool]:
-    return lambda metrics: (_number(metrics, name) or 0.0) >= SHARE
+def _share(name: str, least: float = SHARE) -> Callable[[Numbers], bool]:
+    return lambda metrics: (_number(metrics, name) or 0.0) >= least
 
 
 def _signs(max_tokens: int, groups: bool) -> list[Sign]:
@@ -83,9 +88,9 @@ def _signs(max_tokens: int, groups: bool) -> list[Sign]:
         Sign("constant_reward", _constant, _constant_message),
         Sign(
             "truncated",
-            _share("truncated"),
+            _share("truncated", MOST),
             lambda x: (
-                f"{last} at least {SHARE:.0%} of the responses were cut off at rollout.max_tokens="
+                f"{last} at least {MOST:.0%} of the responses were cut off at rollout.max_tokens="
                 f"{max_tokens} (now {x['truncated']:.0%}). Set a larger rollout.max_tokens. If "
                 f"responses never end, check the end token: eos_token_id in the model's "
                 f"generation_config.json must be the one that the model was taught."
@@ -132,3 +137,45 @@ def _constant_message(metrics: Numbers) -> str:
         f"function returns a constant, correct it; if every answer is right, train on harder "
         f"prompts."
     )
+
+
+READ = 4
+"""Number of prompts to read for the check of the begin token."""
+WORSE = 1.0
+"""Loss of log-probability per token, in nats, from which a missing begin token is reported."""
+
+
+def begin_token_warning(policy: Policy, prompts: Sequence[Prompt]) -> str | None:
+    """Return a warning if the model reads prompts much better after its begin token.
+
+    Some models, such as Gemma, were trained with a begin token before every text, and are bad
+    without it. Tokenizers that were converted from other formats may not add it.
+    """
+    tokenizer = policy.codec.tokenizer
+    begin = tokenizer.bos_token_id
+    texts = [x for x in prompts if not x.images]
+    if begin is None or not texts:
+        return None
+    found = [policy.codec.encode(x)[0].to(policy.device) for x in texts]
+    read = [x for x in found if int(x[0]) != begin and len(x) > 1]
+    if not read:
+        return None
+    first = torch.tensor([begin], device=policy.device)
+    with policy.active(), torch.no_grad():
+        plain = torch.cat([_surprise(policy, x) for x in read]).mean()
+        better = torch.cat([_surprise(policy, torch.cat([first, x]))[1:] for x in read]).mean()
+    if not float(plain - better) >= WORSE:
+        return None
+    return (
+        f"Prompts do not begin with the model's begin token {tokenizer.bos_token!r}, and the model "
+        f"reads them badly without it: perplexity {float(plain.exp()):.0f} instead of "
+        f"{float(better.exp()):.0f}. Begin data.template with {tokenizer.bos_token!r}, or repair "
+        f"the tokenizer: set add_bos_token to true in its tokenizer_config.json, or add it to the "
+        f"post-processor of its tokenizer.json."
+    )
+
+
+def _surprise(policy: Policy, tokens: Tensor) -> Tensor:
+    """Compute −log π of each token after the first."""
+    logits = policy.model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
+    return -logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]

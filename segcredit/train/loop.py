@@ -11,12 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from segcredit.config import Optimize, PretrainCritic, Recipe, WarmStart
 from segcredit.evaluate import Evaluation, evaluate
+from segcredit.evaluate.measure import truncation_warning
 from segcredit.rewards.checks import no_verdict_warning
 from segcredit.rollout.sampling import NotFiniteLogits
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
 from segcredit.runlog.files import read_lines
 from segcredit.runlog.folder import by_step, step_name
-from segcredit.train.health import Health
+from segcredit.train.health import READ, Health, begin_token_warning
 from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
 from segcredit.train.saving import help_save, save
@@ -109,6 +110,9 @@ class Loop:
     def _run(self) -> None:
         state = self.state
         stages = state.recipe.stages
+        if state.step == 0:
+            some = state.train.take(0, READ)
+            self._warn_once("begin_token", begin_token_warning(state.whole_policy(), some))
         with interrupts() as interrupted:
             while state.stage < len(stages):
                 stage = stages[state.stage]
@@ -140,7 +144,8 @@ class Loop:
             self._warn(name, message)
         last = state.stage_step == stage.steps
         if result is not None:
-            self._warn_of_verdicts(no_verdict_warning(result.sampled.rewards, f"step {state.step}"))
+            found = no_verdict_warning(result.sampled.rewards, f"step {state.step}")
+            self._warn_once("no_verdict", found)
         if isinstance(stage, Optimize) and result is not None:
             self._record(result)
             every = state.recipe.evaluation.every
@@ -164,10 +169,10 @@ class Loop:
         elif self.state.parallel.first:  # called from Python, without terminal output
             warnings.warn(message, stacklevel=2)
 
-    def _warn_of_verdicts(self, message: str | None) -> None:
-        """Warn once per run about responses without a verdict; the metric is logged every step."""
-        if message is not None and self._health.is_new("no_verdict"):
-            self._warn("no_verdict", message)
+    def _warn_once(self, name: str, message: str | None) -> None:
+        """Show a warning, if there is one, unless the run has shown one of that name."""
+        if message is not None and self._health.is_new(name):
+            self._warn(name, message)
 
     def _record(self, result: StepResult) -> None:
         settings, state = self.state.recipe.save, self.state
@@ -200,7 +205,10 @@ class Loop:
             with add_resume_command(self.folder.evaluations):
                 write_rollouts(self.folder.evaluations, state.step, found.rows)
         self.watch.evaluated(state.step, found)
-        self._warn_of_verdicts(found.warning)
+        self._warn_once("no_verdict", found.warning)
+        if isinstance(state.recipe.stages[-1], WarmStart):  # no step samples responses
+            limit = f"rollout.max_tokens={state.recipe.rollout.max_tokens}"
+            self._warn_once("truncated", truncation_warning(found.truncated, limit))
         watched = held_out_step(state)  # every process takes part
         if self.folder is not None and state.parallel.first and watched is not None:
             self._write(self.folder.watched, watched, len(watched.sampled.responses))

@@ -450,7 +450,18 @@ def test_an_end_token_at_which_sampling_does_not_stop(tmp_path: Path, model: Pat
         f'rollout.max_tokens. Set "eos_token_id": [{end}, {other}] in {path}/generation_config.json'
         f", or eos_token in {path}/tokenizer_config.json"
     )
-    make_plan(parse_recipe(changed(**given, model={"path": path})))  # nothing is taught
+    message = (
+        f"model.path: expected responses to end with a token at which sampling stops, which by the "
+        f"model's generation config is {other} ({tokenizer.convert_ids_to_tokens(other)!r}); the "
+        f"{{}} {end} ({tokenizer.eos_token!r}), so responses would run to rollout.max_tokens. Set "
+        f'"eos_token_id": [{end}, {other}] in {path}/generation_config.json'
+    )
+    expected = message.format("chat template ends a turn with")
+    assert problems(**given, model={"path": path}) == expected
+    expected = message.format("tokenizer's end token is")
+    plain = {**given, "data": {"train": [train], "template": "{question}"}}
+    expected += f", or eos_token in {path}/tokenizer_config.json"
+    assert problems(**plain, model={"path": path}) == expected
     shutil.rmtree(path)
     path = edited(model, tmp_path, "generation_config.json", eos_token_id=[other, end])
     make_plan(parse_recipe(changed(**{**given, "stages": WARM}, model={"path": path})))

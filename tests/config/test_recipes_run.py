@@ -156,6 +156,7 @@ def test_with_a_tiny_model_the_recipes_of_text_run(
 OWN = [x for x in shipped_recipes() if x.startswith(("real/", "gsm8k/qwen2.5"))]
 
 
+@pytest.mark.filterwarnings("ignore:100% of the responses were cut off")
 @pytest.mark.parametrize("name", OWN)
 def test_with_a_tiny_model_the_recipes_that_are_not_the_papers_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -173,11 +174,16 @@ def test_with_a_tiny_model_the_recipes_that_are_not_the_papers_run(
     ]
     equation = {"Numbers": "1 2", "Equation": "+ number0 number1", "Answer": 3}
     problem = {"Question": "number0 + number1 ?", **equation}
-    for file, some in (("train", rows[:6]), ("test", rows[6:]), ("words", [problem])):
+    for file, some in (
+        ("train", rows[:6]),
+        ("test", rows[6:]),
+        ("words", [problem]),
+        ("svamp", [{"Body": "a b", "Question": "?", "Answer": 1}]),
+    ):
         Path(f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     prepare("gsm8k", "data/gsm8k-plain", source=["train.jsonl", "test.jsonl"], suffix="")
     prepare("gsm8k", "data/gsm8k", source=["train.jsonl", "test.jsonl"], suffix="")
-    prepare("words", "data/words-plain", source=["words.jsonl"], suffix="")
+    prepare("words", "data/words-plain", source=["words.jsonl", "svamp.jsonl"], suffix="")
     recipe = load_recipe(name)
     small = [*SMALL, "rollout.prompts=4", f"rollout.samples={min(recipe.rollout.samples, 2)}"]
     small += [f"stages.{number}.steps=1" for number in range(len(recipe.stages))]

@@ -20,8 +20,9 @@ from tiny_policies import (
     vision_prompts,
     world,
 )
+from tokenizers import Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from segcredit.models.codec import Codec, load_tokenizer
 from segcredit.models.images import image_size, open_image
@@ -332,3 +333,16 @@ def test_a_tokenizer_is_loaded_as_it_was_saved(name: str, stated: str, tmp_path:
     assert load_tokenizer(str(tmp_path))(shown)["input_ids"] == right
     if name == "qwen2" and AutoTokenizer.from_pretrained(tmp_path)(shown)["input_ids"] == right:
         pytest.skip("this transformers has not the trap: the loader could be simplified")
+
+
+def test_pieces_keep_the_spaces_that_llamas_decoder_removes() -> None:
+    """Its decoder drops the space before the first word, also of a single token."""
+    words = ["<unk>", "</s>", "\u2581Step", "\u2581one", "s", "\u2581"]
+    model = models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>")
+    backend = Tokenizer(model)
+    steps = [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    codec = Codec(tokenizer)
+    assert codec.decode([2, 3, 4, 5, 3]) == "Step ones  one"
+    assert codec.pieces([2, 3, 4, 3, 1]) == [" Step", " one", "s", " one", ""]

@@ -1,6 +1,7 @@
 """A run that learns nothing says so once: on the terminal and in its record."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,10 @@ from segcredit.algorithms import make_algorithm
 from segcredit.config import parse_recipe
 from segcredit.report.overview import overview
 from segcredit.runlog import read_run
-from segcredit.train.health import STEPS, Health
+from segcredit.train.health import STEPS, Health, begin_token_warning
 from segcredit.train.loop import Silent
 from segcredit.train.metrics import describe_rewards
+from segcredit.types import Prompt
 
 HEALTHY = {"reward": 0.4, "reward_std": 0.5, "truncated": 0.1, "groups/zero_std": 0.3}
 SICK: list[tuple[str, dict[str, float], list[str]]] = [
@@ -26,7 +28,8 @@ SICK: list[tuple[str, dict[str, float], list[str]]] = [
         {"reward": 0.1, "reward_std": 7e-9, "groups/zero_std": 1.0, "selected/items": 0.0},
         ["got the same reward, 0.1,", "returns a constant"],
     ),
-    ("truncated", {"truncated": 0.9}, ["rollout.max_tokens=12 (now 90%)", "eos_token_id"]),
+    ("truncated", {"truncated": 0.99}, ["rollout.max_tokens=12 (now 99%)", "eos_token_id"]),
+    ("truncated", {"truncated": 0.5}, ["at least 50% of the responses were cut off"]),
     ("nothing_selected", {"selected/items": 0.0}, ["selected/items is 0", "rollout.samples"]),
     ("groups_without_spread", {"groups/zero_std": 0.95}, ["(now 95%)", "rollout.samples"]),
 ]
@@ -102,7 +105,7 @@ def test_the_share_of_prompts_without_differences(
 RUN: dict[str, Any] = {
     "reward": "exact",  # nothing that an untrained model writes is right
     "algorithm": "grpo",
-    "rollout": {"prompts": 4, "samples": 2, "max_tokens": 4},
+    "rollout": {"prompts": 4, "samples": 2, "max_tokens": 99},  # long enough to end by chance
     "stages": [
         {"kind": "warm_start", "steps": 1, "batch": 2},
         {"kind": "optimize", "steps": STEPS + 2},
@@ -157,3 +160,47 @@ def test_in_python_they_are_warnings(tmp_path: Path) -> None:
     assert len(caught) == 1
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [x["name"] for x in lines if x["stage"] == "warning"] == ["constant_reward"]
+
+
+def test_a_warm_start_whose_responses_do_not_end_is_reported(tmp_path: Path) -> None:
+    """A run without reinforcement learning has no steps that would show it."""
+    rollout = RUN["rollout"] | {"max_tokens": 2}
+    settings = RUN | {"stages": RUN["stages"][:1], "rollout": rollout}
+    notes = Notes()
+    Trainer.from_recipe(parse_recipe(changed(**settings))).train(tmp_path / "run", watch=notes)
+    (found,) = [x for x in notes.notes if "cut off" in x]
+    assert found.startswith("100% of the responses were cut off at rollout.max_tokens=2. Set a ")
+    assert warnings_of(tmp_path / "run") == [(1, "truncated")]
+
+
+BEGIN = 1
+
+
+def reader(begins: bool, helps: bool) -> Any:
+    """A policy that predicts every token well, or only after the begin token."""
+
+    def read(input_ids: torch.Tensor, use_cache: bool) -> Any:
+        known = not helps or int(input_ids[0, 0]) == BEGIN
+        one_hot = torch.nn.functional.one_hot(input_ids.roll(-1, dims=1), 50).float()
+        return SimpleNamespace(logits=one_hot * (9.0 if known else 0.0))
+
+    first = [BEGIN] if begins else []
+    codec = SimpleNamespace(
+        tokenizer=SimpleNamespace(bos_token_id=BEGIN, bos_token="<s>"),
+        encode=lambda prompt: (torch.tensor([*first, 7, 8, 9]), {}),
+    )
+    cpu = torch.device("cpu")
+    return SimpleNamespace(model=read, codec=codec, device=cpu, active=nullcontext)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_missing_begin_token_is_reported() -> None:
+    prompts = [Prompt("a", ({"role": "user", "content": "?"},), (), "1", {})]
+    found = begin_token_warning(reader(begins=False, helps=True), prompts)
+    assert found is not None
+    assert "begin token '<s>'" in found
+    assert "perplexity 50 instead of 1." in found
+    assert "Begin data.template with '<s>'" in found
+    assert begin_token_warning(reader(begins=True, helps=True), prompts) is None
+    assert begin_token_warning(reader(begins=False, helps=False), prompts) is None
+    assert begin_token_warning(reader(begins=False, helps=True), []) is None

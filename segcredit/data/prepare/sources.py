@@ -297,7 +297,7 @@ MATH = DataSet(
 WORDS = DataSet(
     "words",
     "",
-    ("openai/gsm8k",),
+    ("arkilpatel/SVAMP",),
     GSM8K.suffix,
     number,
     "gsm8k",
