@@ -388,6 +388,10 @@ class _AnswerFile:
         try:
             row = json.loads(line)
             answer = Answer(**{x.name: row[x.name] for x in fields(Answer)})
+            for x in fields(Answer):
+                kind: Any = x.type  # a type or a union of types
+                if not isinstance(row[x.name], kind):
+                    raise ValueError(f"{x.name} is {shown(row[x.name])}")
             question, sample = self.jobs[number]
             if (answer.id, answer.sample) != (question.id, sample):
                 raise ValueError(f"expected sample {sample} of question {shown(question.id)}")
@@ -449,6 +453,8 @@ def _check_settings(folder: Path, used: Mapping[str, Any], sets: Sequence[Questi
     digests = {x.benchmark.name: x.digest() for x in sets}
     before = read_object(path)
     old_sets = before.pop("sets", {})
+    if not isinstance(old_sets, dict):
+        raise _other_settings(folder, "its 'sets' are not an object")
     if before:
         changed = [name for name in used if before.get(name) != used[name]]
         if changed:

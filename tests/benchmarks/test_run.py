@@ -140,6 +140,20 @@ def test_a_damaged_line_is_named(model: Path, data: Path, tmp_path: Path) -> Non
         answered(model, data, tmp_path)
 
 
+def test_values_of_other_types_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    answered(model, data, tmp_path)
+    file = tmp_path / "answers/logicvista.jsonl"
+    whole = file.read_text()
+    file.write_text(whole.replace('"correct": false', '"correct": "no"', 1))
+    with pytest.raises(ValueError, match=r"line 1 of .*correct is 'no'"):
+        answered(model, data, tmp_path)
+    file.write_text(whole)
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "sets": []}))
+    with pytest.raises(ValueError, match="its 'sets' are not an object"):
+        answered(model, data, tmp_path)
+
+
 def test_two_processes_do_not_write_to_one_folder(model: Path, data: Path, tmp_path: Path) -> None:
     lock = Lock(tmp_path / ".lock")
     try:
