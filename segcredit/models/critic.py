@@ -57,7 +57,8 @@ class Critic(nn.Module):
         if original is policy.model:
             raise ValueError(
                 f"{type(policy.model).__name__} has no trunk below its head to copy for a critic. "
-                f"Use a causal language model or a Qwen-VL, or a method without a critic (grpo)."
+                f"Write a model family with a method trunk() (docs/extending.md), or use a method "
+                f"without a critic (grpo)."
             )
         if policy.lora is not None:
             policy.lora.add_copy(CRITIC)

@@ -280,7 +280,8 @@ class ProcessorCodec(Codec):
             return known[0], dict(known[1])
         made = self._call(text, [open_image(x) for x in prompt.images])
         tokens = made.pop("input_ids")[0]
-        made.pop("attention_mask", None)
+        for name in ("attention_mask", "labels"):  # PaliGemma's processor makes labels, too
+            made.pop(name, None)
         numbers = sum(x.numel() for x in made.values())
         if numbers <= CACHED_NUMBERS and len(self._prompt_cache) < CACHED_IMAGES:
             made[PIXELS] = made[PIXELS].to(device)

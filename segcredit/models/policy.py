@@ -18,6 +18,7 @@ from segcredit.models.codec import Codec
 from segcredit.models.families import (
     TOKEN_TYPES,
     Family,
+    GeneralVision,
     VisionFamily,
     find_family,
     tiny_config,
@@ -127,6 +128,8 @@ def _prompts_once(
     return torch.cat([before_first, rest[:, :-1]], dim=1)
 
 
+CHECKED_TOKENS = 8
+"""Tokens of a response by which a model without a family is checked."""
 CACHED_POSITIONS = 1024
 """Maximum number of cached position-id layouts: 25 MB at a thousand tokens each."""
 
@@ -296,10 +299,45 @@ class Policy:
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
         """Compute log π of every response token at a temperature, and its entropy H if asked."""
+        if type(self.family) is GeneralVision:
+            self._check_general(rollouts)
         with self.active():
             if not self.plain_head:
                 return self._score(rollouts, temperature, with_entropy)
             return run_inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
+
+    def _check_general(self, rollouts: Rollouts) -> None:
+        """Raise ValueError unless a model without a family reads responses as it samples them.
+
+        Once, on the first row with an image: prompt and response read together must give the
+        logits of the response read on the prompt's keys and values. A model that attends to
+        later tokens of a response (a prefix language model) would be scored wrongly.
+        """
+        rows = [n for n, x in enumerate(rollouts.prompts or ()) if x.vision]
+        if self._checked or not rows or rollouts.prompts is None:
+            return
+        row, prompt = rows[0], [rollouts.prompts[rows[0]]]
+        tokens = rollouts.tokens[row : row + 1, :CHECKED_TOKENS]
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        with torch.no_grad(), self.active():
+            inputs = full_inputs(prompt, tokens, mask).arguments()
+            logits = self.model(**inputs, use_cache=False).logits
+            one = logits[:, -(tokens.shape[1] + 1) : -1].float().log_softmax(-1)
+            first = torch.zeros(1, dtype=torch.long, device=tokens.device)
+            other = _prompts_once(self.model, prompt, first, tokens, mask, head=True)
+            difference = float((one - other.float().log_softmax(-1)).abs().mean())
+        if difference > (1e-3 if self.model.dtype == torch.float32 else 0.2):
+            raise ValueError(
+                f"{type(self.model).__name__} cannot be scored: the log-probabilities of a "
+                f"response read at once and token by token differ by {difference:.2g} on average. "
+                f"Its attention is not causal, or it needs inputs that the general path does not "
+                f"pass. Write a model family for it (docs/extending.md)."
+            )
+        self._checked.append(True)
+
+    @cached_property
+    def _checked(self) -> list[bool]:
+        return []
 
     def _score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool

@@ -1,6 +1,7 @@
 """Checkpoints of many architectures: the sampler, the trainer and stock transformers agree."""
 
 import io
+import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -12,11 +13,17 @@ import pytest
 import torch
 from PIL import Image
 from tiny_families import (
+    HIDDEN,
+    SMALL,
+    SQUARE,
     TEXT_FAMILIES,
     VISION_FAMILIES,
+    TinyVision,
     require,
     save_text,
     save_vision,
+    text,
+    vision,
 )
 from tiny_policies import ask, fresh_policy, picture, pictures, seeded, vision_prompts
 from torch import Tensor
@@ -356,3 +363,48 @@ def turned(image: bytes) -> bytes:
     Image.open(io.BytesIO(image)).save(file, "JPEG", exif=exif)
     assert image_size(file.getvalue()) == open_image(file.getvalue()).size
     return file.getvalue()
+
+
+def test_a_model_that_is_not_causal_is_not_scored(folders: Any) -> None:
+    """Without a family, scoring at once is compared with token by token, on the first image."""
+    policy = load("fast_vlm", folders)
+    rollouts = sample(policy, PROMPTS[:3], 4)
+    wrong = Policy.from_pretrained(folders("fast_vlm"))
+
+    def look_ahead(module: Any, given: Any, named: Any, output: Any) -> None:
+        if not named.get("use_cache"):
+            output.logits = output.logits + output.logits.roll(-1, dims=1)
+
+    wrong.model.register_forward_hook(look_ahead, with_kwargs=True)
+    with pytest.raises(ValueError, match=r"cannot be scored: .* Its attention is not causal"):
+        wrong.score(rollouts, 1.0)
+
+
+def test_a_prefix_language_model_is_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PaliGemma attends in both directions within a prompt, and would within a response."""
+    kind = TinyVision(
+        "paligemma",
+        lambda number: {
+            "text_config": text(model_type="gemma"),
+            "vision_config": vision(model_type="siglip_vision_model", **SMALL),
+            "image_token_index": number("<image>"),
+            "projection_dim": HIDDEN,
+            "hidden_size": HIDDEN,
+            "tie_word_embeddings": False,
+        },
+        "PaliGemmaProcessor",
+        "SiglipImageProcessorPil",
+        {"size": SQUARE, "image_seq_length": 16},
+        "<image>",
+        {"image_token": "<image>"},
+    )
+    monkeypatch.setitem(VISION_FAMILIES, "paligemma", kind)
+    save_vision("paligemma", tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": "<|im_start|>"}))
+    policy = Policy.from_pretrained(tmp_path)
+    rollouts = sample(policy, PROMPTS[:3], 4)
+    with pytest.raises(ValueError, match="PaliGemmaForConditionalGeneration cannot be scored"):
+        policy.score(rollouts, 1.0)
