@@ -26,7 +26,7 @@ from segcredit.runlog.untrusted import PlainLoader, parse_yaml, read_yaml
 GIVEN_IN_PYTHON = "given_in_python"
 """Key in config.yaml for the parts of a run that were objects in Python."""
 BASE = "base"
-"""Key of a recipe for the recipes whose settings it changes."""
+"""Key in a recipe that names the recipes it starts from."""
 NAMED = ("algorithm", "reward", "partition")
 """Settings that consist of a name and its own settings; another name discards the latter."""
 FOLDER = Path(str(files("segcredit"))) / "recipes"

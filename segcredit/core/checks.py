@@ -187,7 +187,7 @@ def has_head_kernels(logits: Tensor) -> bool:
 
 
 def sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor to a device; from CPU memory without synchronizing with the device.
+    """Copy a tensor to a device; copying from CPU memory does not wait for the device.
 
     Pageable CPU memory has been read when the call returns, so it may change afterwards.
     """
