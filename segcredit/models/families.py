@@ -324,10 +324,10 @@ class Glm4V(GeneralVision):
 
 
 class Gemma3(GeneralVision):
-    """Gemma 3 with images: sliding windows, and attention in both directions within an image."""
+    """Gemma 3 and 4: sliding windows, and attention in both directions within an image."""
 
     name = "gemma3"
-    model_types = ("gemma3",)
+    model_types = ("gemma3", "gemma4")
 
 
 class Qwen3_5(GeneralVision):  # noqa: N801
