@@ -169,9 +169,8 @@ def begin_token_warning(policy: Policy, prompts: Sequence[Prompt]) -> str | None
     return (
         f"Prompts do not begin with the model's begin token {tokenizer.bos_token!r}, and the model "
         f"reads them badly without it: perplexity {float(plain.exp()):.0f} instead of "
-        f"{float(better.exp()):.0f}. Begin data.template with {tokenizer.bos_token!r}, or repair "
-        f"the tokenizer: set add_bos_token to true in its tokenizer_config.json, or add it to the "
-        f"post-processor of its tokenizer.json."
+        f"{float(better.exp()):.0f}. Begin data.template, or the model's chat template, with "
+        f"{tokenizer.bos_token!r}; or add it to the post-processor in the model's tokenizer.json."
     )
 
 

@@ -144,7 +144,7 @@ def test_a_missing_begin_token_is_noticed(policy: Policy, monkeypatch: pytest.Mo
     if policy.model.config.model_type == "gemma3_text":
         assert found is not None
         assert "Prompts do not begin with the model's begin token '<bos>'" in found
-        assert "add_bos_token" in found
+        assert "Begin data.template, or the model's chat template, with '<bos>'" in found
     else:
         assert found is None
 

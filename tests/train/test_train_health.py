@@ -200,7 +200,7 @@ def test_a_missing_begin_token_is_reported() -> None:
     assert found is not None
     assert "begin token '<s>'" in found
     assert "perplexity 50 instead of 1." in found
-    assert "Begin data.template with '<s>'" in found
+    assert "Begin data.template, or the model's chat template, with '<s>'" in found
     assert begin_token_warning(reader(begins=True, helps=True), prompts) is None
     assert begin_token_warning(reader(begins=False, helps=False), prompts) is None
     assert begin_token_warning(reader(begins=False, helps=True), []) is None
