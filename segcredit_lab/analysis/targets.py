@@ -16,7 +16,6 @@ from segcredit.printable import number_text
 from segcredit.runlog import Run
 from segcredit_lab.analysis.drawing import draw_jumps, draw_targets
 from segcredit_lab.analysis.lift import (
-    BOUNDARY_CRITIC,
     ENTRIES,
     TokenPool,
     cut_of,
@@ -42,6 +41,11 @@ from segcredit_lab.analysis.reading import (
 )
 from segcredit_lab.analysis.segments import credit_lambda, token_advantages, unit_lengths, unit_of
 
+BOUNDARY_CRITIC = (
+    "This run's critic is trained only at segment boundaries, and it is arbitrary between them, so "
+    "V inside segments has no meaning. Use a run whose critic is trained at every token "
+    "(value_everywhere, or PPO)."
+)
 JUMP_QUANTILES = (*(n / 10 for n in range(10)), 0.95)
 """q = 0, .1, …, .9, .95; at 0 the mean is that of all tokens."""
 SHOWN = (0.5, 0.7, 0.9, 0.95)
@@ -147,6 +151,8 @@ def jumps_of_critic(
     require_column(steps, "value", "the method has no critic.")
     everywhere = learns_everywhere(run, steps)
     pools, numbers = pools_of(steps)
+    if not any(pool.jump.any() for pool in pools):
+        raise CannotAnalyzeError("V is the same at all tokens of every recorded response.")
     stages = jump_stages(pools, settings)
     places = [JUMP_QUANTILES.index(q) for q in SHOWN]
     rows = tuple(

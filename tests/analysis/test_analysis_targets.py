@@ -268,7 +268,8 @@ def test_runs_that_lack_something(tmp_path: Path) -> None:
         for made in rows:
             made["reward"], made["value"] = 1.0, [1.0] * len(made["tokens"])
     same = read_run(write_run(tmp_path, "b", constant))
-    for run, names in ((plain, {"jumps", "targets"}), (same, {"targets"})):
+    for run, names in ((plain, {"jumps", "targets"}), (same, {"jumps", "targets"})):
         skipped = {x.name: x.reason for x in analyze_runs([run], FEW, ["jumps", "targets"]).skipped}
         assert skipped.keys() == names
     assert "whose targets differ" in skipped["targets"]
+    assert "V is the same at all tokens" in skipped["jumps"]
