@@ -258,7 +258,7 @@ class RolloutSettings(Settings):
         repeats_prompts: bool = False,
         needs_logp: bool = False,
     ) -> EngineSettings:
-        """Return the settings of the engine; ``repeats_prompts``: also if ``samples`` is 1."""
+        """Return the engine's settings; ``repeats_prompts``: prompts repeat even with one sample."""
         return EngineSettings(
             rows=self.rows,
             max_tokens=self.max_tokens,
