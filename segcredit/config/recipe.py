@@ -258,7 +258,7 @@ class RolloutSettings(Settings):
         repeats_prompts: bool = False,
         needs_logp: bool = False,
     ) -> EngineSettings:
-        """Return the engine's settings; ``repeats_prompts``: prompts repeat even with one sample."""
+        """Return the engine's settings; ``repeats_prompts``: prompts repeat even for one sample."""
         return EngineSettings(
             rows=self.rows,
             max_tokens=self.max_tokens,

@@ -468,13 +468,18 @@ def load_model(
 
 
 def train_padding_token(model: PreTrainedModel) -> None:
-    """Let the padding token's embedding learn: in many models it is also the end token.
+    """Let the padding token's embedding learn where it is also an end token, as in many models.
 
     torch would drop its gradient, also where the token ends a turn of the prompt. Padding itself is
-    masked, so it has no gradient anyway.
+    masked, so it has no gradient anyway. Any other padding token keeps its embedding: a tiny model
+    that is saved and loaded again must train as before.
     """
+    ends: list[int] = []
+    for config in (model.config, model.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        ends += [found] if isinstance(found, int) else found or []
     embedding = model.get_input_embeddings()
-    if isinstance(embedding, nn.Embedding):
+    if isinstance(embedding, nn.Embedding) and embedding.padding_idx in ends:
         embedding.padding_idx = None
 
 

@@ -28,6 +28,21 @@ def same(one: Policy, other: Policy, rollouts_of: str) -> None:
     assert torch.equal(one.score(rollouts, 1.0)[0], other.score(rollouts, 1.0)[0])
 
 
+@pytest.mark.parametrize("is_end", [False, True])
+def test_a_padding_token_is_trained_only_if_it_is_an_end_token(tmp_path: Path, is_end: bool):
+    """So that a run that is resumed from its checkpoint trains what it trained before."""
+    owner = fresh_policy("qwen2")
+    padding = owner.model.get_input_embeddings().padding_idx
+    assert padding is not None
+    owner.model.config.eos_token_id = padding if is_end else owner.end_tokens[0]
+    owner.save(tmp_path / "policy")
+    Critic.from_policy(owner).save(tmp_path / "critic")
+    loaded = Policy.from_pretrained(tmp_path / "policy").model
+    trunk = Critic.from_saved(tmp_path / "critic").trunk
+    for model in (loaded, trunk):
+        assert model.get_input_embeddings().padding_idx == (None if is_end else padding)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
     owner = fresh_policy(name)
