@@ -68,10 +68,10 @@ def test_a_resumed_run_takes_its_own(saved: Path, tmp_path: Path) -> None:
 def test_it_was_trained_on_prompts_of_its_own(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, set[str]] = {}
 
-    def note(context: Context, prompts: list[Prompt], *others: Any) -> RolloutBatch:
+    def note(context: Context, prompts: list[Prompt], *others: Any, **more: Any) -> RolloutBatch:
         kind = context.state.recipe.stages[context.state.stage].kind
         asked.setdefault(kind, set()).update(x.id for x in prompts)
-        return collect(context, prompts, *others)
+        return collect(context, prompts, *others, **more)
 
     for module in (stages, step):
         monkeypatch.setattr(module, "collect", note)
@@ -92,9 +92,9 @@ def test_its_batches_and_its_rate_are_the_stages_own(
 ) -> None:
     drawn: list[int] = []
 
-    def note(context: Context, prompts: list[Prompt], *others: Any) -> RolloutBatch:
+    def note(context: Context, prompts: list[Prompt], *others: Any, **more: Any) -> RolloutBatch:
         drawn.append(len(prompts))
-        return collect(context, prompts, *others)
+        return collect(context, prompts, *others, **more)
 
     monkeypatch.setattr(stages, "collect", note)
     stepped: list[str] = []
