@@ -1,17 +1,20 @@
 """Benchmark data beside the checkout, and models that answer without a network."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from tiny_policies import picture
 
 from segcredit.benchmarks import Score, find_data, make_benchmark, score
 from segcredit.rewards.verify import Verifier
 from segcredit.types import Prompt, Response
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "bench"
+ANSWERS = ["A", "B", "A, C", "D", "A", "3", "B", "C", "A"]
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the data beside the checkout")
 
 
@@ -46,3 +49,21 @@ def random_letters(asked: Sequence[Prompt], letters: str, seed: int) -> dict[str
     """Draw a letter per question id."""
     drawn = random.Random(seed)
     return {x.id: drawn.choice(letters) for x in asked}
+
+
+def write_logicvista(folder: Path) -> Path:
+    """Write nine questions in the layout of LogicVista's repository, and one without a text."""
+    place = folder / "logicvista/data"
+    (place / "images").mkdir(parents=True)
+    rows = {}
+    for n, answer in enumerate(ANSWERS):
+        (place / f"images/v1_{n}.png").write_bytes(picture(56, 56, seed=n))
+        rows[f"v1_{n}"] = {
+            "imagename": f"v1_{n}.png",
+            "question": f"Which figure comes next? Number {n}.",
+            "answer": answer,
+            "skill": ["spatial" if n % 2 else "inductive"],
+        }
+    rows["v1_9"] = {"imagename": "v1_9.png", "question": "", "answer": "", "skill": ["spatial"]}
+    (place / "dataset.json").write_text(json.dumps(rows))
+    return folder

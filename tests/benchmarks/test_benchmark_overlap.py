@@ -85,6 +85,7 @@ def test_scores_without_the_overlap() -> None:
     assert left.value == pytest.approx(100 * sum(n % 4 == 0 for n in kept) / 298 / 2)
 
 
+@pytest.mark.slow
 @needs_data
 def test_a_group_is_left_out_as_a_whole() -> None:
     asked = questions("wemath")

@@ -251,6 +251,7 @@ def test_a_server_that_cannot_be_reached(url: str, said: str) -> None:
         connect(url)
 
 
+@pytest.mark.slow
 def test_half_a_checkpoint_is_replaced(
     python: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import needs_data, questions
-from conftest import write_logicvista
+from bench import needs_data, questions, write_logicvista
 from tiny_policies import picture
 
 from segcredit.benchmarks import Benchmark, find_data, make_benchmark

@@ -71,6 +71,7 @@ def test_a_torn_file_is_continued_to_the_same_file(
     assert file.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_file(model: Path, data: Path, tmp_path: Path) -> None:
     answered(model, data, tmp_path / "whole", samples=2)
     code = f"""
@@ -176,7 +177,13 @@ def test_instruction_is_appended(data: Path) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["logicvista", "wemath", "dynamath", "gsm8k", "math500"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("logicvista", "gsm8k", "math500"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("wemath", "dynamath")),
+    ],
+)
 def test_the_first_rows_of_real_sets(model: Path, tmp_path: Path, name: str) -> None:
     """A tiny vision-language model answers; after a torn file, the same answers."""
     settings = BenchmarkSettings(max_tokens=6, chunk=2, limit=3)
@@ -250,8 +257,9 @@ def test_a_judge_finds_answers_that_the_rules_do_not(
 
 
 def test_a_judge_that_cannot_be_reached_stops_before_sampling(
-    model: Path, data: Path, tmp_path: Path
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("segcredit.benchmarks.judge.PAUSE", 0.01)
     with pytest.raises(ValueError, match=r"expected an OpenAI-compatible judge at http://127\.0"):
         answered(model, data, tmp_path, judge="http://127.0.0.1:9/v1")
     assert not (tmp_path / "answers").exists()

@@ -27,6 +27,7 @@ def worst(marks: dict) -> float:
     return sum(all(marks[f"{x}/{n}"] for n in range(1, 11)) for x in problems) / len(problems)
 
 
+@pytest.mark.slow
 def test_questions_and_image_bytes(rows: dict) -> None:
     asked = questions(NAME)
     assert {x.id for x in asked} == set(rows)

@@ -44,6 +44,7 @@ def expected_scores(right: dict) -> dict:
     }
 
 
+@pytest.mark.slow
 @needs_data
 def test_questions_and_image_bytes(rows: dict) -> None:
     asked = questions(NAME)
