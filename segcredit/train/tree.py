@@ -19,7 +19,6 @@ from segcredit.types import Batch, Encoded, Prompt, Response, Reward, Rollouts, 
 
 NO_CREDIT = 1e-6
 """Smaller advantages are rounding errors of means of equal rewards."""
-_WIDE = ("tokens", "mask", "logp_old", "entropy")
 
 
 @dataclass(frozen=True)
@@ -119,24 +118,13 @@ def _draw_level(context: Context, begin: Sequence[Node], sampling: Sampling) -> 
 
 def _join_levels(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:
     """Join all levels into one batch, and set ``parent``."""
-    width = max(x.mask.shape[1] for x in levels)
-    columns: dict[str, Tensor] = {}
-    for name in (*_WIDE, "reward", "truncated"):
-        parts = [getattr(x, name) for x in levels]
-        if any(x is None for x in parts):
-            continue  # vLLM returns no entropies
-        if name in _WIDE:
-            parts = [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in parts]
-        columns[name] = torch.cat(parts)
-    device = levels[0].mask.device
+    joined = Rollouts.join(levels)
+    device = joined.mask.device
     parent = torch.tensor([x.row for x in origins], device=device)
     inner = torch.zeros(len(parent), dtype=torch.bool, device=device)
     inner[parent[parent >= 0]] = True
-    columns["truncated"] = (
-        columns["truncated"] & ~inner
-    )  # an inner branch was continued, so it is not truncated
-    return Rollouts(
-        **columns,  # type: ignore[arg-type]
+    return joined.replace(
+        truncated=joined.truncated & ~inner,  # an inner branch was continued
         group=torch.tensor([x.number for x in origins], device=device),
         parent=parent,
         prompts=[x.read for x in origins],

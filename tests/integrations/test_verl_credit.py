@@ -154,7 +154,7 @@ def test_departures_tell_of_a_run_without_kl_and_of_terms_that_are_added() -> No
 
 
 def test_keys_are_read_from_verls_configuration() -> None:
-    """Where one clip range is given, it is both; what verl leaves out is None."""
+    """One clip range sets both bounds; a key that verl leaves out is None."""
     config: dict[str, dict] = {}
     for key, value in PAPER.items():
         *path, last = key.split(".")

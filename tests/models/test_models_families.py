@@ -109,7 +109,7 @@ def reference(model: Any, policy: Policy, prompt: Encoded, response: Tensor) -> 
 
 @pytest.mark.parametrize("name", [*VISION_FAMILIES, *TEXT_FAMILIES])
 def test_log_probs_agree(name: str, folders: Any) -> None:
-    """Of the sampler, the trainer and an unpadded forward pass of stock transformers."""
+    """Sampler, trainer and an unpadded forward pass of stock transformers give equal numbers."""
     policy = load(name, folders)
     vision = name in VISION_FAMILIES
     rollouts = sample(policy, PROMPTS if vision else TEXTS)

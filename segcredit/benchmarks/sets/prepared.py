@@ -30,7 +30,7 @@ class Prepared(Benchmark):
 
     def question(self, row: BenchmarkRow) -> Prompt:
         """Not used: ``read`` reads whole files."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} reads whole files: call read")
 
     @cached_property
     def _reward(self) -> RewardFn:
