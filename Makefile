@@ -27,7 +27,7 @@ UV := .venv-lock/bin/uv
 
 lock: $(UV)  ## pin every package of .venv with its hashes, from pyproject.toml and constraints.txt
 	@# torch is left out, and named as never needed, so that no CUDA is pinned
-	echo "torch; sys_platform == 'none'" | $(UV) pip compile pyproject.toml requirements-dev.in --extra dev \
+	echo "torch; sys_platform == 'none'" | $(UV) pip compile pyproject.toml requirements-dev.in --extra dev --extra docs \
 	  --constraints constraints.txt --overrides - --no-emit-package torch --python-version 3.11 --universal \
 	  --generate-hashes --no-annotate --no-header --no-emit-index-url --system-certs --quiet -o $(LOCK) $(UPGRADE)
 
