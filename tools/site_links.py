@@ -1,4 +1,4 @@
-"""MkDocs hook: links from a page to files outside docs/.
+"""MkDocs hooks: nothing from the network, and links from a page to files outside docs/.
 
 On GitHub ``[methods.py](../segcredit/algorithms/methods.py)`` leads to the file. The site contains
 only docs/, so such a link becomes a link to the repository (``repo_url`` of mkdocs.yml), or its
@@ -47,6 +47,12 @@ def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
         pieces += [LINK.sub(link, text[end : fence.start()]), fence[0]]
         end = fence.end()
     return "".join([*pieces, LINK.sub(link, text[end:])])
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Drop the script that Material's offline plugin loads from the network."""
+    config["extra"]["polyfills"] = []
+    return config
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
