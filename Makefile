@@ -6,7 +6,7 @@ STAMP  := $(VENV)/installed
 LOCK   := requirements-dev.lock
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures clean verl-setup test-verl
+.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures docs docs-serve clean verl-setup test-verl
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -94,5 +94,11 @@ figures: $(STAMP)  ## draw the pictures of the idea and of the results again
 	$(BIN)/python -m segcredit_lab.pages.idea
 	$(BIN)/python -m segcredit_lab.pages.overview
 
-clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(VERL) .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+docs: $(STAMP)  ## build the documentation site into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMP)  ## show the documentation site on this machine while you edit
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs serve --strict
+
+clean:  ## remove the environments, caches and the built site
+	rm -rf $(VENV) $(VERL) .venv-lock site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

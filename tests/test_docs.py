@@ -24,6 +24,7 @@ from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
 from segcredit.types import Rollouts
+from segcredit_lab.pages import references
 from segcredit_lab.pages import results as results_pages
 from segcredit_lab.study import Options, Store, StudyPlan, load_study
 from segcredit_lab.study.definition import corrections, scale_of
@@ -151,6 +152,13 @@ def test_tables_of_results_are_those_of_their_studies():
     text = (ROOT / "docs" / "results.md").read_text()
     assert results_pages.fill(text) == text, "run python -m segcredit_lab.pages.results"
     assert results_pages.fill(text.replace("| SAPO |", "| nobody |")) == text
+
+
+@each("name", references.PAGES)
+def test_reference_pages_are_those_of_the_code(name: str):
+    written = (ROOT / "docs" / name).read_text()
+    command = "run python -m segcredit_lab.pages.references"
+    assert references.PAGES[name]() == written, command
 
 
 def pending(study_csv: Path) -> dict[str, list[str]]:

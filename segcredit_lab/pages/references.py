@@ -1,0 +1,188 @@
+"""Write docs/cli.md from the command line and docs/settings.md from the classes of settings.
+
+python -m segcredit_lab.pages.references
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from segcredit.cli import app
+from segcredit.config.recipe import Recipe, Settings
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+NOTICE = "<!-- Generated: run python -m segcredit_lab.pages.references -->"
+NAMES = {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "Path": "path"}
+
+
+class Row(NamedTuple):
+    """One setting of a recipe."""
+
+    path: str
+    kind: str
+    default: str
+    text: str
+
+
+def cell(text: str) -> str:
+    """Make a text fit in a table's cell."""
+    plain = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"([*_])", r"\\\1", plain)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a recipe has it."""
+    if value is None:
+        return "None"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def kind_of(kind: Any) -> str:
+    """Name a type in a user's words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return kind_of(parts[0])
+    if origin is Literal:
+        return ", ".join(shown(x) for x in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(kind_of(x) for x in parts if x is not NoneType)
+    if origin in (list, tuple):
+        return f"list of {kind_of(parts[0])}"
+    if origin is dict or kind is dict:
+        return "mapping"
+    return NAMES.get(getattr(kind, "__name__", ""), getattr(kind, "__name__", str(kind)))
+
+
+def nested(kind: Any) -> list[type[Settings]]:
+    """Return the classes of settings inside a type."""
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return [kind]
+    return [found for part in get_args(kind) for found in nested(part)]
+
+
+def limits(field: FieldInfo) -> str:
+    """Return a number's limits, such as ", ≥ 1"."""
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "&lt;"}
+    return "".join(
+        f", {sign} {shown(getattr(x, name))}"
+        for x in field.metadata
+        for name, sign in signs.items()
+        if getattr(x, name, None) is not None
+    )
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return a field's default in a table's cell."""
+    if field.is_required():
+        return "required"
+    return f"`{shown(field.get_default(call_default_factory=True))}`"
+
+
+def rows_of(settings: type[Settings], path: str) -> Iterator[Row]:
+    """Yield a class's settings; nested classes follow under their own path."""
+    for name, field in settings.model_fields.items():
+        inner = nested(field.annotation)
+        text = cell(field.description or "")
+        if not inner:
+            kind = kind_of(field.annotation) + limits(field)
+            yield Row(f"{path}{name}", kind, default_of(field), text)
+        elif path or len(inner) > 1:
+            kind = "list of stages" if len(inner) > 1 else "mapping"
+            optional = field.is_required() or field.get_default() is None
+            yield Row(f"{path}{name}", kind, default_of(field) if optional else "", text)
+            if len(inner) == 1:
+                yield from rows_of(inner[0], f"{path}{name}.")
+
+
+def table(rows: list[Row]) -> str:
+    """Return a table of settings."""
+    lines = ["| setting | type | default | description |", "|---|---|---|---|"]
+    lines += [f"| `{x.path}` | {x.kind} | {x.default} | {x.text} |" for x in rows]
+    return "\n".join(lines)
+
+
+def settings_page() -> str:
+    """Return docs/settings.md."""
+    parts = [
+        "# Settings of a recipe",
+        NOTICE,
+        "A recipe is a YAML file with these settings; unknown keys are errors. Any setting can be "
+        "overridden on the command line:",
+        "```bash\nsegcredit train my.yaml optimizer.lr=1e-6 rollout.samples=8\n```",
+        "`None` as default means that the setting is not set. The settings of each method are in "
+        "[algorithms.md](algorithms.md).",
+        "## Top level",
+        table(list(rows_of(Recipe, ""))),
+    ]
+    for name, field in Recipe.model_fields.items():
+        inner = nested(field.annotation)
+        for settings in inner:
+            own = f"{name}.N." if len(inner) > 1 else f"{name}."
+            title = f"{name}: {settings.model_fields['kind'].default}" if len(inner) > 1 else name
+            rows = table(list(rows_of(settings, own)))
+            parts += [f"## {title}", " ".join((settings.__doc__ or "").split()), rows]
+    return "\n\n".join(parts) + "\n"
+
+
+def plain(markup: str) -> str:
+    """Remove rich's markup, such as [bold]."""
+    return re.sub(r"\[/?(?:bold|dim|cyan|green|italic)\]", "", markup)
+
+
+def parameter_row(parameter: Any) -> str:
+    """Return an argument's or option's row."""
+    if parameter.param_type_name == "argument":
+        name = f"`{parameter.metavar or parameter.name.upper()}`"
+    else:
+        name = ", ".join(f"`{x}`" for x in [*parameter.opts, *parameter.secondary_opts])
+    value = parameter.default
+    empty = value is None or value is False or value in ("", [], ())
+    default = "required" if parameter.required else "" if empty else f"`{shown(value)}`"
+    kind = kind_of(parameter.type_descriptor.annotation)
+    kind = "flag" if kind == NAMES["bool"] else kind
+    return f"| {name} | {kind} | {default} | {cell(plain(parameter.help or ''))} |"
+
+
+def cli_page() -> str:
+    """Return docs/cli.md."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    parts = [
+        "# Command line",
+        NOTICE,
+        "`segcredit COMMAND --help` shows the same in a terminal.",
+        "\n".join(
+            ["| command | purpose |", "|---|---|"]
+            + [
+                f"| [`{name}`](#segcredit-{name}) | {cell(command.help.split(chr(10) * 2)[0])} |"
+                for name, command in commands.items()
+            ]
+        ),
+    ]
+    for name, command in commands.items():
+        rows = [parameter_row(x) for x in command.params if not x.hidden and x.name != "help"]
+        head = ["| argument or option | type | default | description |", "|---|---|---|---|"]
+        examples = [x for x in plain(command.epilog or "").splitlines() if x and x != "Examples"]
+        parts += [f"## segcredit {name}", plain(command.help), "\n".join([*head, *rows])]
+        parts += ["```bash\n" + "\n".join(examples) + "\n```"] if examples else []
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES = {"cli.md": cli_page, "settings.md": settings_page}
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page())
+        print(DOCS / name)
+
+
+if __name__ == "__main__":
+    main()
