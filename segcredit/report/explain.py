@@ -5,10 +5,10 @@ GLOSSARY = (
      "at the tokens with the highest entropy."),
     ("H", "Entropy of the next-token distribution, in nats. High: the policy hesitates."),
     ("V", "Value: the reward that the critic expects, given the prompt and the text so far."),
-    ("Â", "Advantage: how much better the outcome was than the critic expected. Positive makes the "
-     "tokens more likely, negative less likely."),
-    ("λ", "GAE parameter. Near 1, Â follows the final reward; near 0, only the change of V to the "
-     "next segment."),
+    ("Â", "Advantage: how much better the outcome was than expected, by the critic or by the mean over "
+     "the prompt's responses. Positive makes the tokens more likely, negative less likely."),
+    ("λ", "GAE parameter. Near 1, Â follows the final reward; near 0, it follows the change of V "
+     "to the next segment."),
     ("ratio", "Probability under the current policy divided by that under the policy that sampled "
      "the response. 1: unchanged."),
     ("clip fraction", "Share of tokens whose gradient was removed because the ratio had left the "

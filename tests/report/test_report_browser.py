@@ -24,6 +24,7 @@ from segcredit.partition import (
     TopEntropy,
 )
 from segcredit.report.data import Limits
+from segcredit.report.explain import HEALTHY, NO_RANGE
 from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server
 from segcredit.runlog import MetricsWriter, read_run, write_rollouts
@@ -254,6 +255,30 @@ def test_seeds_are_drawn_as_one_line(open_page: Opener, tmp_path: Path) -> None:
     for width in (1400, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert_no_overflow(page, f"runs at {width}")
+
+
+def test_several_runs_are_compared_before_their_facts(open_page: Opener, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "one"), make_run(tmp_path / "two")]
+    page = open_page(written(*runs, to=tmp_path / "page.html"))
+    rows = page.locator(".comparison tbody tr")
+    assert rows.locator("th").all_inner_texts() == ["one", "two"]
+    assert rows.first.locator("td").first.inner_text() == "90.0 % (+50.0 points)"
+    assert page.locator(".chart").first.bounding_box()["y"] < 900
+    assert page.locator(".run").first.bounding_box()["y"] > 900
+
+
+def test_the_page_explains_symbols_and_curves(open_page: Opener, page_file: Path) -> None:
+    page = open_page(page_file)
+    meaning = page.locator(".glossary dd").first
+    assert not meaning.is_visible()
+    page.locator(".glossary summary").press("Enter")
+    assert meaning.is_visible()
+    terms = ["segment", "H", "V", "Â", "λ", "ratio", "clip fraction"]
+    assert page.locator(".glossary dt").all_inner_texts() == terms
+    beside = page.locator('.chart[data-title="Explained variance of the reward"] .healthy')
+    assert beside.inner_text() == f"healthy: {HEALTHY['explained_variance']}"
+    length = page.locator('.chart[data-title="Response length"] .healthy')
+    assert length.inner_text() == NO_RANGE
 
 
 def test_a_method_without_values(open_page: Opener, tmp_path: Path) -> None:
