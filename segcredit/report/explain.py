@@ -5,8 +5,9 @@ GLOSSARY = (
      "at the tokens with the highest entropy."),
     ("H", "Entropy of the next-token distribution, in nats. High: the policy hesitates."),
     ("V", "Value: the reward that the critic expects, given the prompt and the text so far."),
-    ("Â", "Advantage: how much better the outcome was than expected, by the critic or by the mean over "
-     "the prompt's responses. Positive makes the tokens more likely, negative less likely."),
+    ("Â", "Advantage: how much better the outcome was than expected, by the critic or by the "
+     "mean over the prompt's responses. Positive makes the tokens more likely, negative less "
+     "likely."),
     ("λ", "GAE parameter. Near 1, Â follows the final reward; near 0, it follows the change of V "
      "to the next segment."),
     ("ratio", "Probability under the current policy divided by that under the policy that sampled "
@@ -27,6 +28,6 @@ HEALTHY = {
     "truncated": "near 0",
     "explained_variance": "above 0; a perfect critic has 1",
 }
-"""Metric → the column "healthy" of docs/metrics.md; a metric without an entry has no usual range."""
+"""Metric → the column "healthy" of docs/metrics.md; other metrics have no usual range."""
 NO_RANGE = "no universal range; depends on task and model"
 """Shown beside a curve whose metric has no entry."""
