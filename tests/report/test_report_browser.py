@@ -389,7 +389,9 @@ def test_pointing_at_a_token_gives_its_recorded_numbers(
 
 
 def test_tapping_a_token(open_page: Opener, page_file: Path, run: Path) -> None:
-    page = open_page(page_file, "trajectories", width=390, has_touch=True, is_mobile=True)
+    page = open_page(
+        page_file, "trajectories?file=0-rollouts-15", width=390, has_touch=True, is_mobile=True
+    )
     real = recorded(run, "rollouts", 15)[0]
     for token in (1, 4):
         page.locator(f'.response .token[data-t="{token}"]').tap()
@@ -397,6 +399,20 @@ def test_tapping_a_token(open_page: Opener, page_file: Path, run: Path) -> None:
         assert math.isclose(shown_number(shown), real["entropy"][token], rel_tol=5.0001e-4)
     page.locator(".staircase").tap()
     assert page.locator(".pointed").get_attribute("data-t") not in ("1", "4")
+
+
+def test_trajectories_open_before_and_after(open_page: Opener, page_file: Path) -> None:
+    """A held-out prompt at the first and the last evaluation, by value, on one y-axis."""
+    page = open_page(page_file, "trajectories")
+    page.locator(".response").nth(1).wait_for()
+    assert page.input_value("#choose-file") == "0-watched-20"
+    assert page.input_value("#beside") == "0-watched-0"
+    assert page.locator('[data-color="value"]').get_attribute("aria-checked") == "true"
+    axes = page.locator(".staircase").evaluate_all(
+        "all => all.map(x => [...x.querySelectorAll('.grid')].map(y => y.getAttribute('y1')))"
+    )
+    assert len(axes) == 2
+    assert axes[0] == axes[1]
 
 
 def test_colors(open_page: Opener, page_file: Path, run: Path) -> None:
