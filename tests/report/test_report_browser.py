@@ -772,7 +772,7 @@ def test_light_and_dark(open_page: Opener, page_file: Path) -> None:
 
 def test_paper(open_page: Opener, page_file: Path) -> None:
     page = open_page(page_file, "trajectories", color_scheme="dark")
-    page.locator(".response").wait_for()
+    page.locator(".response").last.wait_for()
     page.emulate_media(media="print")
     for control in ("nav", ".tools", "aside", ".detail-bar", "#search", "#next", "select"):
         assert page.locator(control).locator("visible=true").count() == 0, control
