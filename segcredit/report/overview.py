@@ -19,6 +19,7 @@ from segcredit.report.data import (
     shortened,
     shown_partitions,
 )
+from segcredit.report.explain import GLOSSARY, HEALTHY, NO_RANGE
 from segcredit.runlog import Run
 from segcredit.runlog.reader import step_in
 
@@ -52,6 +53,8 @@ def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]
     return {
         "version": __version__,
         "runs": shown,
+        "glossary": GLOSSARY,
+        "healthy": {"metrics": HEALTHY, "otherwise": NO_RANGE},
         "files": [part.listed() for part in rows],
         "partitions": [partition.label() for partition in shown_partitions()],
         "recorded": [

@@ -24,6 +24,7 @@ from segcredit.partition import (
     TopEntropy,
 )
 from segcredit.report.data import Limits
+from segcredit.report.explain import HEALTHY, NO_RANGE
 from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server
 from segcredit.runlog import MetricsWriter, read_run, write_rollouts
@@ -256,6 +257,30 @@ def test_seeds_are_drawn_as_one_line(open_page: Opener, tmp_path: Path) -> None:
         assert_no_overflow(page, f"runs at {width}")
 
 
+def test_several_runs_are_compared_before_their_facts(open_page: Opener, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "one"), make_run(tmp_path / "two")]
+    page = open_page(written(*runs, to=tmp_path / "page.html"))
+    rows = page.locator(".comparison tbody tr")
+    assert rows.locator("th").all_inner_texts() == ["one", "two"]
+    assert rows.first.locator("td").first.inner_text() == "90.0 % (+50.0 points)"
+    assert page.locator(".chart").first.bounding_box()["y"] < 900
+    assert page.locator(".run").first.bounding_box()["y"] > 900
+
+
+def test_the_page_explains_symbols_and_curves(open_page: Opener, page_file: Path) -> None:
+    page = open_page(page_file)
+    meaning = page.locator(".glossary dd").first
+    assert not meaning.is_visible()
+    page.locator(".glossary summary").press("Enter")
+    assert meaning.is_visible()
+    terms = ["segment", "H", "V", "Â", "λ", "ratio", "clip fraction"]
+    assert page.locator(".glossary dt").all_inner_texts() == terms
+    beside = page.locator('.chart[data-title="Explained variance of the reward"] .healthy')
+    assert beside.inner_text() == f"healthy: {HEALTHY['explained_variance']}"
+    length = page.locator('.chart[data-title="Response length"] .healthy')
+    assert length.inner_text() == NO_RANGE
+
+
 def test_a_method_without_values(open_page: Opener, tmp_path: Path) -> None:
     run = make_run(tmp_path / "grpo", value=False, holes=True, not_finite=False)
     page = open_page(written(run), "trajectories")
@@ -364,7 +389,9 @@ def test_pointing_at_a_token_gives_its_recorded_numbers(
 
 
 def test_tapping_a_token(open_page: Opener, page_file: Path, run: Path) -> None:
-    page = open_page(page_file, "trajectories", width=390, has_touch=True, is_mobile=True)
+    page = open_page(
+        page_file, "trajectories?file=0-rollouts-15", width=390, has_touch=True, is_mobile=True
+    )
     real = recorded(run, "rollouts", 15)[0]
     for token in (1, 4):
         page.locator(f'.response .token[data-t="{token}"]').tap()
@@ -372,6 +399,20 @@ def test_tapping_a_token(open_page: Opener, page_file: Path, run: Path) -> None:
         assert math.isclose(shown_number(shown), real["entropy"][token], rel_tol=5.0001e-4)
     page.locator(".staircase").tap()
     assert page.locator(".pointed").get_attribute("data-t") not in ("1", "4")
+
+
+def test_trajectories_open_before_and_after(open_page: Opener, page_file: Path) -> None:
+    """A held-out prompt at the first and the last evaluation, by value, on one y-axis."""
+    page = open_page(page_file, "trajectories")
+    page.locator(".response").nth(1).wait_for()
+    assert page.input_value("#choose-file") == "0-watched-20"
+    assert page.input_value("#beside") == "0-watched-0"
+    assert page.locator('[data-color="value"]').get_attribute("aria-checked") == "true"
+    axes = page.locator(".staircase").evaluate_all(
+        "all => all.map(x => [...x.querySelectorAll('.grid')].map(y => y.getAttribute('y1')))"
+    )
+    assert len(axes) == 2
+    assert axes[0] == axes[1]
 
 
 def test_colors(open_page: Opener, page_file: Path, run: Path) -> None:
@@ -731,7 +772,7 @@ def test_light_and_dark(open_page: Opener, page_file: Path) -> None:
 
 def test_paper(open_page: Opener, page_file: Path) -> None:
     page = open_page(page_file, "trajectories", color_scheme="dark")
-    page.locator(".response").wait_for()
+    page.locator(".response").last.wait_for()
     page.emulate_media(media="print")
     for control in ("nav", ".tools", "aside", ".detail-bar", "#search", "#next", "select"):
         assert page.locator(control).locator("visible=true").count() == 0, control

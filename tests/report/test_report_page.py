@@ -29,6 +29,7 @@ from segcredit.cli import app
 from segcredit.commands.terminal import result_table
 from segcredit.report import serve
 from segcredit.report.data import Limits, Rows
+from segcredit.report.explain import HEALTHY
 from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
@@ -825,3 +826,16 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         said, complained = process.communicate(timeout=20)
     assert (process.returncode, said, complained) == (0, "Stopped.\n", "")
+
+
+def test_healthy_notes_are_those_of_the_documentation() -> None:
+    """The page and docs/metrics.md give one and the same advice."""
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = text.split("## optimize")[1].split("\n## ")[0]
+    rows = [re.split(r"(?<!\\)\|", x)[1:-1] for x in section.splitlines() if x.startswith("| `")]
+    documented = {
+        name: healthy.strip()
+        for names, _, healthy in rows
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    assert {name: documented[name] for name in HEALTHY} == HEALTHY

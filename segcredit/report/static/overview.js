@@ -1,7 +1,7 @@
 // What ran, results before and after, and the curves of all runs.
 
 const CHARTS = [
-  { title: "Held-out accuracy", unit: "fraction of correct answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]] },
+  { title: "Held-out accuracy", unit: "fraction of correct answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]], like: "accuracy" },
   { title: "Held-out reward", unit: "mean", marks: true, lines: [["evaluation", "reward", "sampled"], ["evaluation", "greedy_reward", "greedy", "5 4"]] },
   { title: "Training reward", unit: "mean", lines: [["optimize", "reward", "reward"]] },
   { title: "Responses without a verdict", unit: "fraction", unlessZero: true, lines: [["optimize", "no_verdict", "training"], ["evaluation", "no_verdict", "held out", "5 4"]] },
@@ -45,10 +45,36 @@ const overviewView = {
       el("label", {}, "Smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: this.smooth, id: "smooth", oninput: (event) => { this.smooth = Number(event.target.value); redraw(); } })),
       several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; this.draw(this.data); } }), " average over seeds (mean and 95 % t-interval)") : null,
       data.runs.length > 1 ? this.legend() : null);
-    view.replaceChildren(...data.runs.map((run, i) => this.card(run, i)), el("h2", { text: "Curves" }), controls, charts, this.phases(), this.more(also, redraw));
+    const cards = data.runs.map((run, i) => this.card(run, i));
+    const curves = [el("h2", { text: "Curves" }), controls, charts, this.phases(), this.more(also, redraw)];
+    view.replaceChildren(...(data.runs.length > 1 // the comparison first, each run's facts last
+      ? [this.comparison(), this.glossary(), ...curves, el("h2", { text: "Runs" }), ...cards]
+      : [...cards, this.glossary(), ...curves]));
     redraw();
     view.querySelectorAll("details").forEach((x, i) => { x.open = opened[i] ?? false; });
     if (focused) byId(focused)?.focus();
+  },
+
+  glossary() {
+    return el("details", { class: "card glossary" }, el("summary", { text: `Symbols: ${this.data.glossary.map(([term]) => term).join(", ")}` }),
+      el("dl", { class: "facts" }, this.data.glossary.map(([term, meaning]) => [el("dt", { text: term }), el("dd", { text: meaning })])));
+  },
+
+  // one row per run: each measurement after training, and its change
+  comparison() {
+    const labels = [...new Set(this.data.runs.flatMap((run) => run.results.map((row) => row.label)))];
+    if (!labels.length) return "";
+    const cell = (row) => {
+      if (!row) return el("td", { text: "–" });
+      const [old, now, difference] = this.texts(row);
+      return el("td", {}, isNumber(row.after[0]) ? [now, " ", el("span", { class: "interval", text: `(${difference})` })] : [old, " ", el("span", { class: "interval", text: "(only before)" })]);
+    };
+    return el("article", { class: "card comparison" }, el("h2", { text: "Comparison" }),
+      el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Comparison of the runs" }, el("table", { class: "results" },
+        el("thead", {}, el("tr", {}, ["after training (change)", ...labels].map((x) => el("th", { scope: "col", text: x })))),
+        el("tbody", {}, this.data.runs.map((run, i) => el("tr", {},
+          el("th", { scope: "row" }, el("span", { class: "swatch", style: { background: this.color(i) } }), visible(run.name)),
+          labels.map((label) => cell(run.results.find((row) => row.label === label)))))))));
   },
 
   legend() {
@@ -78,9 +104,19 @@ const overviewView = {
 
   resultRow({ label, before, after, share, texts }) {
     const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
-    const change = isNumber(after[0]) && isNumber(before[0]) ? number(Number((after[0] - before[0]).toPrecision(3))) : "–";
-    const [old, now, difference] = texts ?? [number(before[0]), number(after[0]), change]; // texts are rounded as in the terminal
+    const [old, now, difference] = this.texts({ before, after, texts });
     return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference }));
+  },
+
+  texts({ before, after, texts }) { // before, after and change; texts are rounded as in the terminal
+    const change = isNumber(after[0]) && isNumber(before[0]) ? number(Number((after[0] - before[0]).toPrecision(3))) : "–";
+    return texts ?? [number(before[0]), number(after[0]), change];
+  },
+
+  healthy(lines, like) {
+    const { metrics, otherwise } = this.data.healthy;
+    const known = [like, ...lines.map(([, key]) => key)].find((key) => Object.hasOwn(metrics, key));
+    return known ? `healthy: ${metrics[known]}` : otherwise;
   },
 
   lines(parts) {
@@ -95,10 +131,11 @@ const overviewView = {
   },
 
   charts(wanted) {
-    return wanted.map(({ title, unit, marks, unlessZero, lines }) => {
+    return wanted.map(({ title, unit, marks, unlessZero, lines, like }) => {
       const found = this.lines(lines);
       if (!found.length || (unlessZero && !found.some((line) => line.values.some((x) => isNumber(x) && x !== 0)))) return null;
       const chart = lineChart({ title, unit, marks, smooth: this.smooth, lines: this.grouped ? together(found) : found });
+      chart.append(el("p", { class: "healthy", text: this.healthy(lines, like) }));
       if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.color } }), line.label))));
       return chart;
     }).filter(Boolean);

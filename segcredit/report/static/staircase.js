@@ -7,7 +7,7 @@ const staircase = (row, scales, narrow, onPoint) => {
   const segments = segmentsOf(row);
   const said = [];
   if (row.value) {
-    const [low, high] = extent([...row.value, row.reward, 0]);
+    const [low, high] = scales.axis ?? extent([...row.value, row.reward, 0]);
     const pad = (high - low) * 0.08 || 0.1;
     const Y = (v) => middle - 8 - ((v - low + pad) / (high - low + 2 * pad)) * (middle - 8 - top);
     for (const v of ticks(low - pad, high + pad, 3)) chart.append(

@@ -33,12 +33,20 @@ const trajectoriesView = {
       return;
     }
     const known = data.files.map(fileName);
-    if (!known.includes(this.state.file)) this.state.file = known[this.latest()];
+    if (!known.includes(this.state.file)) Object.assign(this.state, this.pair() ?? { file: known[this.latest()] });
     this.list = el("ol", { class: "responses", "aria-label": "Responses" });
     this.count = el("p", { class: "quiet", role: "status" });
     this.detail = el("div", { class: "detail" });
     view.replaceChildren(el("div", { class: "trajectories" }, el("aside", {}, this.controls(), this.count, this.list), this.detail));
     await this.open();
+  },
+
+  // a held-out prompt before and after training, colored by value; null if none was recorded twice
+  pair() {
+    const held = this.data.files.filter((file) => file.kind === "watched" && file.run === 0);
+    const first = held[0], last = held.at(-1);
+    if (first === last || !last.ids.some((id) => first.ids.includes(id))) return null;
+    return { file: fileName(last), beside: fileName(first), color: "value" };
   },
 
   latest() {
@@ -66,6 +74,7 @@ const trajectoriesView = {
     this.file = file;
     this.rows = await load(file);
     if (this.file !== file) return; // the user has chosen another file
+    if (this.state.color === "value" && !this.rows.rows.some((row) => row.value)) this.state.color = "entropy"; // no critic
     this.refresh();
   },
 
@@ -122,6 +131,7 @@ const trajectoriesView = {
     const all = [...this.rows.rows, ...others.rows];
     const scales = Object.fromEntries(COLOURINGS.map((x) => [x.key, x.scale(all.flatMap((y) => y[x.key] ?? []))]));
     const twin = this.twin(found.row, others.rows);
+    scales.axis = extent([found.row, twin ?? found.row].flatMap((y) => [...(y.value ?? []), y.reward, 0])); // one y-axis for both
     this.panel = responsePanel(found.row, this.rows.texts, scales, color, this.fileLabel(this.file), Boolean(twin));
     const columns = el("div", { class: "beside" }, twin ? responsePanel(twin, others.texts, scales, color, this.fileLabel(other), true).node : null, this.panel.node);
     const held = this.detail.contains(document.activeElement) ? document.activeElement : null;
