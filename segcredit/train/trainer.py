@@ -103,7 +103,7 @@ class Trainer:
             found["algorithm"] = algorithm
         else:
             objects["algorithm"] = algorithm
-        if isinstance(reward, str | dict | list):
+        if isinstance(reward, str | dict):
             found["reward"] = reward
         else:
             objects["reward"] = reward

@@ -76,7 +76,7 @@ def test_a_dataset_is_read_as_its_rows(model: Path) -> None:
     assert trainer(model, both).plan.train.size == len(rows())
 
 
-@each("data", [5, 2.5, b"rows", object(), {"train": {"problem": "x"}}])
+@each("data", [5, 2.5, b"rows", object(), {"problem": "x"}])
 def test_other_types_of_data_are_refused(model: Path, data: Any) -> None:
     with pytest.raises(TypeError, match=r"^train: expected files.*; got .*\. Type"):
-        trainer(model, data)
+        trainer(model, {"train": data})
