@@ -128,7 +128,7 @@ class PythonProgress(Terminal):
     """Shows the progress of ``Trainer.train``; notes become Python warnings, as with ``Silent``."""
 
     def __init__(self) -> None:
-        super().__init__(Console(soft_wrap=True))
+        super().__init__(Console(stderr=True, soft_wrap=True))  # stdout is the script's own
 
     def note(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)

@@ -48,7 +48,7 @@ def test_progress_is_printed_and_the_result_has_metrics(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = trainer(model, rows()).train(tmp_path / "run")
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert "1 reinforce: 2 steps" in shown
     assert "2/2" in shown
     assert "model " in shown
@@ -63,7 +63,9 @@ def test_progress_can_be_turned_off(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer(model, rows()).train(tmp_path / "run", progress=False)
-    assert capsys.readouterr().out == ""
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "reinforce" not in shown.err
 
 
 def test_a_dataset_is_read_as_its_rows(model: Path) -> None:
