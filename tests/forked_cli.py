@@ -23,7 +23,7 @@ sys.path.append(sys.argv[1])
 import torch
 torch.set_num_threads(1)
 from segcredit.cli import main
-import segcredit.commands.report, segcredit.commands.terminal, segcredit.evaluate.checkpoint
+import segcredit.commands.report, segcredit.train.progress, segcredit.evaluate.checkpoint
 import segcredit.report.curves
 import segcredit.train.trainer
 import forked_worker, segcredit_lab.study.workers

@@ -131,12 +131,12 @@ def _run(
 ) -> None:
     from rich.console import Console
 
-    from segcredit.commands.terminal import Terminal, result_table
     from segcredit.config import load_recipe, load_run_recipe
     from segcredit.runlog import resume_command
     from segcredit.train.checkpoint import CheckpointError
     from segcredit.train.loop import StopTraining
     from segcredit.train.optim import NotFinite
+    from segcredit.train.progress import Terminal, result_table
     from segcredit.train.trainer import Trainer
 
     console = Console(file=lasting(sys.stdout, GOES_ON), soft_wrap=True)

@@ -10,6 +10,7 @@ from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, pars
 from segcredit.registry import keep_written
 from segcredit.runlog import (
     MetricsWriter,
+    Run,
     RunFolder,
     describe_environment,
     new_run_path,
@@ -25,6 +26,7 @@ from segcredit.train.build import RunPlan, build, make_plan
 from segcredit.train.distributed import Parallel
 from segcredit.train.loop import Loop, Observer, Silent
 from segcredit.train.models import load_saved_policy
+from segcredit.train.progress import PythonProgress, result_table
 from segcredit.train.saving import (
     changed_settings,
     find_resumable,
@@ -49,6 +51,23 @@ class Result:
     ``sampled`` and ``greedy`` where the reward says what is correct."""
     after: dict[str, float]
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dictionary per line of metrics.jsonl; ``pandas.DataFrame(result.metrics)`` works."""
+        return self._run().metrics
+
+    def history(self, name: str, stage: str | None = None) -> list[float]:
+        """Return the values of one metric in the order of the steps, for one stage or all."""
+        return self._run().series(name, stage)[1]
+
+    def _run(self) -> Run:
+        if self.folder is None:
+            raise ValueError(
+                "metrics: expected the result of rank 0, which writes the run directory; got the "
+                "result of another rank. Read it there, or with segcredit.runlog.read_run(RUN)"
+            )
+        return read_run(self.folder)
+
 
 class Trainer:
     """Trains one model with one method.
@@ -57,7 +76,8 @@ class Trainer:
 
     Args:
         model: Folder or hub id of the model, or settings such as ``{"path": …, "dtype": …}``.
-        data: Training data: files, rows, or settings such as ``{"train": …, "suffix": …}``.
+        data: Training data: files, rows, a ``datasets.Dataset``, a data frame, or settings such as
+            ``{"train": …, "suffix": …}``.
         algorithm: Name of a method, a name with settings, or an ``Algorithm`` object.
         reward: Name of a reward, a name with settings, a function or a ``RewardFn``.
         test: Held-out data: files or rows.
@@ -70,7 +90,7 @@ class Trainer:
         model: str | Path | dict[str, Any],
         data: str | Path | Iterable[Any] | dict[str, Any],
         algorithm: str | dict[str, Any] | Algorithm = "sapo",
-        reward: str | dict[str, Any] | Callable[..., Any] | RewardFn = "math",
+        reward: str | dict[str, Any] | list[Any] | Callable[..., Any] | RewardFn = "math",
         test: str | Path | Iterable[Any] | None = None,
         steps: int = 100,
         **settings: Any,
@@ -109,22 +129,33 @@ class Trainer:
         folder: str | Path | None = None,
         resume: bool = False,
         watch: Observer | None = None,
+        progress: bool = True,
     ) -> Result:
         """Run all stages; with ``resume``, continue the run in ``folder``.
 
         Args:
             folder: Run directory; by default a new one under runs/.
             resume: Continue from the last checkpoint in ``folder``.
-            watch: Receives progress, such as a progress bar; by default nothing is shown.
+            watch: Receives progress, such as a progress bar; by default progress and metrics
+                are printed.
+            progress: False prints nothing; ignored if ``watch`` is given.
         """
-        watch = Silent() if watch is None else watch
         parallel = Parallel.start()
+        shown = progress and watch is None and parallel.first
+        if watch is None:
+            watch = PythonProgress() if shown else Silent()
         try:
-            return self._train(folder, resume, watch, parallel)
+            result = self._train(folder, resume, watch, parallel)
         finally:
             watch.end()
             self.plan.reward.close()
             parallel.close()
+        if isinstance(watch, PythonProgress):
+            if (table := result_table(result)) is not None:
+                watch.console.print(table)
+            for name, path in (("run", result.folder), ("model", result.model)):
+                watch.console.print(f"{name:<6}  {path}", markup=False, highlight=False)
+        return result
 
     def _train(
         self, folder: str | Path | None, resume: bool, watch: Observer, parallel: Parallel
@@ -268,13 +299,26 @@ def _data(
         source = found.pop(name, None)
         if source is None:
             continue
-        some = [source] if isinstance(source, str | Path) else list(source)
+        some = [source] if isinstance(source, str | Path) else _rows(name, source)
         if some and all(isinstance(x, str | Path) for x in some):
             found[name] = [str(x) for x in some]
         else:
             objects[name] = some
             found[name] = [f"{name}: rows given in Python"]
     return found
+
+
+def _rows(name: str, source: Any) -> list[Any]:
+    """Read rows or paths from a list, an iterable, a ``datasets.Dataset`` or a data frame."""
+    if hasattr(source, "to_dict") and hasattr(source, "iloc"):  # iterating yields column names
+        return list(source.to_dict("records"))
+    if isinstance(source, dict | bytes) or not isinstance(source, Iterable):
+        raise TypeError(
+            f"{name}: expected files, a list of rows, a datasets.Dataset or a data frame; got "
+            f"{type(source).__name__}. Type, for example, "
+            f"{name}=[{{'problem': '1 + 1', 'answer': '2'}}]"
+        )
+    return list(source)
 
 
 def _held_out_results(state: State, when: str) -> dict[str, float]:

@@ -26,7 +26,6 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
-from segcredit.commands.terminal import result_table
 from segcredit.report import serve
 from segcredit.report.data import Limits, Rows
 from segcredit.report.explain import HEALTHY
@@ -34,6 +33,7 @@ from segcredit.report.page import Figure, write_report
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
 from segcredit.runlog.records import read_rollouts
+from segcredit.train.progress import result_table
 from segcredit.train.trainer import Result as TrainResult
 
 

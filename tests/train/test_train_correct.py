@@ -11,7 +11,6 @@ from tiny_runs import RECIPE, metrics
 from train.small import SMALL, recipe
 
 from segcredit import Trainer
-from segcredit.commands.terminal import Terminal, result_table
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.report.overview import overview
@@ -19,6 +18,7 @@ from segcredit.runlog import read_run
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, collect
 from segcredit.train.metrics import Metrics, describe_rewards
+from segcredit.train.progress import Terminal, result_table
 from segcredit.train.state import State
 from segcredit.types import Response, Reward
 

@@ -1,7 +1,9 @@
-"""Show the progress of a run on a terminal: steps, remaining time and the main metrics."""
+"""Show the progress of a run in a terminal, a notebook or a file: steps, time and metrics."""
 
 import time
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +21,9 @@ from rich.table import Table
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
 from segcredit.printable import change_texts
-from segcredit.train.trainer import Result
+
+if TYPE_CHECKING:
+    from segcredit.train.trainer import Result
 
 STAGES = {
     "warm_start": "imitate",
@@ -120,7 +124,17 @@ class Terminal:
             self.progress.stop()
 
 
-def result_table(result: Result) -> Table | None:
+class PythonProgress(Terminal):
+    """Shows the progress of ``Trainer.train``; notes become Python warnings, as with ``Silent``."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(stderr=True, soft_wrap=True))  # stdout is the script's own
+
+    def note(self, text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+
+def result_table(result: "Result") -> Table | None:
     """Make a table of held-out results before and after training."""
     if not result.before or not result.after:
         return None
