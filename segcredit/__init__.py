@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from segcredit.train.trainer import Trainer
 
 __all__ = ["Trainer", "__version__"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,39 @@
+"""The package's metadata, and the README as a package index shows it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import segcredit
+
+ROOT = Path(__file__).parent.parent
+REPOSITORY = "https://host.test/segcredit"
+
+
+def absolute_links(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("hatchling")
+    monkeypatch.syspath_prepend(str(ROOT))
+    from hatch_build import absolute_links
+
+    sys.modules.pop("hatch_build")
+    return absolute_links(text, REPOSITORY, "1.2")
+
+
+def test_relative_links_become_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[a](docs/a.md#x) ![b](b.png) <img src="c.svg"> [d](https://d.test) [e](#e)\n'
+    code = "```md\n[f](f.md)\n```\n"
+    assert absolute_links(text + code, monkeypatch) == (
+        f"[a]({REPOSITORY}/blob/v1.2/docs/a.md#x) ![b]({REPOSITORY}/raw/v1.2/b.png) "
+        f'<img src="{REPOSITORY}/raw/v1.2/c.svg"> [d](https://d.test) [e](#e)\n{code}'
+    )
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    released = re.findall(r"^## (\d\S*) \((\d{4}-\d\d-\d\d)\)$", changelog, re.MULTILINE)
+    version, date = released[0]
+    assert version == segcredit.__version__
+    assert f"\nversion: {version}\ndate-released: {date}\n" in citation
