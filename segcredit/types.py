@@ -279,6 +279,8 @@ class Outputs:
     """log π_θ of each token."""
     value: Float[Tensor, "B T"] | None = None
     """V_φ of the prefix before each token."""
+    entropy: Float[Tensor, "B T"] | None = None
+    """Entropy of π_θ at each token, with gradients; only for an algorithm with ``uses_entropy``."""
 
 
 @dataclass(frozen=True)

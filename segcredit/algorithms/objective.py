@@ -509,6 +509,44 @@ class PositiveNLL:
         return self.coef * nll(keep(batch.rollouts.mask, outputs.logp))
 
 
+@dataclass(frozen=True)
+class EntropyBonus:
+    """Entropy bonus: −coef · H(π_θ) of each response token, averaged as ``reduce`` says.
+
+    H is the entropy of the whole vocabulary at the sampling temperature, with gradients.
+    """
+
+    coef: float
+    reduce: Reduction = field(default_factory=TokenMean)
+
+    def __post_init__(self) -> None:
+        require_at_least("coef", self.coef, 0.0, "0 adds no bonus.")
+
+    @property
+    def name(self) -> str:
+        return "entropy_bonus"
+
+    @property
+    def needs(self) -> Needs:
+        return frozenset()
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether the term reads ``Outputs.entropy``."""
+        return True
+
+    def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        return batch.rollouts.mask
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
+        if outputs.entropy is None:
+            raise ValueError(
+                "the entropy bonus needs the policy's entropies; got outputs without them. Pass "
+                "Outputs(logp, entropy=…); on verl, set update.entropy_coef instead of the term."
+            )
+        return -self.coef * keep(batch.rollouts.mask, outputs.entropy)
+
+
 @runtime_checkable
 class RatioPart(Protocol):
     """Importance ratio: compares π_θ with π_old."""

@@ -12,6 +12,7 @@ from segcredit.algorithms.objective import (
     BoundaryMSE,
     Clipped,
     ConstantMean,
+    EntropyBonus,
     GeometricMean,
     LogProbSurrogate,
     RatioPart,
@@ -71,6 +72,17 @@ class PolicyGradient:
         if self.kl is not None:
             needs |= self.kl.needs
         return resolve(needs.union(*(term.needs for term in self.terms)))
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether a term of the loss reads the entropy of π_θ (``Outputs.entropy``)."""
+        return any(getattr(term, "uses_entropy", False) for term in self.terms)
+
+    def with_entropy_bonus(self, coef: float) -> "PolicyGradient":
+        """Add an entropy bonus, averaged as the policy loss; 0 adds none."""
+        if coef == 0.0:
+            return self
+        return replace(self, terms=(*self.terms, EntropyBonus(coef, self.reduce)))
 
     @torch.no_grad()
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:

@@ -8,6 +8,7 @@ the recipe is read, so that training, ``--check``, ``plan``, ``verl`` and studie
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.requirements import requirements
 from segcredit.columns import COLUMNS
 from segcredit.data.worlds import make_world
@@ -187,6 +188,11 @@ def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[s
     if recipe.update.mask_truncated and not needed.assigns_credit:
         problems.append(
             f"update.mask_truncated weights advantages, but {name} computes none: remove it"
+        )
+    if recipe.update.entropy_coef and not isinstance(algorithm, PolicyGradient):
+        problems.append(
+            f"update.entropy_coef is for policy-gradient methods; got {name}. Set "
+            f"update.entropy_coef=0"
         )
     for column in needed.columns:
         problems += column.check(recipe, name)

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from segcredit.algorithms import make_algorithm
+from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config.checks import method_problems, recipe_problems
 from segcredit.data.worlds import make_world
 from segcredit.models import FAMILIES
@@ -301,6 +302,9 @@ class UpdateSettings(Settings):
     mask_truncated: bool = False
     """Whether truncated responses have no gradient in the policy loss (DAPO's over-long filtering).
     They still count in group statistics, value loss and denominators."""
+    entropy_coef: Number = Field(0.0, ge=0)
+    """Coefficient of an entropy bonus: the loss has −entropy_coef · H(π_θ), averaged over response
+    tokens as the policy loss. For every policy-gradient method; 0: no bonus."""
 
 
 class MemorySettings(Settings):
@@ -498,8 +502,14 @@ class Recipe(Settings):
         return source == "recompute" or (source == "auto" and not exact)
 
     def make_algorithm(self) -> Algorithm:
-        """Make the method from its name and settings."""
-        return algorithm_of(self.algorithm)
+        """Make the method from its name and settings, with the bonus of ``update.entropy_coef``."""
+        return self.with_bonus(algorithm_of(self.algorithm))
+
+    def with_bonus(self, algorithm: Algorithm) -> Algorithm:
+        """Add the bonus of ``update.entropy_coef``; other methods are refused by the checks."""
+        if not isinstance(algorithm, PolicyGradient):
+            return algorithm
+        return algorithm.with_entropy_bonus(self.update.entropy_coef)
 
     @field_validator("algorithm", "reward", mode="before")
     @classmethod

@@ -87,7 +87,7 @@ def make_plan(
             return None
 
     world = _world(recipe)
-    algorithm = recipe.make_algorithm() if algorithm is None else algorithm
+    algorithm = recipe.make_algorithm() if algorithm is None else recipe.with_bonus(algorithm)
     bad: list[BadRow] = []
     made_reward = attempt(lambda: _reward(recipe, reward))
     codec, window = None, None

@@ -630,8 +630,9 @@ class PolicyLearner:
         self, algorithm: Algorithm, micro: Batch
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         with self.policy.active():  # until the backward pass is done: it may recompute activations
-            logp = self.output(micro.rollouts)
-            loss = algorithm.loss(Outputs(logp, micro.rollouts.value), micro)
+            uses_entropy = getattr(algorithm, "uses_entropy", False)
+            logp, entropy = self.policy.score(micro.rollouts, self.temperature, uses_entropy)
+            loss = algorithm.loss(Outputs(logp, micro.rollouts.value, entropy), micro)
             loss.policy.backward()
         metrics = {key: x for key, x in loss.metrics.items() if key != "value_loss"}
         return metrics, logp.detach().float()
@@ -653,7 +654,9 @@ class CriticLearner:
         self, algorithm: Algorithm, micro: Batch
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         with self.critic.active():  # until the backward pass is done: it may recompute activations
-            outputs = Outputs(micro.rollouts.logp_old, self.output(micro.rollouts))
+            logp_old = micro.rollouts.logp_old
+            # the policy's loss is not used here, so neither is its entropy
+            outputs = Outputs(logp_old, self.output(micro.rollouts), torch.zeros_like(logp_old))
             loss = algorithm.loss(outputs, micro)
             if loss.value is None:
                 raise ValueError(

@@ -42,6 +42,7 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "mismatch_floor"): None,
     ("rollout", "refills"): 0,
     ("update", "mask_truncated"): False,
+    ("update", "entropy_coef"): 0.0,
 }
 """Recipe fields that are newer than the recording, with their defaults."""
 ENVIRONMENT = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import PretrainCritic, Recipe
+from segcredit.config.recipe import algorithm_of
 from segcredit.integrations.verl import reward as reward_module
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
 from segcredit.integrations.verl.settings import ACTOR, VerlSettings, absolute, method_settings
@@ -37,6 +38,7 @@ COPIED: Mapping[str, tuple[str, ...]] = {
     "rollout.temperature": (f"{ROLLOUT}.temperature",),
     "rollout.max_tokens": ("data.max_response_length", f"+{REWARD}.reward_kwargs.max_tokens"),
     "update.epochs": (f"{ACTOR}.ppo_epochs",),
+    "update.entropy_coef": (f"{ACTOR}.entropy_coeff",),
     "update.tokens_per_micro": (
         f"{ACTOR}.ppo_max_token_len_per_gpu",
         "critic.ppo_max_token_len_per_gpu",
@@ -116,7 +118,7 @@ def verl_settings(recipe: Recipe, folder: Path, cluster: Cluster) -> VerlSetting
     """Collect all verl keys for a recipe that verl can run."""
     copied = {key: value_of(recipe, name) for name, keys in COPIED.items() for key in keys}
     return {
-        **method_settings(recipe.algorithm, policy_gradient(recipe.make_algorithm())),
+        **method_settings(recipe.algorithm, policy_gradient(algorithm_of(recipe.algorithm))),
         **CONSTANT,
         **copied,
         **_data(recipe),

@@ -268,7 +268,8 @@ def _segment_problems(recipe: Recipe) -> Iterator[str]:
     The plugin must build the recipe's method from verl's settings, so a new setting without a
     translation is refused. To find it, each setting is tried alone.
     """
-    spec, method = recipe.algorithm, policy_gradient(recipe.make_algorithm())
+    spec = recipe.algorithm
+    method = policy_gradient(algorithm_of(spec))  # verl adds update.entropy_coef itself
     if cut_by_values(method):
         yield f"algorithm.partition: {NO_VALUES}"
         return
@@ -317,7 +318,7 @@ def _is_group_method(method: object) -> bool:
 
 def _group_departures(recipe: Recipe) -> list[str]:
     """List how verl's GRPO or RLOO differs from the recipe's; the user refuses or accepts this."""
-    method = recipe.make_algorithm()
+    method = algorithm_of(recipe.algorithm)  # verl adds update.entropy_coef itself
     if _is_segment_method(recipe) or not _is_group_method(method):
         return []
     return list(_departures_of(method_name(recipe.algorithm), policy_gradient(method)))
