@@ -1,4 +1,4 @@
-"""segcredit: reinforcement learning whose unit of credit is the reasoning step."""
+"""segcredit: reinforcement learning that assigns credit to segments of a response."""
 
 from typing import TYPE_CHECKING, Any
 
