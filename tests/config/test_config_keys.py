@@ -54,7 +54,7 @@ def test_unknown_keys_with_the_nearest_of_that_place(changes: Any, expected: str
     assert the_error_of(**changes).startswith(expected)
 
 
-@pytest.mark.parametrize("version", ["999.0.0", "0.1.1", "0.2.0.dev3", 12.5])
+@pytest.mark.parametrize("version", ["999.0.0", "0.2.1", "0.3.0.dev3", 12.5])
 def test_a_recipe_of_a_newer_version_says_so(version: Any) -> None:
     with pytest.raises(RecipeError) as error:
         parse_recipe(changed(version=version, rollout__vines=3), "my.yaml")

@@ -107,6 +107,7 @@ def trainer() -> Trainer:
     return Trainer.from_recipe(parse_recipe(made))
 
 
+@pytest.mark.filterwarnings("ignore:a gradient was not finite")
 def test_a_run_counts_what_it_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned = Poisoned([0, 1, 3])  # two mini-batches a step: all of the first, half of the second
     monkeypatch.setattr(Parallel, "add_gradients", lambda *x: poisoned(*x))
@@ -115,6 +116,7 @@ def test_a_run_counts_what_it_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == [0.0, 1.0, 0.5, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore:a gradient was not finite")
 def test_a_run_that_only_meets_poison_keeps_its_weights_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
