@@ -127,6 +127,7 @@ def test_the_vision_tower_takes_all_windows_at_once(name: str) -> None:
     """Each attention of the tower is called once, however many windows and images there are."""
     from transformers import AttentionInterface
 
+    rollouts = drawn(name)  # loads a model, which registers the attention anew: before the counter
     owner, calls = packing(name), []
     assert owner.plain_head
     original = AttentionInterface._global_mapping[PACKED]
@@ -138,7 +139,7 @@ def test_the_vision_tower_takes_all_windows_at_once(name: str) -> None:
     AttentionInterface.register(PACKED, counted)
     try:
         with torch.no_grad():
-            owner.score(drawn(name), 1.0)
+            owner.score(rollouts, 1.0)
     finally:
         AttentionInterface.register(PACKED, original)
     config = owner.model.config
