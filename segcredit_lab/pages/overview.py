@@ -17,28 +17,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from segcredit.printable import number_text
-from segcredit_lab.pages.results import DOCS, MARK, RESULTS, pending, rows_of
-from segcredit_lab.study import load_study
-
-TASKS = ("pictures", "text", "text, the response decides")
-OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO with PPO's horizon"
-ROWS: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
-    (OWN, "PPO", ("table1 ppo", "fig4 ppo", "choices ppo")),
-    (OWN, "VC-PPO", ("table1 vc_ppo", None, "choices-fifth vc_ppo")),
-    (OWN, "GRPO, as many responses", ("table1 grpo", "fig4 grpo", "choices grpo")),
-    (OWN, "GRPO, as many prompts", ("table1 grpo_prompts", None, None)),
-    (MATCHED, "PPO, λ = .997", ("table1 ppo_long", "lambda ppo_long", "choices ppo_long")),
-    (MATCHED, "VC-PPO, λ = .997", ("table1 vc_ppo_long", None, "choices-fifth vc_ppo_long")),
-    (
-        MATCHED,
-        "tokens for segments",
-        ("table1 token_long", "lambda token_long", "choices token_long"),
-    ),
-    (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
-]
-"""Kind, label, and study and arm for each task; None: not run."""
-RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
-"""Note beside a point, by the ratio of the method's tuned learning rate to SAPO's."""
+from segcredit_lab.pages.results import (
+    COMPARED,
+    DOCS,
+    MARK,
+    MATCHED,
+    OWN,
+    RESULTS,
+    SHORT,
+    TASKS,
+    difference,
+    is_pending,
+)
 
 
 @dataclass(frozen=True)
@@ -65,24 +55,6 @@ LOOKS = (
 )  # fmt: skip
 
 
-def difference(place: str) -> tuple[float, float, float, str]:
-    """Return an arm's difference to SAPO (mean over the curve), its interval and a note."""
-    study, arm = place.split()
-    lines = (RESULTS / study / "study.csv").read_text().splitlines()
-    rows = {row["arm"]: row for row in csv.DictReader(lines)}
-    row, reference = rows[arm], rows[load_study(rows[arm]["study"]).reference]
-    mean, low, high = (100 * float(row[f"area_difference{x}"]) for x in ("", "_low", "_high"))
-    ratio = float(row["learning_rate"]) / float(reference["learning_rate"])
-    return mean, low, high, RATES[ratio]
-
-
-def old(place: str) -> bool:
-    """Whether the arm was run before a correction of its method."""
-    study, arm = place.split()
-    rows = {row["arm"]: row["label"] for row in rows_of(RESULTS / study / "study.csv")}
-    return rows[arm] in pending(study)
-
-
 def draw_results(look: Look) -> Figure:
     """Draw one panel per task, one row per method."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained", facecolor=look.page)
@@ -90,11 +62,11 @@ def draw_results(look: Look) -> Figure:
     for number, (axis, task) in enumerate(zip(panels, TASKS, strict=True)):
         panel(axis, look, number)
         axis.set_title(task, fontsize=10.5, color=look.ink)
-    panels[0].set_yticks(range(len(ROWS)), [label for _, label, _ in ROWS])
-    for text, (kind, _, _) in zip(panels[0].get_yticklabels(), ROWS, strict=True):
+    panels[0].set_yticks(range(len(COMPARED)), [label for _, label, _ in COMPARED])
+    for text, (kind, _, _) in zip(panels[0].get_yticklabels(), COMPARED, strict=True):
         text.set_color(look.kinds[kind])
     label = "points of held-out accuracy above SAPO, mean over the learning curve"
-    if any(old(place) for _, _, places in ROWS for place in places if place is not None):
+    if any(is_pending(place) for _, _, places in COMPARED for place in places if place is not None):
         label += f"\n{MARK} run before a correction of the method, not repeated yet"
     panels[1].set_xlabel(label, color=look.ink)
     handles = [
@@ -107,15 +79,22 @@ def draw_results(look: Look) -> Figure:
 
 def panel(axis: Axes, look: Look, task: int) -> None:
     """Draw points with 95 % intervals, and "not run" for missing ones."""
-    prepare(axis, look, len(ROWS))
-    for at, (kind, _, places) in enumerate(ROWS):
+    prepare(axis, look, len(COMPARED))
+    for at, (kind, _, places) in enumerate(COMPARED):
         place, color = places[task], look.kinds[kind]
         if place is None:
             axis.text(28, at, "not run", color=look.dim, ha="right", va="center", fontsize=8)
             continue
-        mean, low, high, word = difference(place)
+        found, word = difference(place)
         axis.text(28, at, word, color=look.dim, ha="right", va="center", fontsize=8)
-        mark(axis, look, color, at, (mean, low, high), f" {MARK}" if old(place) else "")
+        mark(
+            axis,
+            look,
+            color,
+            at,
+            (found.mean, found.low, found.high),
+            f" {MARK}" if is_pending(place) else "",
+        )
 
 
 def prepare(axis: Axes, look: Look, rows: int) -> None:

@@ -1,18 +1,20 @@
-"""Copy studies into the documentation, and update the tables of results.md.
+"""Copy studies into the documentation, and update the tables of its result pages.
 
     segcredit study table1 fig4 --scale mini --jobs 12               # run the studies
-    python -m segcredit_lab.pages.results studies                    # copy and update results.md
+    python -m segcredit_lab.pages.results studies                    # copy and update all pages
     python -m segcredit_lab.pages.results held-out --suffix=-held-out           # other seeds
     python -m segcredit_lab.pages.results fifth --suffix=-fifth                 # another round
     python -m segcredit_lab.pages.results sixth --prefix=chain- --only two      # one study
     python -m segcredit_lab.pages.results                            # only update marks and tables
 
-Text in results.md between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's table
-of results; the rest of the page is kept. ``NAME cost`` is its second table, ``NAME lift`` its last.
-``NAME rounds`` compares the differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME
-NAME … beside``, ``steady`` and ``rates`` compare several studies with the same arms. The block
-``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that apply. Rows of arms
-that were run before a correction are marked † until they are run again.
+The pages are docs/results.md (the summary) and docs/results/*.md (one per study, and the appendix).
+Text between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's table of results;
+the rest of a page is kept. ``NAME question`` is its question with its seeds and a link to its
+page, ``NAME cost`` its second table, ``NAME lift`` its last. ``NAME rounds`` compares the
+differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … beside``, ``steady`` and
+``rates`` compare several studies with the same arms. The block ``summary`` is the table of
+COMPARED. The block ``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that
+apply. Rows of arms that were run before a correction are marked † until they are run again.
 """
 
 import argparse
@@ -38,6 +40,25 @@ MARK = "†"
 """Mark of arms that were run before a correction of their method."""
 FALL = 0.2
 """Drop of accuracy between two evaluations above which a run is not steady."""
+TASKS = ("images", "text", "text, the response decides")
+OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO with PPO's horizon"
+COMPARED: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
+    (OWN, "PPO", ("table1 ppo", "fig4 ppo", "choices ppo")),
+    (OWN, "VC-PPO", ("table1 vc_ppo", None, "choices-fifth vc_ppo")),
+    (OWN, "GRPO, as many responses", ("table1 grpo", "fig4 grpo", "choices grpo")),
+    (OWN, "GRPO, as many prompts", ("table1 grpo_prompts", None, None)),
+    (MATCHED, "PPO, λ = .997", ("table1 ppo_long", "lambda ppo_long", "choices ppo_long")),
+    (MATCHED, "VC-PPO, λ = .997", ("table1 vc_ppo_long", None, "choices-fifth vc_ppo_long")),
+    (
+        MATCHED,
+        "tokens as segments",
+        ("table1 token_long", "lambda token_long", "choices token_long"),
+    ),
+    (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
+]
+"""Kind, label, and study and arm for each task; None: not run."""
+RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
+"""Note on a difference, by the ratio of the method's tuned learning rate to SAPO's."""
 TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
 
 
@@ -57,7 +78,45 @@ def pending(name: str) -> dict[str, tuple[Correction, ...]]:
     return found
 
 
-def beside(names: list[str]) -> str:
+def difference(place: str) -> tuple[Estimate, str]:
+    """Return an arm's difference to SAPO (mean over the curve, in points) and a note on its rate.
+
+    ``place`` names the study and the arm: "table1 ppo".
+    """
+    study, arm = place.split()
+    rows = {row["arm"]: row for row in rows_of(RESULTS / study / "study.csv")}
+    row, reference = rows[arm], rows[load_study(rows[arm]["study"]).reference]
+    mean, low, high = (100 * float(row[f"area_difference{end}"]) for end in ("", "_low", "_high"))
+    ratio = float(row["learning_rate"]) / float(reference["learning_rate"])
+    return Estimate(mean, low, high, len(row["seeds"].split())), RATES[ratio]
+
+
+def is_pending(place: str) -> bool:
+    """Return whether a correction of the arm's method is not included yet."""
+    study, arm = place.split()
+    labels = {row["arm"]: row["label"] for row in rows_of(RESULTS / study / "study.csv")}
+    return labels[arm] in pending(study)
+
+
+def summary() -> str:
+    """Make a table of differences to SAPO on the three tasks, with the number of seeds."""
+    rows = []
+    for _, label, places in COMPARED:
+        cells = []
+        for place in places:
+            if place is None:
+                cells.append("not run")
+                continue
+            found, note = difference(place)
+            numbers = [number_text(x, "+.1f") for x in (found.mean, found.low, found.high)]
+            text = f"{numbers[0]} ({numbers[1]} … {numbers[2]}), n={found.num}"
+            cells.append(f"{text}, {note}" if note else text)
+        old = any(is_pending(place) for place in places if place is not None)
+        rows.append((f"{label} {MARK}" if old else label, *cells))
+    return markdown(Table(("", *TASKS), tuple(rows)))
+
+
+def beside(names: list[str], folder: str = "") -> str:
     """Make a table of studies: accuracy at the start and of the reference, and differences."""
     rows = []
     for name in names:
@@ -65,7 +124,7 @@ def beside(names: list[str]) -> str:
         rates = ", ".join(f"{float(x['learning_rate']):.3g}" for x in [own, *others])
         rows.append(
             (
-                _link(name),
+                _link(name, folder),
                 str(len(own["seeds"].split())),
                 number_text(100 * float(own["start"]), ".1f"),
                 number_text(float(own["explained_before"]), ".2f"),
@@ -79,7 +138,7 @@ def beside(names: list[str]) -> str:
     return markdown(Table(("", "seeds", "start", "critic", "rates", first, *heads), tuple(rows)))
 
 
-def steady(names: list[str]) -> str:
+def steady(names: list[str], folder: str = "") -> str:
     """Make a table of differences over the curve without unsteady runs, and seed pairs left."""
     rows = []
     for name in names:
@@ -94,13 +153,13 @@ def steady(names: list[str]) -> str:
         own, *others = (areas[x["arm"]] for x in _arms(name))
         each = [estimate([x[seed] - own[seed] for seed in x if seed in own]) for x in others]
         cells = [cell for x in each for cell in (percent_text(x, "+"), str(x.num))]
-        rows.append((_link(name), percent_text(estimate([*own.values()])), *cells))
+        rows.append((_link(name, folder), percent_text(estimate([*own.values()])), *cells))
     first, *labels = _labels(names)
     heads = [head for label in labels for head in (label, "pairs")]
     return markdown(Table(("", first, *heads), tuple(rows)))
 
 
-def rates(names: list[str]) -> str:
+def rates(names: list[str], folder: str = "") -> str:
     """Make a table of differences to the reference by learning rate, on the tuning seeds."""
     first, *labels = _labels(names)
     rows = []
@@ -112,7 +171,7 @@ def rates(names: list[str]) -> str:
             ", ".join(number_text(tried[x, rate] - tried[first, rate], "+.1f") for x in labels)
             for rate in known
         ]
-        rows.append((_link(name), *cells))
+        rows.append((_link(name, folder), *cells))
     return markdown(Table(("", *known), tuple(rows)))
 
 
@@ -129,10 +188,10 @@ def _labels(names: list[str]) -> list[str]:
     return each[0]
 
 
-def _link(name: str) -> str:
+def _link(name: str, folder: str) -> str:
     """Link to a study's page; the text is the last part of the study's title."""
     title = (RESULTS / name / "study.md").read_text().splitlines()[0]
-    return f"[{title.rpartition(', ')[2]}](results/{name}/study.md)"
+    return f"[{title.rpartition(', ')[2]}]({folder}{name}/study.md)"
 
 
 def _stated(row: dict[str, str], what: str, sign: str = "") -> str:
@@ -143,7 +202,7 @@ def _stated(row: dict[str, str], what: str, sign: str = "") -> str:
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
 BLOCK = re.compile(
     r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
-    r"(?P<what> cost| lift| rounds| beside| steady| rates)? -->\n)"
+    r"(?P<what> question| cost| lift| rounds| beside| steady| rates)? -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -153,7 +212,11 @@ MAIN = {"table1": "fifth"}
 """Round that is stored in ``NAME`` itself."""
 SIDE_BY_SIDE = {"beside": beside, "steady": steady, "rates": rates}
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
-NOTE = f"{MARK} Run before a [correction]({{}}#corrected-since) of the method, not repeated yet."
+APPENDIX = "appendix.md"
+NOTE = (
+    f"{MARK} Run before a [correction]({{}}{APPENDIX}#corrected-since) of the method, not repeated "
+    "yet."
+)
 NOTED = re.compile(rf"^{MARK} .*\n\n?", re.MULTILINE)
 MARKED = re.compile(rf" {MARK}(?= (?:\||&))|\$\^\\dagger\$(?= &)")
 
@@ -186,13 +249,21 @@ def mark_pages(place: Path) -> None:
     (place / "study.tex").write_text(mark_rows(tex, labels))
     page = MARKED.sub("", NOTED.sub("", (place / "study.md").read_text()))
     if labels:
-        note = NOTE.format("../../results.md")
+        note = NOTE.format("../")
         page = TABLE.sub(lambda table: f"{table[0]}\n{note}\n", mark_rows(page, labels), count=1)
         page = page.replace("## Figures\n\n", f"## Figures\n\n{note} Figures have no mark.\n\n", 1)
     (place / "study.md").write_text(page)
 
 
-def corrected() -> str:
+def question(name: str) -> str:
+    """Return a study's question and seeds, and where its costs, rates and numbers are."""
+    page = (RESULTS / name / "study.md").read_text()
+    asked = page.split("\n\n")[1].replace(" Scale ", "\n\nScale ", 1).rstrip(".")
+    files = f"[all tables and figures]({name}/study.md), [runs]({name}/runs.csv)"
+    return f"{asked}: {files}, [curves]({name}/curves.csv).\n"
+
+
+def corrected(folder: str = "") -> str:
     """Make a table of the corrections that published results do not include yet."""
     rows = []
     for correction in corrections():
@@ -201,7 +272,7 @@ def corrected() -> str:
             name = place.parent.name
             arms = [label for label, x in pending(name).items() if correction in x]
             if arms:
-                found.append(f"[{name}](results/{name}/study.md): {', '.join(arms)}")
+                found.append(f"[{name}]({folder}{name}/study.md): {', '.join(arms)}")
         if found:
             rows.append((correction.what, "; ".join(found), correction.since))
     if not rows:
@@ -246,26 +317,38 @@ def rounds(name: str) -> str:
     return mark_rows(markdown(Table(columns, tuple(rows))), old)
 
 
-def fill(text: str) -> str:
-    """Replace every marked table of a page by the current one of docs/results."""
+def fill(text: str, folder: str = "") -> str:
+    """Replace every marked table of a page by the current one of docs/results.
+
+    ``folder`` is the path from the page to docs/results: "" for a page in it, "results/" above it.
+    """
 
     def filled(block: re.Match[str]) -> str:
         names, what = block["names"].split(), (block["what"] or "").strip()
         if names == ["corrections"]:
-            return f"{block[1]}{corrected()}{block[4]}"
+            return f"{block[1]}{corrected(folder)}{block[4]}"
         pages = [RESULTS / name / "study.md" for name in names]
-        if not all(page.is_file() for page in pages):
+        if names == ["summary"]:
+            table = summary()
+        elif not all(page.is_file() for page in pages):
             return block[0]
-        if what in SIDE_BY_SIDE:
-            table = SIDE_BY_SIDE[what](names)
+        elif what in SIDE_BY_SIDE:
+            table = SIDE_BY_SIDE[what](names, folder)
         elif what == "rounds":
             table = rounds(names[0])
+        elif what == "question":
+            table = question(names[0])
         else:
             table = TABLE.findall(pages[0].read_text())[{"": 0, "cost": 1, "lift": -1}[what]]
-        note = f"\n{NOTE.format('')}\n" if MARK in table else ""
+        note = f"\n{NOTE.format(folder)}\n" if MARK in table else ""
         return f"{block[1]}{table}{note}{block[4]}"
 
     return BLOCK.sub(filled, text)
+
+
+def written_pages() -> dict[Path, str]:
+    """Return every page with generated tables, and its path to docs/results."""
+    return {DOCS / "results.md": "results/"} | dict.fromkeys(sorted(RESULTS.glob("*.md")), "")
 
 
 def main() -> None:
@@ -292,9 +375,9 @@ def main() -> None:
             print(f"docs/results/{name}")
     for place in sorted(RESULTS.glob("*/study.csv")):
         mark_pages(place.parent)
-    results = DOCS / "results.md"
-    results.write_text(fill(results.read_text()))
-    print(results)
+    for page, folder in written_pages().items():
+        page.write_text(fill(page.read_text(), folder))
+        print(page)
 
 
 if __name__ == "__main__":
