@@ -30,13 +30,17 @@ from segcredit_lab.study import Options, Store, StudyPlan, load_study
 from segcredit_lab.study.definition import corrections, scale_of
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [*PAGES, *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+RUNNABLE = [x for x in DOCUMENTS if x.name not in ("study.md", "CONTRIBUTING.md")]
+"""Generated pages of studies have no code."""
 
 FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)|\b(?:src|srcset|href)=\"([^\"\s]+)")
 HEADING = re.compile(r"^#+ +(.*?)[ \t]*$", re.MULTILINE)
 
-each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+each_document = each("path", DOCUMENTS)
 
 
 class Block(NamedTuple):
@@ -78,7 +82,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 @pytest.fixture
 def a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the documents' code runs: a model under the name they use, and rows with pictures."""
+    """Where the documents' code runs: models under the names they use, and rows for them."""
     world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
     policy = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2)
     policy.save(tmp_path / "Qwen" / "Qwen2.5-VL-3B-Instruct")
@@ -88,10 +92,26 @@ def a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         question = prompt.messages[0]["content"]
         rows.append({"problem": question, "answer": prompt.answer, "images": [f"{number}.png"]})
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_text_model(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
-@each_document
+def write_text_model(folder: Path) -> None:
+    """Write a tiny text model with a chat template, and questions that its tokenizer knows."""
+    world = make_world("derived_variables", given=2, derived=3, needed=[1, 2], modulus=7)
+    policy = Policy.tiny("llama", world.tokenizer(), hidden=32, layers=1, heads=4)
+    policy.save(folder / "Qwen" / "Qwen2.5-0.5B-Instruct")
+    for file, split in (("questions", "train"), ("held-out", "test")):
+        rows = [
+            {"problem": x.messages[0]["content"], "answer": x.answer}
+            for x in world.prompts(split, 0, 16)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{file}.jsonl").write_text(lines)
+
+
+@pytest.mark.filterwarnings("ignore:.*responses were cut off:UserWarning")
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_runs_and_prints_what_it_says(
     path: Path, monkeypatch: pytest.MonkeyPatch, a_users_folder: None
 ):
@@ -101,7 +121,7 @@ def test_code_runs_and_prints_what_it_says(
 @pytest.mark.usefixtures("as_users_run_it")
 def test_every_metric_of_a_run_is_documented(tmp_path: Path):
     """docs/metrics.md names each number that a step writes."""
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    text = (DOCS / "metrics.md").read_text()
     documented = set(re.findall(r"`([^`\n]+)`", text))
     settings = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
     for algorithm, samples in [
@@ -149,9 +169,22 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_tables_of_results_are_those_of_their_studies():
-    text = (ROOT / "docs" / "results.md").read_text()
-    assert results_pages.fill(text) == text, "run python -m segcredit_lab.pages.results"
-    assert results_pages.fill(text.replace("| SAPO |", "| nobody |")) == text
+    pages = results_pages.written_pages()
+    assert DOCS / "results.md" in pages
+    for page, folder in pages.items():
+        text = page.read_text()
+        assert results_pages.fill(text, folder) == text, "run python -m segcredit_lab.pages.results"
+        assert results_pages.fill(text.replace("| SAPO |", "| nobody |"), folder) == text
+
+
+def test_the_page_of_results_is_short_and_leads_to_every_study():
+    text = (DOCS / "results.md").read_text()
+    assert len(text.split()) <= 900
+    linked = set(re.findall(r"\]\(results/([\w-]+\.md)", text))
+    assert linked == {page.name for page in (DOCS / "results").glob("*.md")}
+    shown = "".join(page.read_text() for page in results_pages.written_pages())
+    for study in (DOCS / "results").glob("*/study.md"):
+        assert f"]({study.parent.name}/study.md)" in shown, study
 
 
 @each("name", references.PAGES)
@@ -180,7 +213,7 @@ def test_contributing_has_the_import_order():
     assert [line.strip() for line in shown[1].splitlines() if line.strip()] == layers
 
 
-RESULTS = sorted((ROOT / "docs" / "results").glob("*/study.csv"))
+RESULTS = sorted((DOCS / "results").glob("*/study.csv"))
 
 
 def test_a_correction_names_arms_that_exist():
@@ -203,19 +236,20 @@ def test_rows_of_before_a_correction_are_marked_and_no_others(path: Path):
         assert (f"| {cell} |" in page) == (label not in old), label
         assert (f"\n{label}$^\\dagger$ &" in tex) == (label in old), label
     assert ("Run before a [correction]" in page) == bool(old)
-    results = (ROOT / "docs" / "results.md").read_text()
+    appendix = (DOCS / "results" / results_pages.APPENDIX).read_text()
     for label, whats in old.items():
-        if f"<!-- {path.parent.name} -->" in results:
-            assert f"| {label} † |" in results
+        for results in map(Path.read_text, results_pages.written_pages()):
+            if f"<!-- {path.parent.name} -->" in results:
+                assert f"| {label} † |" in results
         for what in whats:
-            row = next(line for line in results.splitlines() if line.startswith(f"| {what} |"))
-            assert f"[{path.parent.name}](results/{path.parent.name}/study.md): " in row
+            row = next(line for line in appendix.splitlines() if line.startswith(f"| {what} |"))
+            assert f"[{path.parent.name}]({path.parent.name}/study.md): " in row
             assert label in row
 
 
 def test_a_mark_goes_when_the_arm_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place = tmp_path / "fig4"
-    shutil.copytree(ROOT / "docs" / "results" / "fig4", place)
+    shutil.copytree(DOCS / "results" / "fig4", place)
     monkeypatch.setattr(results_pages, "RESULTS", tmp_path)
     rows = results_pages.rows_of(place / "study.csv")
 
@@ -241,7 +275,7 @@ def test_a_mark_goes_when_the_arm_is_run_again(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["table1", "choices", "fig4", "authors"])
 def test_marks_are_the_arms_that_would_run_otherwise_today(name: str, tmp_path: Path):
     """Runs are named after the digest of recipe and method: which of them are another one now?"""
-    path = ROOT / "docs" / "results" / name / "study.csv"
+    path = DOCS / "results" / name / "study.csv"
     study = load_study(name)
     plan = StudyPlan(study, scale_of("mini"), Options(optional=True), Store(tmp_path))
     changed = {}
@@ -259,12 +293,16 @@ def test_marks_are_the_arms_that_would_run_otherwise_today(name: str, tmp_path: 
 
 def test_documents_mark_what_was_run_before_a_correction():
     old = {path.parent.name for path in RESULTS if pending(path)}
-    index = (ROOT / "docs" / "paper_index.md").read_text().splitlines()
+    index = (DOCS / "paper.md").read_text().splitlines()
     for study in ("table1", "fig4"):
-        (line,) = [x for x in index if f"`segcredit study {study} " in x]
+        (line,) = [x for x in index if x.startswith("|") and f"`segcredit study {study} " in x]
         assert ("†" in line) == (study in old), study
-    shown = {"table1", "fig4", "choices"}  # in the picture
+    shown = {place.split()[0] for _, _, x in results_pages.COMPARED for place in x if place}
     assert ("†" in (ROOT / "README.md").read_text()) == bool(old & shown)
+    summary = results_pages.summary()
+    for _, label, places in results_pages.COMPARED:
+        marked = any(results_pages.is_pending(place) for place in places if place)
+        assert (f"| {label} † |" in summary) == marked
 
 
 @each_document
@@ -297,7 +335,7 @@ def test_equations_are_such_as_github_renders(path: Path):
 
 def table_rows() -> dict[str, str]:
     """Constructor → row, for every row of the table of methods."""
-    text = (ROOT / "docs" / "algorithms.md").read_text()
+    text = (DOCS / "algorithms.md").read_text()
     rows = re.findall(r"^(\|.*\| \[`(\w+)\(\)`\]\([^)]*\) \|)$", text, re.MULTILINE)
     names = [name for _, name in rows]
     assert len(names) == len(set(names))
@@ -332,7 +370,7 @@ def test_a_row_names_the_parts_of_its_method(name: str):
 
 
 def test_every_method_has_a_section():
-    text = (ROOT / "docs" / "algorithms.md").read_text()
+    text = (DOCS / "algorithms.md").read_text()
     named = {name for title in HEADING.findall(text) for name in re.findall(r"`(\w+)`", title)}
     assert named == set(ALGORITHMS)
 
@@ -344,7 +382,7 @@ def test_every_method_has_a_section():
 
 @pytest.fixture
 def extending(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    return run(ROOT / "docs" / "extending.md", monkeypatch)
+    return run(DOCS / "extending.md", monkeypatch)
 
 
 def hand_case() -> Rollouts:

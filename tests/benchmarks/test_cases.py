@@ -125,7 +125,7 @@ def test_agreement_with_the_rules_of_vlmevalkit(rule: str) -> None:
 
 
 def test_the_page_lists_the_agreement() -> None:
-    page = (HERE.parents[1] / "docs/benchmarks.md").read_text()
+    page = (HERE.parents[1] / "docs/appendix/benchmarks.md").read_text()
     for rule, counts in AGREEMENT.items():
         assert f"| `{rule}` | {' | '.join(map(str, counts))} |" in page
     for rule in RULES.values():

@@ -1,4 +1,4 @@
-"""docs/recipes.md: its commands are recipes, its code does what it says, and small they all run."""
+"""The recipes in the documents: commands name them, code does what it says, and small they run."""
 
 import json
 import re
@@ -21,8 +21,14 @@ from segcredit.partition import PARTITIONS, make_partition
 from segcredit.runlog import read_run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-TEXT, LABORATORY = ((DOCS / name).read_text() for name in ("recipes.md", "laboratory.md"))
-COMMANDS = re.findall(r"^segcredit train (.*?)(?:  +#.*)?$", TEXT + LABORATORY, re.MULTILINE)
+NAMES = ("recipes", "paper", "partitions", "scale", "studies", "appendix/recipes")
+PAGES = {name: (DOCS / f"{name}.md").read_text() for name in NAMES}
+TEXT = PAGES["recipes"]
+COMMANDS = [
+    command
+    for page in PAGES.values()
+    for command in re.findall(r"^segcredit train (.*?)(?:  +#.*)?$", page, re.MULTILINE)
+]
 SMALL = (
     "model.path=model",
     "threads=1",
@@ -58,7 +64,7 @@ def test_the_table_lists_every_recipe() -> None:
         listed |= {f"{x}{y}{z}" for x in data for y in joined for z in methods}
     listed |= {command.split()[0] for command in COMMANDS}
     assert listed == {name for name in shipped_recipes() if "/" in name}
-    sweep = re.search(r"^for k in (.*); do$", TEXT, re.MULTILINE)
+    sweep = re.search(r"^for k in (.*); do$", PAGES["paper"], re.MULTILINE)
     assert sweep is not None
     assert [float(k) for k in sweep[1].split()] == [k / 10 for k in range(1, 11)]
 
@@ -203,7 +209,7 @@ def test_with_a_tiny_model_the_rows_of_table_3_run(folder: Path, row: str) -> No
 
 
 def test_the_names_of_partitions_are_listed_with_their_settings() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*)\|$", TEXT, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*)\|$", PAGES["partitions"], re.MULTILINE)
     listed = {name: re.findall(r"`(\w+)`(?:: ([\d.]+))?", settings) for name, settings in rows}
     assert list(listed) == list(PARTITIONS)
     for name, settings in listed.items():

@@ -27,7 +27,7 @@ from segcredit.integrations.verl.translate import Translation, translate
 from segcredit.rewards import make_reward
 from segcredit.types import Prompt, Response
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "verl.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "appendix" / "verl.md"
 FOLDER = Path("/runs/x")
 VERLS = {"algorithm.kl_ctrl.type": "fixed"}
 """verl's own defaults that a case relies on; tests/verl sees the whole configuration."""

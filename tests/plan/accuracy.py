@@ -1,7 +1,7 @@
-"""Measured against predicted, and the other tables of docs/plan.md.
+"""Measured against predicted, and the other tables of docs/appendix/plan.md.
 
 python tests/plan/accuracy.py          # print them
-python tests/plan/accuracy.py --write  # put them into the document
+python tests/plan/accuracy.py --write  # put them into the appendix
 """
 
 import json
@@ -20,6 +20,7 @@ from segcredit.plan.timing import update_critic, update_policy
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "plan.md"
+APPENDIX = DOCUMENT.parent / "appendix" / "plan.md"
 MODELS = HERE / "models"
 
 
@@ -128,7 +129,7 @@ TABLES = {"accuracy": accuracy, "constants": constants, "gpus": gpus}
 
 
 def with_tables(text: str) -> str:
-    """The document with its tables made anew."""
+    """The appendix with its tables made anew."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
         before, rest = text.split(begin)
@@ -138,6 +139,6 @@ def with_tables(text: str) -> str:
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+        APPENDIX.write_text(with_tables(APPENDIX.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         print("\n\n".join(make() for make in TABLES.values()))

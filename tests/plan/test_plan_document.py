@@ -1,12 +1,13 @@
-"""docs/plan.md: its numbers are those that the commands print."""
+"""docs/plan.md and its appendix: their numbers are those that the commands print."""
 
+import math
 import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from accuracy import DOCUMENT, MODELS, TABLES, with_tables
+from accuracy import APPENDIX, DOCUMENT, MODELS, TABLES, comparisons, with_tables
 from test_plan_command import typed
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,9 +34,19 @@ def recipe_of_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tables_are_made_by_the_command():
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = APPENDIX.read_text(encoding="utf-8")
     assert with_tables(text) == text, "type: python tests/plan/accuracy.py --write"
     assert len(TABLES) == 3
+
+
+def test_the_accuracy_that_the_document_states():
+    found = [*comparisons()]
+    memory = [abs(x.error) for x in found if x.what.startswith(("memory", "peak"))]
+    times = [abs(x.error) for x in found if x.what.startswith("time")]
+    near = sum(error <= 0.1 for error in times)
+    text = " ".join(DOCUMENT.read_text(encoding="utf-8").split())
+    assert f"within {math.ceil(100 * max(memory))} % of all measurements" in text
+    assert f"{near} of {len(times)} times within 10 %" in text
 
 
 @pytest.mark.usefixtures("recipe_of_the_document")
