@@ -4,6 +4,7 @@
     python -m segcredit_lab.pages.results studies                    # copy and update all pages
     python -m segcredit_lab.pages.results held-out --suffix=-held-out           # other seeds
     python -m segcredit_lab.pages.results fifth --suffix=-fifth                 # another round
+    python -m segcredit_lab.pages.results seventh --suffix=-seventh --only table1
     python -m segcredit_lab.pages.results sixth --prefix=chain- --only two      # one study
     python -m segcredit_lab.pages.results                            # only update marks and tables
 
@@ -45,8 +46,8 @@ OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO wi
 COMPARED: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     (OWN, "PPO", ("table1 ppo", "fig4 ppo", "choices ppo")),
     (OWN, "VC-PPO", ("table1 vc_ppo", None, "choices-fifth vc_ppo")),
-    (OWN, "GRPO, as many responses", ("table1 grpo", "fig4 grpo", "choices grpo")),
-    (OWN, "GRPO, as many prompts", ("table1 grpo_prompts", None, None)),
+    (OWN, "GRPO, as many responses", ("table1-seventh grpo", "fig4 grpo", "choices grpo")),
+    (OWN, "GRPO, as many prompts", ("table1-seventh grpo_prompts", None, None)),
     (MATCHED, "PPO, λ = .997", ("table1 ppo_long", "lambda ppo_long", "choices ppo_long")),
     (MATCHED, "VC-PPO, λ = .997", ("table1 vc_ppo_long", None, "choices-fifth vc_ppo_long")),
     (
@@ -206,9 +207,9 @@ BLOCK = re.compile(
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
-ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 """Rounds of a study that was repeated, in ``NAME-first``, …"""
-MAIN = {"table1": "fifth"}
+MAIN = {"table1": "fifth", "fig4": "seventh"}
 """Round that is stored in ``NAME`` itself."""
 SIDE_BY_SIDE = {"beside": beside, "steady": steady, "rates": rates}
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)

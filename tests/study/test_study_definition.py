@@ -21,7 +21,7 @@ from segcredit_lab.study import (
 from segcredit_lab.study.definition import scale_of
 
 NAMES = ["table1", "table2", "table3", "fig3", "fig4", "fig5", "fig6", "fig7"]
-OURS = ["authors", "choices", "epochs", "lambda", "second_model", "value_at"]
+OURS = ["authors", "choices", "epochs", "lambda", "newer", "second_model", "value_at"]
 
 
 def test_every_table_and_figure_is_there() -> None:
