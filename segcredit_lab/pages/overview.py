@@ -86,7 +86,10 @@ def panel(axis: Axes, look: Look, task: int) -> None:
             axis.text(28, at, "not run", color=look.dim, ha="right", va="center", fontsize=8)
             continue
         found, word = difference(place)
-        axis.text(28, at, word, color=look.dim, ha="right", va="center", fontsize=8)
+        # a wide interval lies behind the note
+        behind = {"facecolor": look.page, "edgecolor": "none", "pad": 1.0}
+        note = {"color": look.dim, "ha": "right", "va": "center", "fontsize": 8, "zorder": 5}
+        axis.text(28, at, word, bbox=behind if word else None, **note)
         mark(
             axis,
             look,
