@@ -22,8 +22,8 @@ from segcredit.runlog import Run
 from segcredit.runlog.files import write_text_atomically
 
 SCRIPTS = (
-    *("base", "colors", "charts", "overview", "tokens", "staircase", "panel"),
-    *("trajectories", "partitions", "main"),
+    *("base", "colors", "steps", "charts", "overview", "tokens", "staircase", "panel"),
+    *("landing", "trajectories", "partitions", "main"),
 )
 """In order of dependence."""
 _STATIC = files("segcredit.report") / "static"
@@ -36,6 +36,15 @@ class Figure:
     title: str
     note: str
     svg: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The analyses on a page."""
+
+    drawn: tuple[Figure, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """One line for each analysis without a meaning for a run: what it is, and why."""
 
 
 def script() -> str:
@@ -72,7 +81,7 @@ def render_page(
     overview: Mapping[str, Any],
     rows: Sequence[Rows] = (),
     images: Mapping[str, str] | None = None,
-    figures: Sequence[Figure] = (),
+    figures: Figures | None = None,
     live: bool = False,
 ) -> str:
     """Render the HTML; the overview comes first, so it shows before the responses are parsed."""
@@ -81,7 +90,7 @@ def render_page(
         "POLICY": html.escape(policy(live)),
         "TITLE": html.escape(title),
         "STYLE": static_text("page.css"),
-        "FIGURES": "\n".join(_figure(x) for x in figures),
+        "FIGURES": "" if figures is None else _figures(figures),
         "OVERVIEW": data_element("overview", to_json({**overview, "live": live})),
         "SCRIPT": f"<script>{script()}</script>",
         "ROWS": "\n".join(data_element(part.name, part.json) for part in rows),
@@ -101,6 +110,14 @@ def data_element(name: str, content: str) -> str:
     return f'<script type="application/json" id="{html.escape(name)}">{content}</script>'
 
 
+def _figures(figures: Figures) -> str:
+    parts = [_figure(x) for x in figures.drawn]
+    if figures.skipped:
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in figures.skipped)
+        parts.append(f'<div class="card skipped"><h3>Not drawn</h3><ul>{lines}</ul></div>')
+    return "\n".join(parts)
+
+
 def _figure(figure: Figure) -> str:
     return (
         f'<figure class="card figure"><figcaption><h3>{html.escape(figure.title)}</h3>'
@@ -118,7 +135,7 @@ def write_report(
     runs: Sequence[Run],
     path: Path,
     limits: Limits,
-    figures: Sequence[Figure] = (),
+    figures: Figures | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the page atomically and return its path."""

@@ -25,7 +25,7 @@ from segcredit.partition import (
 )
 from segcredit.report.data import Limits
 from segcredit.report.explain import HEALTHY, NO_RANGE
-from segcredit.report.page import Figure, write_report
+from segcredit.report.page import Figure, Figures, write_report
 from segcredit.report.serve import Server
 from segcredit.runlog import MetricsWriter, read_run, write_rollouts
 from segcredit.runlog.records import read_rollouts
@@ -121,7 +121,7 @@ def written(*runs: Path, to: Path | None = None, **limits: Any) -> Path:
     figure = Figure(
         "A figure", "what it says", "<svg viewBox='0 0 10 5'><text y='4'>x</text></svg>"
     )
-    return write_report([read_run(run) for run in runs], path, Limits(**limits), [figure])
+    return write_report([read_run(run) for run in runs], path, Limits(**limits), Figures((figure,)))
 
 
 @pytest.fixture(scope="module")
@@ -210,12 +210,88 @@ def test_the_overview_says_what_ran_and_how_it_went(open_page: Opener, page_file
     assert "world: shape_grid" in card.inner_text()
     titles = page.locator(".chart h3").all_inner_texts()
     assert {"Held-out accuracy", "Training reward", "Entropy", "Value loss"} <= set(titles)
-    assert readout(page, "Entropy") == "step 30: entropy 0.03333"
+    assert readout(page, "Entropy") == "step 30: entropy 0.033", "as in the progress bar"
     before = page.locator('.chart[data-title="Entropy"] .line').get_attribute("d")
     page.locator("#smooth").fill("0")
     assert page.locator('.chart[data-title="Entropy"] .line').get_attribute("d") != before
     page.select_option("#more", label="optimize odd metric")
     assert page.locator(".more .chart h3").all_inner_texts() == ["optimize: odd metric"]
+
+
+def test_the_page_opens_on_a_held_out_prompt_before_and_after(
+    open_page: Opener, page_file: Path, run: Path
+) -> None:
+    """By value, on one y-axis, with the terms beside it and curves above the fold."""
+    page = open_page(page_file, width=1280)
+    panels = page.locator("#view-overview .pair .response")
+    panels.nth(1).wait_for()
+    assert panels.locator("h3").all_inner_texts() == ["before: step 0", "after: step 20"]
+    for place, step in enumerate((0, 20)):
+        real = recorded(run, "watched", step)[0]
+        shown = panels.nth(place).locator(".chip").first.inner_text()
+        assert shown_number(shown.split()[-1]) == pytest.approx(real["reward"], rel=1e-3)
+        assert panels.nth(place).locator(".scale").inner_text().startswith("V ")
+    axes = panels.locator(".staircase").evaluate_all(
+        "all => all.map(x => [...x.querySelectorAll('.grid')].map(y => y.getAttribute('y1')))"
+    )
+    assert axes[0] == axes[1] != []
+    assert page.locator(".terms dt").all_inner_texts() == ["segment", "V", "Â", "H"]
+    for what in (".terms", ".chart svg"):
+        box = page.locator(what).first.bounding_box()
+        assert box["y"] + box["height"] < 900, f"{what} is above the fold"
+    assert page.locator(".headline").inner_text().split("\n")[-1] == "43.0 % → 93.0 % +50.0 points"
+    second = recorded(run, "watched", 20)[1]["reward"]
+    page.click("#pair-next")
+    assert page.locator(".pair .steps").inner_text().strip().endswith("2 of 8")
+    shown = panels.nth(1).locator(".chip").first.inner_text()
+    assert shown_number(shown.split()[-1]) == pytest.approx(second, rel=1e-3)
+    assert page.evaluate("document.activeElement.id") == "pair-next"
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert_no_overflow(page, "the pair")
+
+
+def test_without_two_evaluations_the_page_opens_on_one_response(
+    open_page: Opener, tmp_path: Path
+) -> None:
+    page = open_page(written(make_run(tmp_path / "grpo", value=False)))
+    page.locator(".pair .response").wait_for()
+    assert page.locator(".pair h2").inner_text() == "One response"
+    assert page.locator(".terms dt").all_inner_texts() == ["segment", "Â", "H"], "no critic"
+    assert page.locator(".pair .staircase .walk").count() == 0
+    page = open_page(written(make_run(tmp_path / "none", steps=())))
+    assert page.locator(".chart").count() > 3
+    assert page.locator(".pair").count() == 0
+
+
+def test_steps_are_numbered_as_in_the_progress_bar(open_page: Opener, tmp_path: Path) -> None:
+    stages = [{"kind": "warm_start", "steps": 300}, {"kind": "optimize", "steps": 20}]
+    run = make_run(
+        tmp_path / "a", config={"stages": stages}, begun=300, steps=(305,), watched_steps=(300, 320)
+    )
+    page = open_page(written(run))
+    titles = page.locator(".pair h3")
+    titles.nth(1).wait_for()
+    assert titles.all_inner_texts() == [
+        "before: 2 reinforce, step 0/20", "after: 2 reinforce, step 20/20",
+    ]  # fmt: skip
+    assert readout(page, "Entropy") == "step 20: entropy 0.050"
+    last = page.locator('.chart[data-title="Entropy"] svg text')
+    assert "2 reinforce, step" in last.all_text_contents()
+    show(page, "trajectories")
+    assert page.locator("#choose-file option").all_inner_texts() == [
+        "2 reinforce, step 5/20",
+        "held-out, 2 reinforce, step 0/20",
+        "held-out, 2 reinforce, step 20/20",
+    ]
+
+
+def test_curves_without_a_meaning_are_not_drawn(open_page: Opener, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "grpo", steps=())
+    with MetricsWriter(run / "metrics.jsonl") as writer:
+        writer.write(21, "optimize", {"segments": 1.0, "segment_length": 30.0})
+    titles = open_page(written(run)).locator(".chart h3").all_inner_texts()
+    assert "Segment length" in titles
+    assert "Segments per response" not in titles
 
 
 def test_warnings_are_shown_as_text_whatever_they_hold(open_page: Opener, tmp_path: Path) -> None:
@@ -954,7 +1030,8 @@ def test_the_page_follows_a_run(served: tuple[Path, Server], open_page: Opener) 
     show(page, "trajectories")
     assert page.locator("#choose-file").input_value() == "0-rollouts-2"
     page.locator("aside .quiet", has_text="6 of 6 responses").wait_for()
-    assert page.locator(".prompt img").evaluate("x => x.naturalWidth") == 24
+    picture = page.locator("#view-trajectories .prompt img")
+    assert picture.evaluate("x => x.naturalWidth") == 24
     write_rollouts(run / "rollouts", 9, read_run(run).rollouts(1)[:4])
     page.locator('#choose-file option[value="0-rollouts-9"]').wait_for(state="attached")
     assert page.locator("#choose-file").input_value() == "0-rollouts-2", "what is read stays"

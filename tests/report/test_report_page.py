@@ -23,17 +23,18 @@ from typing import Any
 import pytest
 from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, line, make_run, picture
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
 from segcredit.report import serve
 from segcredit.report.data import Limits, Rows
 from segcredit.report.explain import HEALTHY
-from segcredit.report.page import Figure, write_report
+from segcredit.report.page import Figure, Figures, write_report
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
 from segcredit.runlog.records import read_rollouts
-from segcredit.train.progress import result_table
+from segcredit.train.progress import Terminal, result_table
 from segcredit.train.trainer import Result as TrainResult
 
 
@@ -432,8 +433,53 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 def test_figures_have_their_place(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     figure = Figure("Lift <b>", "x & y", "<svg viewBox='0 0 1 1'></svg>")
-    path = write_report([read_run(run)], tmp_path / "new" / "page.html", Limits(), [figure])
-    assert "<h3>Lift &lt;b&gt;</h3><p>x &amp; y</p>" in path.read_text()
+    figures = Figures((figure,), (f"no within for {HOSTILE[0]}: it needs value",))
+    path = write_report([read_run(run)], tmp_path / "new" / "page.html", Limits(), figures)
+    text = path.read_text()
+    assert "<h3>Lift &lt;b&gt;</h3><p>x &amp; y</p>" in text
+    assert "<h3>Not drawn</h3><ul><li>no within for &lt;script&gt;" in text
+    assert HOSTILE[0] not in text
+
+
+def test_analyses_without_a_meaning_are_listed_with_the_reason(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "grpo", value=False, config={"algorithm": "grpo"})
+    assert segcredit(run).exit_code == 0
+    text = (run / "report.html").read_text()
+    assert "no lift for grpo: it needs entropy and value; the rollouts have no value" in text
+    assert "no jumps for grpo" not in text, "never in a report"
+    assert "<h3>Lift" not in text
+    assert "<h3>Segments: grpo</h3>" in text
+
+
+def test_steps_are_those_of_the_progress_bar(tmp_path: Path) -> None:
+    stages = [{"kind": "warm_start", "steps": 300}, {"kind": "optimize", "steps": 20}]
+    run = make_run(tmp_path / "a", config={"stages": stages}, begun=300)
+    shown = report_of(run).data["overview"]["runs"][0]
+    assert shown["stages"] == [[1, "imitate", 1, 300], [2, "reinforce", 301, 320]]
+    assert shown["curves"]["optimize"]["reward"][0][-1] == 320, "as in metrics.jsonl"
+    found = make_run(tmp_path / "b")
+    assert report_of(found).data["overview"]["runs"][0]["stages"] == [[1, "reinforce", 1, 20]]
+    odd = {"stages": [3, {}, {"kind": HOSTILE[0], "steps": 2}, {"steps": -1}, {"steps": 10**30}]}
+    run = make_run(tmp_path / "c", config=odd)
+    assert report_of(run).data["overview"]["runs"][0]["stages"] == [[1, HOSTILE[0], 1, 2]]
+
+
+def test_curves_are_rounded_as_in_the_terminal(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", not_finite=True)
+    with MetricsWriter(run / "metrics.jsonl") as writer:
+        writer.write(21, "optimize", {"accuracy": 1 / 16, "reward": 0.0625, "entropy": 0.28449})
+    shown = report_of(run).data["overview"]["runs"][0]
+    written = io.StringIO()
+    terminal = Terminal(Console(file=written, width=200))
+    terminal.stage(0, "optimize", 21, 20)
+    terminal.stepped(21, "optimize", read_run(run).metrics[-1])
+    texts = {key: x[-1] for key, x in shown["texts"]["optimize"].items()}
+    assert f"reward {texts['reward']}  entropy {texts['entropy']}" in written.getvalue()
+    assert f"accuracy {texts['accuracy'].replace(' ', '')}" in written.getvalue()
+    assert texts["accuracy"] == "6.2 %", "a browser would round to 6.3"
+    for stage, found in shown["texts"].items():
+        for key, column in found.items():
+            assert len(column) == len(shown["curves"][stage][key][0])
 
 
 def test_writing_twice_gives_the_same_page(tmp_path: Path) -> None:
@@ -829,13 +875,17 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
 
 
 def test_healthy_notes_are_those_of_the_documentation() -> None:
-    """The page and docs/metrics.md give one and the same advice."""
+    """Every metric with a healthy range in docs/metrics.md has the same range on the page."""
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = text.split("## optimize")[1].split("\n## ")[0]
     rows = [re.split(r"(?<!\\)\|", x)[1:-1] for x in section.splitlines() if x.startswith("| `")]
+    defined = {name for names, *_ in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert set(HEALTHY) - {"nll"} <= defined
     documented = {
-        name: healthy.strip()
+        name
         for names, _, healthy in rows
         for name in re.findall(r"`([^`]+)`", names)
+        if healthy.strip() and (names.count("`") == 2 or f"`{name}`: " in healthy)
     }
-    assert {name: documented[name] for name in HEALTHY} == HEALTHY
+    alike = {name for name in HEALTHY if name.endswith("/refused")}  # one text for both
+    assert documented | alike == set(HEALTHY)

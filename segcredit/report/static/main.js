@@ -68,8 +68,8 @@ addEventListener("keydown", (event) => {
   else used = false;
   if (used) event.preventDefault();
 });
-if (!document.querySelector("#view-analyses figure")) {
-  byId("view-analyses").append(el("p", { class: "card", text: data.live ? "Analyses are only in a written report: segcredit report RUN." : "No analysis is possible for these runs: analyses need recorded responses with values. See segcredit analyze --help." }));
+if (!byId("view-analyses").children.length) {
+  byId("view-analyses").append(el("p", { class: "card", text: data.live ? "Analyses are only in a written report: segcredit report RUN." : "This page was written without analyses. Draw them: segcredit report RUN." }));
 }
 ready.then(() => Object.assign(images, embedded("images") ?? {}));
 open();

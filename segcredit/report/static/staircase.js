@@ -1,7 +1,7 @@
 // A chart of V(s_m) as a staircase over the response, each step colored by its advantage; H below.
 
 const staircase = (row, scales, narrow, onPoint) => {
-  const count = row.pieces.length, W = innerWidth < 700 ? 440 : narrow ? 560 : 900, H = 210, left = 50, right = 14, top = 12, middle = 128, bottom = 22;
+  const count = row.pieces.length, W = innerWidth < 700 ? 440 : narrow ? 520 : 900, H = row.value ? 210 : 104, left = 50, right = 14, top = 12, middle = H - 82, bottom = 22;
   const X = (t) => left + (t / Math.max(count, 1)) * (W - left - right);
   const chart = svg("svg", { viewBox: `0 0 ${W} ${H}`, class: "staircase", role: "img" });
   const segments = segmentsOf(row);
