@@ -168,6 +168,11 @@ def readout(page: Any, title: str) -> str:
     return str(chart.locator(".readout").inner_text())
 
 
+def bounds(node: Any) -> dict[str, float]:
+    found: dict[str, float] = node.bounding_box()
+    return found
+
+
 def assert_no_overflow(page: Any, where: str) -> None:
     wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert wide <= room, f"{where}: {wide} pixels in {room}"
@@ -236,6 +241,8 @@ def test_the_page_opens_on_a_held_out_prompt_before_and_after(
     )
     assert axes[0] == axes[1] != []
     assert page.locator(".terms dt").all_inner_texts() == ["segment", "V", "Â", "H"]
+    bottoms = [x["y"] + x["height"] for x in map(bounds, panels.locator(".staircase").all())]
+    assert bottoms[0] == pytest.approx(bottoms[1], abs=1), "at one height"
     for what in (".terms", ".chart svg"):
         box = page.locator(what).first.bounding_box()
         assert box["y"] + box["height"] < 900, f"{what} is above the fold"
@@ -271,9 +278,8 @@ def test_steps_are_numbered_as_in_the_progress_bar(open_page: Opener, tmp_path: 
     page = open_page(written(run))
     titles = page.locator(".pair h3")
     titles.nth(1).wait_for()
-    assert titles.all_inner_texts() == [
-        "before: 2 reinforce, step 0/20", "after: 2 reinforce, step 20/20",
-    ]  # fmt: skip
+    assert titles.all_inner_texts() == ["before: step 0/20", "after: step 20/20"]
+    assert page.locator(".headline").inner_text().startswith("2 reinforce, step 20/20")
     assert readout(page, "Entropy") == "step 20: entropy 0.050"
     last = page.locator('.chart[data-title="Entropy"] svg text')
     assert "2 reinforce, step" in last.all_text_contents()

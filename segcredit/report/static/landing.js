@@ -54,11 +54,12 @@ const landing = {
     this.place = clamp(this.place, 0, pairs.length - 1);
     const { row, twin } = pairs[this.place];
     const scales = scalesFor([...before.rows, ...after.rows], [row, twin]);
-    const label = (file, when) => `${when}: ${stepLabel(data.runs[0], file.step, true)}`;
+    const [from, to] = [first, last].map((file) => stepLabel(data.runs[0], file.step, true).split(", ")); // the stage once
+    const label = (when, parts) => `${when}: ${(from[0] === to[0] ? parts.slice(-1) : parts).join(", ")}`;
     const move = (by) => { this.place += by; node.replaceChildren(this.pair(data, node, { first, last, before, after, pairs })); byId(by < 0 ? "pair-previous" : "pair-next")?.focus(); };
     return this.frame(data, row, "One held-out prompt, before and after training", [
-      responsePanel(twin, before.texts, scales, this.color(row), label(first, "before"), true).node,
-      responsePanel(row, after.texts, scales, this.color(row), label(last, "after"), true).node,
+      responsePanel(twin, before.texts, scales, this.color(row), label("before", from), true).node,
+      responsePanel(row, after.texts, scales, this.color(row), label("after", to), true).node,
     ], pairs.length > 1 ? el("span", { class: "steps" },
       el("button", { type: "button", id: "pair-previous", "aria-label": "previous prompt", disabled: this.place === 0, onclick: () => move(-1), text: "←" }),
       el("button", { type: "button", id: "pair-next", "aria-label": "next prompt", disabled: this.place === pairs.length - 1, onclick: () => move(1), text: "→" }),
