@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.printable import printable
+from segcredit.report.benchmarks import Benchmarks, gather_benchmarks
 from segcredit.report.data import (
     Limits,
     Rows,
@@ -23,7 +24,7 @@ from segcredit.runlog.files import write_text_atomically
 
 SCRIPTS = (
     *("base", "colors", "steps", "charts", "overview", "tokens", "staircase", "panel"),
-    *("landing", "trajectories", "partitions", "main"),
+    *("landing", "trajectories", "partitions", "answers", "benchmarks", "main"),
 )
 """In order of dependence."""
 _STATIC = files("segcredit.report") / "static"
@@ -83,18 +84,22 @@ def render_page(
     images: Mapping[str, str] | None = None,
     figures: Figures | None = None,
     live: bool = False,
+    benchmarks: Benchmarks | None = None,
 ) -> str:
     """Render the HTML; the overview comes first, so it shows before the responses are parsed."""
     frame = static_text("page.html")
+    benchmarks = benchmarks or Benchmarks()
     parts = {
         "POLICY": html.escape(policy(live)),
         "TITLE": html.escape(title),
         "STYLE": static_text("page.css"),
         "FIGURES": "" if figures is None else _figures(figures),
         "OVERVIEW": data_element("overview", to_json({**overview, "live": live})),
+        "BENCHMARKS": data_element("benchmarks", to_json(benchmarks.data)),
         "SCRIPT": f"<script>{script()}</script>",
         "ROWS": "\n".join(data_element(part.name, part.json) for part in rows),
-        "IMAGES": data_element("images", to_json(images or {})),
+        "IMAGES": data_element("images", to_json(images or {}))
+        + data_element("benchmark-images", to_json(benchmarks.images)),
     }
     return fill_frame(frame, parts)
 
@@ -141,7 +146,14 @@ def write_report(
     """Write the page atomically and return its path."""
     rows = gather_rows(runs, limits, progress)
     images = gather_images(runs, rows, limits.picture_megabytes)
-    page = render_page(report_title(runs), gather_overview(runs, rows), rows, images, figures)
+    page = render_page(
+        report_title(runs),
+        gather_overview(runs, rows),
+        rows,
+        images,
+        figures,
+        benchmarks=gather_benchmarks(runs),
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, page)
     return path

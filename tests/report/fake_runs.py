@@ -199,6 +199,51 @@ def write_metrics(
                 )
 
 
+def add_benchmark(
+    run: Path, checkpoint: str, texts: Sequence[str] = ("",), name: str = "logicvista"
+) -> Path:
+    """Answers of a checkpoint to three questions, as ``segcredit benchmark`` records them.
+
+    The first is wrong, the second is right, the third has no answer.
+    """
+    folder = run / "benchmarks"
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    (folder / checkpoint).mkdir(exist_ok=True)
+    image = f"benchmarks/{save_image(folder / 'images', picture(1))}"
+    questions = [
+        {
+            "id": f"q{n}{some(texts, n)}",
+            "text": f"question {n} {some(texts, n + 1)}",
+            "expected": f"A{some(texts, n + 2)}",
+            "images": [image, *(some(texts, n + 3) and texts)],
+            "answers": [
+                {
+                    "response": f"{checkpoint} to {n} {text}",
+                    "answer": (f"B{text}", f"A{text}", None)[n],
+                    "correct": n == 1,
+                    "reason": f"compared {text}",
+                    "tokens": 7,
+                    "truncated": False,
+                    "judged": False,
+                }
+                for text in (some(texts, n + 4),)
+            ],
+        }
+        for n in range(3)
+    ]
+    score = {"value": 100 / 3, "low": 0.8, "high": 90.6, "count": 3}
+    content = {
+        "title": f"LogicVista{some(texts, 5)}",
+        "total": 447,
+        "settings": f"temperature 0.6{some(texts, 6)}",
+        "scores": {f"accuracy{some(texts, 7)}": score, **dict.fromkeys(texts, score)},
+        "questions": questions,
+    }
+    path = folder / checkpoint / f"{name}.json"
+    write_json_atomically(path, content)
+    return path
+
+
 def picture(number: int, side: int = 24) -> bytes:
     """A plain PNG; each number has a color of its own."""
     file = io.BytesIO()

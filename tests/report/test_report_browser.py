@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, make_big_run, make_run
+from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, add_benchmark, make_big_run, make_run
 
 from segcredit.partition import (
     FixedLength,
@@ -441,6 +441,36 @@ def test_columns_of_other_versions(open_page: Opener, tmp_path: Path) -> None:
         page.keyboard.press("j")
     page.select_option("#cut-file", label="held-out, step 1")
     page.locator("#view-partitions", has_text="No response was recorded").wait_for()
+
+
+def test_answers_of_checkpoints_to_benchmarks(open_page: Opener, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    plain = open_page(written(run))
+    assert not plain.locator('nav a[data-view="benchmarks"]').is_visible(), "none was run"
+    for checkpoint in ("step-000002", "step-000003"):
+        add_benchmark(run, checkpoint)
+    page = open_page(written(run))
+    show(page, "benchmarks")
+    view = page.locator("#view-benchmarks")
+    rows = view.locator(".results").first.locator("tbody tr")
+    assert rows.first.inner_text().split("\t") == [
+        "LogicVista: accuracy", *["33.33 (0.8 – 90.6, n = 3)"] * 2
+    ]  # fmt: skip
+    assert view.locator(".item").count() == 2, "wrong answers come first"
+    view.locator("label:has-text('show') select").select_option(label="right")
+    assert view.locator(".item").count() == 1
+    detail = view.locator(".detail")
+    for said in ("question 1", "step-000002 to 1", "step-000003 to 1", "answer: A", "expected: A"):
+        assert said in detail.inner_text()
+    assert detail.locator("img").evaluate("x => x.naturalWidth") == 24
+    view.locator("label:has-text('show') select").select_option(label="all")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    assert "question 1" in detail.inner_text()
+    assert view.locator(".quiet[role=status]").inner_text().startswith("3 answers; 3 of 447")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert_no_overflow(page, f"benchmarks at {width}")
 
 
 # ── Trajectories ─────────────────────────────────────────────────────────────────────────────────
@@ -896,6 +926,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                  tokens=40, watched_steps=(1, 2), pictures=True),
         make_run(folder / names[1], steps=(1,)),
     ]  # fmt: skip
+    add_benchmark(runs[0], HOSTILE[3].replace("/", ""), HOSTILE)
+    add_benchmark(runs[0], "__proto__", HOSTILE[:-1])
     return written(*runs, to=folder / "page.html")
 
 
@@ -964,6 +996,17 @@ def test_nothing_of_a_run_runs(open_page: Opener, hostile: Path, width: int) -> 
     show(page, "partitions")
     page.locator(".cut").first.wait_for()
     nothing_happened("partitions")
+
+    show(page, "benchmarks")
+    answers = page.locator("#view-benchmarks")
+    answers.locator("summary").first.click()
+    answers.locator("label:has-text('show') select").select_option(label="all")
+    for row in range(answers.locator(".item").count()):
+        answers.locator(".item").nth(row).click()
+        nothing_happened(f"answer {row}")
+    assert HOSTILE[3] in answers.locator(".detail").inner_text()
+    page.keyboard.press("k")
+    nothing_happened("benchmarks")
 
 
 # ── A large run ──────────────────────────────────────────────────────────────────────────────────

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, line, make_run, picture
+from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, add_benchmark, line, make_run, picture
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
-from segcredit.report import serve
+from segcredit.report import benchmarks, serve
 from segcredit.report.data import Limits, Rows
 from segcredit.report.explain import HEALTHY
 from segcredit.report.page import Figure, Figures, write_report
@@ -374,9 +374,11 @@ def test_drawings_stay_exact_and_photographs_stay_small(
 
 def hostile_run(folder: Path, name: str = "a") -> Path:
     config = {text[:60]: text for text in HOSTILE}
-    return make_run(
+    run = make_run(
         folder / name, texts=HOSTILE, config=config, metric_names=HOSTILE, watched_steps=(1,)
     )
+    add_benchmark(run, HOSTILE[3], HOSTILE)
+    return run
 
 
 def test_texts_cannot_leave_their_script_element(tmp_path: Path) -> None:
@@ -385,9 +387,11 @@ def test_texts_cannot_leave_their_script_element(tmp_path: Path) -> None:
     text = (run / "report.html").read_text(encoding="utf-8")
     blocks = [
         "overview",
+        "benchmarks",
         *(f"rows-0-rollouts-{x}" for x in (1, 2, 3)),
         "rows-0-watched-1",
         "images",
+        "benchmark-images",
     ]
     assert list(page.data) == blocks
     assert len(page.code) == 1
@@ -576,7 +580,75 @@ def test_odd_columns_become_what_the_page_can_draw(tmp_path: Path) -> None:
     assert curves["reward"] == [[3], ["∞"]], "only where the step is a number"
 
 
+def test_answers_to_benchmarks_are_on_the_page(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for checkpoint in ("step-000002", "step-000003"):
+        add_benchmark(run, checkpoint)
+    found = report_of(run).data["benchmarks"]
+    assert found["models"] == ["step-000002", "step-000003"]
+    (shown,) = found["sets"]
+    assert (shown["title"], shown["total"], len(shown["questions"])) == ("LogicVista", 447, 3)
+    question = shown["questions"][1]
+    assert {name: x[0]["response"] for name, x in question["answers"].items()} == {
+        name: f"{name} to 1 " for name in found["models"]
+    }
+    assert shown["scores"]["step-000003"]["accuracy"]["value"] == 33.33
+    assert question["images"][0] in report_of(run).data["benchmark-images"]
+    add_benchmark(other, "step-000003")
+    both = report_of(run, other, to=tmp_path / "x.html").data["benchmarks"]
+    assert both["models"] == ["a step-000002", "a step-000003", "b step-000003"]
+    assert len(both["sets"][0]["questions"]) == 3
+    with serving(run) as server:
+        assert Page(ask(server, "/")[2]).data["benchmarks"] == found
+
+
+def test_answers_take_no_more_room_than_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "a")
+    for name in ("logicvista", "wemath"):
+        add_benchmark(run, "step-000003", ["x" * 5000], name)
+    monkeypatch.setattr(benchmarks, "MEGABYTES", 0.11)
+    monkeypatch.setattr(benchmarks, "PICTURE_MEGABYTES", 0.00001)
+    page = report_of(run)
+    counts = [len(x["questions"]) for x in page.data["benchmarks"]["sets"]]
+    assert counts[0] == counts[1] in (1, 2), "some of every set"
+    assert page.data["benchmark-images"] == {}
+
+
+ODD_BENCHMARKS = [
+    {},
+    {"title": [1], "total": "x", "scores": 3, "questions": {"a": 1}, "settings": [2]},
+    {"scores": {"accuracy": 3, "x": {"value": "y", "low": None}}, "questions": [3, None, {}]},
+    {
+        "questions": [
+            {"id": ["q"], "text": {}, "expected": None, "images": "x", "answers": [4, {}]},
+            {"id": "q", "images": [["a"], "../../secret.png"], "answers": {"correct": "yes"}},
+            {"id": "r", "answers": [{"correct": "yes", "answer": [1], "tokens": 10**400}]},
+        ]
+    },
+]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_odd_benchmarks_become_what_the_page_can_draw(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    (tmp_path / "secret.png").write_bytes(picture(9))
+    for number, content in enumerate(ODD_BENCHMARKS):
+        add_benchmark(run, f"step-{number}").write_text(json.dumps(content))
+    page = report_of(run)
+    assert len(page.data["benchmarks"]["models"]) == len(ODD_BENCHMARKS)
+    assert page.data["benchmark-images"] == {}
+    for question in page.data["benchmarks"]["sets"][0]["questions"]:
+        for answers in question["answers"].values():
+            assert all(x["correct"] is False for x in answers)
+            assert all(isinstance(x["answer"], str | None) for x in answers)
+
+
 DAMAGED = [
+    ("benchmarks/step-000003/logicvista.json", b'{"title": ', "must be JSON"),
+    ("benchmarks/step-000003/logicvista.json", b"[1]", "must contain an object"),
+    ("benchmarks/step-000003/logicvista.json", b"[" * 100_000, "nested hundreds deep"),
     ("config.yaml", b"- a list\n", "must contain a mapping"),
     ("config.yaml", b"", "must contain a mapping"),
     ("config.yaml", b"a: [\n", "must be YAML"),
@@ -605,6 +677,7 @@ DAMAGED = [
 def test_damage_gives_one_sentence(tmp_path: Path) -> None:
     for number, (name, content, expected) in enumerate(DAMAGED):
         run = make_run(tmp_path / f"run-{number}", steps=(1,), responses=1)
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_bytes(content)
         result = segcredit(run)
         if expected is None:  # an incomplete last line
