@@ -45,6 +45,7 @@ class Terminal:
         self.console = console
         self.live = console.is_terminal
         self._last_line = 0.0
+        self._title = ""
         self._total = 0
         self._done = 0
         self._bar: TaskID | None = None
@@ -71,11 +72,11 @@ class Terminal:
 
     def stage(self, number: int, name: str, steps: int, done: int) -> None:
         self._total, self._done = steps, done
-        title = f"{number + 1} {STAGE_NAMES.get(name, name)}"
+        self._title = f"{number + 1} {STAGE_NAMES.get(name, name)}"
         if self.live:
-            self._bar = self.progress.add_task(title, total=steps, completed=done, numbers="")
+            self._bar = self.progress.add_task(self._title, total=steps, completed=done, numbers="")
         else:
-            self.console.print(f"{title}: {steps} steps")
+            self.console.print(f"{self._title}: {steps} steps")
             self._last_line = time.monotonic()
 
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
@@ -106,8 +107,9 @@ class Terminal:
         beside = "" if greedy is None else f", greedy {greedy:{form}}"
         if evaluation.no_verdict:
             beside += f", no verdict {evaluation.no_verdict:{METRIC_FORMS['no_verdict']}}"
+        place = f"{self._title}, step {self._done}/{self._total}" if self._title else f"step {step}"
         self.console.print(
-            f"[dim]step {step}:[/dim] held-out {measure} sampled "
+            f"[dim]{place}:[/dim] held-out {measure} sampled "
             f"[bold]{sampled:{form}}[/bold]{beside} {asked}"
         )
 
