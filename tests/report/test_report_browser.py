@@ -931,24 +931,57 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(*runs, to=folder / "page.html")
 
 
+ELEMENTS = "document.querySelectorAll('script, style, iframe, object, embed, link, base').length"
+"""Number of elements that could load or run something."""
+
+
+def assert_harmless(page: Any, elements: int, where: str) -> None:
+    """No script of the run ran, no element of its texts exists, and the layout holds."""
+    assert page.evaluate("window.pwned") is None, where
+    assert page.evaluate(ELEMENTS) == elements, where
+    foreign = page.evaluate(
+        """() => [...document.querySelectorAll("body *")].filter(x =>
+            [...x.attributes].some(y => /^on|^autofocus$/i.test(y.name))
+            || (x.tagName === "IMG" && !x.src.startsWith("data:image/"))
+            || (x.tagName === "A" && !x.getAttribute("href").startsWith("#")))
+            .map(x => x.outerHTML.slice(0, 80))"""
+    )
+    assert foreign == [], where
+    assert_no_overflow(page, where)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_of_a_run_runs_where_the_page_opens(
+    open_page: Opener, tmp_path: Path, width: int
+) -> None:
+    """The results, the pair and the names of the stages of one run."""
+    stages = [{"kind": text, "steps": 2} for text in HOSTILE]
+    settings = {"stages": stages, "algorithm": HOSTILE[0], "reward": HOSTILE[3]}
+    run = make_run(
+        tmp_path / "a", texts=HOSTILE, config=settings, watched_steps=(1, 2), pictures=True,
+        metric_names=HOSTILE, tokens=40,
+    )  # fmt: skip
+    page = open_page(written(run), width=width)
+    elements = page.evaluate(ELEMENTS)
+    page.locator(".pair .response").nth(1).wait_for()
+    assert_harmless(page, elements, "opened")
+    assert HOSTILE[0] in page.locator(".headline").inner_text()
+    for _ in range(3):
+        page.click("#pair-next")
+        page.locator(".pair .response .token").nth(3).hover()
+        assert_harmless(page, elements, "the next prompt")
+    assert HOSTILE[0] in page.locator(".pair").inner_text()
+    assert re.fullmatch(r".*, step \d+: reward .*", readout(page, "Training reward"))
+    assert_harmless(page, elements, "readout")
+
+
 @pytest.mark.parametrize("width", [1400, 390])
 def test_nothing_of_a_run_runs(open_page: Opener, hostile: Path, width: int) -> None:
     page = open_page(hostile, width=width)
-    count = "document.querySelectorAll('script, style, iframe, object, embed, link, base').length"
-    elements = page.evaluate(count)
+    elements = page.evaluate(ELEMENTS)
 
     def nothing_happened(where: str) -> None:
-        assert page.evaluate("window.pwned") is None, where
-        assert page.evaluate(count) == elements, where
-        foreign = page.evaluate(
-            """() => [...document.querySelectorAll("body *")].filter(x =>
-                [...x.attributes].some(y => /^on|^autofocus$/i.test(y.name))
-                || (x.tagName === "IMG" && !x.src.startsWith("data:image/"))
-                || (x.tagName === "A" && !x.getAttribute("href").startsWith("#")))
-                .map(x => x.outerHTML.slice(0, 80))"""
-        )
-        assert foreign == [], where
-        assert_no_overflow(page, f"{where} at {width}")
+        assert_harmless(page, elements, f"{where} at {width}")
 
     for card in page.locator(".run details summary").all():
         card.click()
