@@ -119,7 +119,8 @@ def _figures(figures: Figures) -> str:
     parts = [_figure(x) for x in figures.drawn]
     if figures.skipped:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in figures.skipped)
-        parts.append(f'<div class="card skipped"><h3>Not drawn</h3><ul>{lines}</ul></div>')
+        where = "<p>Options are those of segcredit analyze.</p>"
+        parts.append(f'<div class="card skipped"><h3>Not drawn</h3>{where}<ul>{lines}</ul></div>')
     return "\n".join(parts)
 
 
