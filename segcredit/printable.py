@@ -11,6 +11,27 @@ _JOINERS = "\u200c\u200d"  # zero-width: they join letters of Persian words and 
 _SYMBOLS = {"\n": NEWLINE, "\t": "⇥", "\x7f": "␡"}
 _LIMIT = 60
 
+STAGE_NAMES = {
+    "warm_start": "imitate",
+    "pretrain_critic": "train critic",
+    "optimize": "reinforce",
+}
+"""Kind of a stage → its name in the progress bar and on the report page."""
+METRIC_FORMS = {
+    "nll": ".3f",
+    "accuracy": ".1%",
+    "sampled": ".1%",
+    "greedy": ".1%",
+    "no_verdict": ".1%",
+    "reward": ".3f",
+    "greedy_reward": ".3f",
+    "entropy": ".3f",
+    "response_length": ".0f",
+    "explained_variance": ".2f",
+    "tokens_per_second": ".0f",
+}
+"""Metric → its format in the progress bar and on the report page."""
+
 
 def number_text(x: float, form: str) -> str:
     """Format a number with a true minus sign, or as a dash if it is not finite."""

@@ -62,7 +62,7 @@ if order is not None:
         os.dup2(file, number)
     if not order["pictures"]:  # they take longer than the run
         replace(segcredit.report.curves, "draw_curves", lambda run, path: None)
-        replace(segcredit.commands.report, "draw_analyses", lambda runs: [])
+        replace(segcredit.commands.report, "draw_analyses", lambda runs: None)
     if order["forks"]:
         replace(segcredit_lab.study.workers, "start_worker", forked_worker.start_worker)
     sys.argv = ["segcredit", *order["arguments"]]

@@ -65,7 +65,7 @@ def no_png(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn at the end of a run, which takes longer than the run."""
     monkeypatch.setattr("segcredit.report.curves.draw_curves", lambda run, path: None)
-    monkeypatch.setattr("segcredit.commands.report.draw_analyses", lambda runs: [])
+    monkeypatch.setattr("segcredit.commands.report.draw_analyses", lambda runs: None)
 
 
 def segcredit(*arguments: object) -> tuple[int, str]:

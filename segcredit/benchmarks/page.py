@@ -49,11 +49,17 @@ def write_page(
     """Write the page atomically and return its path."""
     limits = limits or PageLimits()
     sets = dict.fromkeys(name for found in results.values() for name in found)
-    shown = [_set(name, results, limits, limits.megabytes * 1e6 / len(sets)) for name in sets]
-    images = _images(list(sets), shown, results, limits)
+    shown = [set_data(name, results, limits, limits.megabytes * 1e6 / len(sets)) for name in sets]
+    images = embed_images(list(sets), shown, results, limits)
     data = {"models": list(results), "tables": [asdict(x) for x in tables], "sets": shown}
     title = "Benchmarks: " + (", ".join(results) if len(results) < 4 else f"{len(results)} models")
-    code = in_one_scope([static_text("base.js"), (_STATIC / "page.js").read_text("utf-8")])
+    code = in_one_scope(
+        [
+            static_text("base.js"),
+            static_text("answers.js"),
+            (_STATIC / "page.js").read_text("utf-8"),
+        ]
+    )
     page = fill_frame(
         (_STATIC / "page.html").read_text("utf-8"),
         {
@@ -69,7 +75,7 @@ def write_page(
     return path
 
 
-def _set(name: str, results: Results, limits: PageLimits, most: float) -> dict[str, Any]:
+def set_data(name: str, results: Results, limits: PageLimits, most: float) -> dict[str, Any]:
     """Select questions of one set, in their order, with all models' answers."""
     found = {model: sets[name] for model, sets in results.items() if name in sets}
     first = next(iter(found.values()))
@@ -105,7 +111,7 @@ def _set(name: str, results: Results, limits: PageLimits, most: float) -> dict[s
     }
 
 
-def _images(
+def embed_images(
     names: Sequence[str],
     shown: Sequence[Mapping[str, Any]],
     results: Results,

@@ -4,9 +4,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -255,7 +256,7 @@ def answer_sets(
     trust_run: bool,
 ) -> "dict[str, dict[str, SetResult]]":
     """Answer questions with every model, given by its name in the tables, and show progress."""
-    from segcredit.benchmarks.run import ANSWERS, run_benchmarks
+    from segcredit.benchmarks.run import ANSWERS, SETTINGS, read_object, run_benchmarks
 
     results = {}
     for name, model in models.items():
@@ -263,6 +264,8 @@ def answer_sets(
         try:
             with _progress(console, name) as progress:
                 results[name] = run_benchmarks(model, sets, place, settings, progress, trust_run)
+            used = read_object(place / SETTINGS)
+            _record(console, used["model"], results[name], used)
         except BaseException:
             if (place / ANSWERS).is_dir():
                 console.print(
@@ -273,6 +276,32 @@ def answer_sets(
                 )
             raise
     return results
+
+
+_SHOWN_SETTINGS = ("temperature", "top_p", "max_tokens", "samples", "limit")
+"""Settings that the run's report shows beside the scores."""
+
+
+def _record(
+    console: "Console",
+    source: str,
+    results: "Mapping[str, SetResult]",
+    settings: Mapping[str, Any],
+    driver: str | None = None,
+) -> None:
+    """Record answers of a run's checkpoint in the run, and say how to see them."""
+    from segcredit.benchmarks.record import record_in_run
+
+    try:
+        shown = {key: settings.get(key) for key in _SHOWN_SETTINGS}
+        run = record_in_run(source, results, shown, driver)
+    except OSError as error:
+        _say(console, f"The answers are not in the run's report: {error}.")
+        return
+    if run is not None:
+        _say(
+            console, f"Recorded for the run's report. Write it: segcredit report {quote(str(run))}"
+        )
 
 
 @dataclass(frozen=True)
@@ -355,6 +384,8 @@ def _run_driver(
         for key, x in left.items():
             if x.score is None:
                 _say(console, f"{name} {key}: VLMEvalKit has no score of its own: {x.reason}")
+        if serving.server is None:
+            _record(console, source, results[name], asdict(asked), driver="vlmevalkit")
         if scores:
             own.append(ModelScores(name, scores, "VLMEvalKit's own scores"))
     return results, own

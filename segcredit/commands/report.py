@@ -9,7 +9,7 @@ from segcredit.commands.output import TrustRun, exit_codes
 from segcredit.registry import load_object
 
 if TYPE_CHECKING:
-    from segcredit.report.page import Figure
+    from segcredit.report.page import Figures
     from segcredit.runlog import Run
 
 EPILOG = """\
@@ -86,7 +86,7 @@ def _write(
 
     console = Console(soft_wrap=True)
     with console.status("Reading") as status:
-        figures = draw_analyses(runs) if analyses else []
+        figures = draw_analyses(runs) if analyses else None
         write_report(
             runs, path, Limits(steps, responses, megabytes), figures, progress=status.update
         )
@@ -112,7 +112,7 @@ def _serve(folders: list[Path], port: int, trusted: bool) -> None:
         server.server_close()
 
 
-def draw_analyses(runs: "list[Run]") -> "list[Figure]":
+def draw_analyses(runs: "list[Run]") -> "Figures":
     """Draw the laboratory's analyses of these runs for the page."""
     return load_object("segcredit_lab.analysis.analyses:report_figures", "function")(runs)
 

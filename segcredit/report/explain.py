@@ -17,17 +17,42 @@ GLOSSARY = (
 )  # fmt: skip
 """Term and definition, in the order in which they build on each other."""
 
+IN_THE_PICTURE = (
+    ("segment", "segment", "Tokens between two marks. They share one Â."),
+    ("V", "value", "Value: the reward that the critic expects (text color; line of the chart)."),
+    ("Â", "advantage", "Advantage: better (blue) or worse (orange) than expected."),
+    ("H", "entropy", "Entropy: how uncertain the policy was (bars of the chart)."),
+)
+"""Term, the recorded column without which it has no meaning, and where to see it."""
+
 HEALTHY = {
     "accuracy": "rises",
-    "reward": "rises; with a deviation of 0 there is nothing to learn",
+    "reward": "rises",
+    "reward_std": "above 0; with 0 there is nothing to learn",
     "entropy": "falls slowly; near 0 the policy no longer explores",
     "no_verdict": "0",
-    "kl": "grows slowly",
-    "clip_fraction": "below a few percent",
-    "ratio": "near 1",
+    "groups/zero_std": "below a half for GRPO, GSPO and RLOO, which learn only from differences "
+    "within a prompt",
+    "refill/batches": "few; they are the price of the step",
+    "refill/groups_found": "1; below, the limit was reached",
     "truncated": "near 0",
+    "kl": "grows slowly",
+    "ratio": "near 1",
+    "clip_fraction": "below a few percent",
+    "agreement/ratio_error": "0 except for rounding (1e-6 in float32)",
+    "advantage_mean": "near 0",
+    "value_mean": "near `return_mean`",
+    "return_mean": "near `value_mean`",
     "explained_variance": "above 0; a perfect critic has 1",
+    "policy/refused": "0",
+    "critic/refused": "0",
+    "continuations/left_out": "0, or as planned",
+    "continuations/value": "near `reward`",
+    "selected/items": "above 0",
+    "nll": "falls",
+    "value_regression": "falls",
+    "step_weight": "near 1",
 }
-"""Metric → the column "healthy" of docs/metrics.md; other metrics have no usual range."""
-NO_RANGE = "no universal range; depends on task and model"
+"""Metric → its healthy range; docs/metrics.md is written from it. Others have no usual range."""
+NO_RANGE = "no universal range"
 """Shown beside a curve whose metric has no entry."""

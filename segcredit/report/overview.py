@@ -3,15 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any
 
 import yaml
 
 from segcredit import __version__
 from segcredit.algorithms import make_algorithm
-from segcredit.printable import change_texts
+from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts, number_text
 from segcredit.registry import resolve_files
 from segcredit.report.data import (
+    MAX_NAME,
+    MAX_STEP,
     Rows,
     files,
     limited_depth,
@@ -19,14 +23,16 @@ from segcredit.report.data import (
     shortened,
     shown_partitions,
 )
-from segcredit.report.explain import GLOSSARY, HEALTHY, NO_RANGE
+from segcredit.report.explain import GLOSSARY, HEALTHY, IN_THE_PICTURE, NO_RANGE
 from segcredit.runlog import Run
-from segcredit.runlog.reader import step_in
+from segcredit.runlog.reader import as_number, step_in
 
 MAX_POINTS = 1500
 """Maximum number of points of a curve; of a longer one, every n-th step is shown."""
 MAX_WARNINGS = 20
 """Maximum number of warnings shown per run."""
+MAX_STAGES = 100
+"""Maximum number of stages shown per run."""
 RESULTS = (
     ("sampled", "sampled accuracy"),
     ("greedy", "greedy accuracy"),
@@ -54,6 +60,7 @@ def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]
         "version": __version__,
         "runs": shown,
         "glossary": GLOSSARY,
+        "picture": IN_THE_PICTURE,
         "healthy": {"metrics": HEALTHY, "otherwise": NO_RANGE},
         "files": [part.listed() for part in rows],
         "partitions": [partition.label() for partition in shown_partitions()],
@@ -64,16 +71,18 @@ def gather_overview(runs: Sequence[Run], rows: Sequence[Rows]) -> dict[str, Any]
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """Collect facts, method, results, warnings and curves of one run."""
+    """Collect facts, stages, method, results, warnings and curves of one run."""
     group = {key: x for key, x in run.config.items() if key not in SAME_GROUP}
     return {
         "name": run.path.name,
         "group": yaml.safe_dump(group),
         "facts": facts(run),
+        "stages": stages(run),
         "method": method(run),
         "results": results(run),
         "warnings": warnings(run),
         "curves": curves(run),
+        "texts": curve_texts(run),
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
     }
 
@@ -124,6 +133,36 @@ def _joined(x: Any, between: str = ", ") -> str:
     return between.join(map(str, x)) if isinstance(x, list) else str(x or "")
 
 
+def stages(run: Run) -> list[list[Any]]:
+    """List the stages as the progress bar does: number, name, first and last step of the run.
+
+    Without stages in the config, those of the metrics are listed.
+    """
+    given = run.config.get("stages")
+    found = [
+        (str(x.get("kind")), x["steps"])
+        for x in (given if isinstance(given, list) else [])
+        if isinstance(x, Mapping) and type(x.get("steps")) is int and 0 < x["steps"] < MAX_STEP
+    ]
+    if not found:
+        lines = [
+            (str(x["stage"]), step)
+            for x in run.metrics
+            if x.get("stage") in tuple(STAGE_NAMES) and (step := step_in(x)) is not None
+        ]
+        blocks = [list(block) for _, block in groupby(lines, key=itemgetter(0))]
+        last = 0
+        for block in blocks:
+            steps = block[-1][1] - last
+            found += [(block[0][0], steps)] if steps > 0 else []
+            last += max(steps, 0)
+    ends = list(accumulate(steps for _, steps in found))
+    return [
+        [number, STAGE_NAMES.get(kind, shortened(kind, MAX_NAME)), end - steps + 1, end]
+        for number, ((kind, steps), end) in enumerate(zip(found, ends, strict=True), start=1)
+    ][:MAX_STAGES]
+
+
 def method(run: Run) -> list[list[str]]:
     """List the parts of the run's method with their settings.
 
@@ -160,9 +199,7 @@ def results(run: Run) -> list[dict[str, Any]]:
             "before": _measured(first, key),
             "after": _measured(last, key),
             "share": key in SHARES,
-            "texts": _texts(first.get(key), last.get(key), key in SHARES)
-            if key in (*SHARES, *REWARDS)
-            else None,
+            "texts": _texts(key, first.get(key), last.get(key)),
         }
         for key, label in RESULTS
         if key in first and (key != "no_verdict" or first[key] or last.get(key))
@@ -174,13 +211,16 @@ def _measured(row: Mapping[str, Any], key: str) -> list[Any]:
     return [plain_number(row.get(name)) for name in (key, f"{key}_low", f"{key}_high")]
 
 
-def _texts(before: Any, after: Any, share: bool) -> tuple[str, str, str]:
+def _texts(key: str, before: Any, after: Any) -> tuple[str, str, str]:
     """Format before, after and change as the terminal does; a browser rounds differently."""
     old, new = (
         x if isinstance(x, float) or (type(x) is int and abs(x) < 2**53) else math.nan
         for x in (before, after)
     )
-    return change_texts(old, new, share)
+    if key in (*SHARES, *REWARDS):
+        return change_texts(old, new, key in SHARES)
+    form = METRIC_FORMS[key]
+    return number_text(old, form), number_text(new, form), number_text(new - old, f"+{form}")
 
 
 def warnings(run: Run) -> list[list[Any]]:
@@ -197,11 +237,30 @@ def curves(run: Run) -> dict[str, dict[str, list[list[Any]]]]:
     """Collect the curves: stage → metric → [steps, values]."""
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for stage in STAGES:
-        lines = [x for x in run.metrics if x.get("stage") == stage and step_in(x) is not None]
-        lines = lines[:: -max(1, -(-len(lines) // MAX_POINTS))][::-1]  # always with the last step
-        keys = dict.fromkeys(key for x in lines for key in x if key not in ("step", "stage"))
-        for key in keys:
-            steps = [step_in(x) for x in lines if key in x]
-            values = [plain_number(x[key]) for x in lines if key in x]
-            found.setdefault(stage, {})[key] = [steps, values]
+        for key, points in _points(run, stage).items():
+            values = [plain_number(x) for _, x in points]
+            found.setdefault(stage, {})[key] = [[step for step, _ in points], values]
     return found
+
+
+def curve_texts(run: Run) -> dict[str, dict[str, list[str]]]:
+    """Format the curves that the progress bar shows, as it does; a browser rounds differently."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for stage in STAGES:
+        for key, points in _points(run, stage).items():
+            if form := METRIC_FORMS.get(key):
+                texts = [number_text(as_number(x), form).replace("%", " %") for _, x in points]
+                found.setdefault(stage, {})[key] = texts
+    return found
+
+
+def _points(run: Run, stage: str) -> dict[str, list[tuple[int, Any]]]:
+    """Collect step and value of every metric of a stage; of many steps, every n-th."""
+    lines = [
+        (step, x)
+        for x in run.metrics
+        if x.get("stage") == stage and (step := step_in(x)) is not None
+    ]
+    lines = lines[:: -max(1, -(-len(lines) // MAX_POINTS))][::-1]  # always with the last step
+    keys = dict.fromkeys(key for _, x in lines for key in x if key not in ("step", "stage"))
+    return {key: [(step, x[key]) for step, x in lines if key in x] for key in keys}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.printable import printable
+from segcredit.report.benchmarks import Benchmarks, gather_benchmarks
 from segcredit.report.data import (
     Limits,
     Rows,
@@ -22,8 +23,8 @@ from segcredit.runlog import Run
 from segcredit.runlog.files import write_text_atomically
 
 SCRIPTS = (
-    *("base", "colors", "charts", "overview", "tokens", "staircase", "panel"),
-    *("trajectories", "partitions", "main"),
+    *("base", "colors", "steps", "charts", "overview", "tokens", "staircase", "panel"),
+    *("landing", "trajectories", "partitions", "answers", "benchmarks", "main"),
 )
 """In order of dependence."""
 _STATIC = files("segcredit.report") / "static"
@@ -36,6 +37,15 @@ class Figure:
     title: str
     note: str
     svg: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The analyses on a page."""
+
+    drawn: tuple[Figure, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """One line for each analysis without a meaning for a run: what it is, and why."""
 
 
 def script() -> str:
@@ -72,20 +82,24 @@ def render_page(
     overview: Mapping[str, Any],
     rows: Sequence[Rows] = (),
     images: Mapping[str, str] | None = None,
-    figures: Sequence[Figure] = (),
+    figures: Figures | None = None,
     live: bool = False,
+    benchmarks: Benchmarks | None = None,
 ) -> str:
     """Render the HTML; the overview comes first, so it shows before the responses are parsed."""
     frame = static_text("page.html")
+    benchmarks = benchmarks or Benchmarks()
     parts = {
         "POLICY": html.escape(policy(live)),
         "TITLE": html.escape(title),
         "STYLE": static_text("page.css"),
-        "FIGURES": "\n".join(_figure(x) for x in figures),
+        "FIGURES": "" if figures is None else _figures(figures),
         "OVERVIEW": data_element("overview", to_json({**overview, "live": live})),
+        "BENCHMARKS": data_element("benchmarks", to_json(benchmarks.data)),
         "SCRIPT": f"<script>{script()}</script>",
         "ROWS": "\n".join(data_element(part.name, part.json) for part in rows),
-        "IMAGES": data_element("images", to_json(images or {})),
+        "IMAGES": data_element("images", to_json(images or {}))
+        + data_element("benchmark-images", to_json(benchmarks.images)),
     }
     return fill_frame(frame, parts)
 
@@ -99,6 +113,15 @@ def fill_frame(frame: str, parts: Mapping[str, str]) -> str:
 def data_element(name: str, content: str) -> str:
     """Embed JSON in a page, to be read by its script."""
     return f'<script type="application/json" id="{html.escape(name)}">{content}</script>'
+
+
+def _figures(figures: Figures) -> str:
+    parts = [_figure(x) for x in figures.drawn]
+    if figures.skipped:
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in figures.skipped)
+        where = "<p>Options are those of segcredit analyze.</p>"
+        parts.append(f'<div class="card skipped"><h3>Not drawn</h3>{where}<ul>{lines}</ul></div>')
+    return "\n".join(parts)
 
 
 def _figure(figure: Figure) -> str:
@@ -118,13 +141,20 @@ def write_report(
     runs: Sequence[Run],
     path: Path,
     limits: Limits,
-    figures: Sequence[Figure] = (),
+    figures: Figures | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the page atomically and return its path."""
     rows = gather_rows(runs, limits, progress)
     images = gather_images(runs, rows, limits.picture_megabytes)
-    page = render_page(report_title(runs), gather_overview(runs, rows), rows, images, figures)
+    page = render_page(
+        report_title(runs),
+        gather_overview(runs, rows),
+        rows,
+        images,
+        figures,
+        benchmarks=gather_benchmarks(runs),
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, page)
     return path

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from segcredit.report.benchmarks import gather_benchmarks
 from segcredit.report.data import (
     Kind,
     Rows,
@@ -93,7 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, path: str) -> None:
         runs = self.server.runs()
         if path in ("/", "/index.html"):
-            page = render_page(report_title(runs), self._overview(runs), live=True)
+            overview, found = self._overview(runs), gather_benchmarks(runs)
+            page = render_page(report_title(runs), overview, live=True, benchmarks=found)
             self._send(page, "text/html")
         elif path == "/overview.json":
             self._send(to_json({**self._overview(runs), "live": True}), "application/json")

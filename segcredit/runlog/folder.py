@@ -37,6 +37,8 @@ class RunFolder:
         self.images = self.path / "images"
         """Images of recorded prompts, each once."""
         self.evaluations = self.path / "evaluations"
+        self.benchmarks = self.path / "benchmarks"
+        """Answers of checkpoints to benchmarks, for the report: CHECKPOINT/SET.json."""
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
         self.plots = self.path / "plots"

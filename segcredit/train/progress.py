@@ -20,24 +20,19 @@ from rich.table import Table
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
-from segcredit.printable import change_texts
+from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts
 
 if TYPE_CHECKING:
     from segcredit.train.trainer import Result
 
-STAGES = {
-    "warm_start": "imitate",
-    "pretrain_critic": "train critic",
-    "optimize": "reinforce",
-}
 SHOWN_METRICS = (
-    ("nll", "nll", "{:.3f}"),
-    ("accuracy", "accuracy", "{:.1%}"),
-    ("reward", "reward", "{:.3f}"),
-    ("entropy", "entropy", "{:.3f}"),
-    ("response_length", "length", "{:.0f}"),
-    ("explained_variance", "critic", "{:.2f}"),
-    ("tokens_per_second", "tok/s", "{:.0f}"),
+    ("nll", "nll"),
+    ("accuracy", "accuracy"),
+    ("reward", "reward"),
+    ("entropy", "entropy"),
+    ("response_length", "length"),
+    ("explained_variance", "critic"),
+    ("tokens_per_second", "tok/s"),
 )
 QUIET_SECONDS = 15.0
 """Seconds between two lines of output if it does not go to a terminal."""
@@ -50,6 +45,7 @@ class Terminal:
         self.console = console
         self.live = console.is_terminal
         self._last_line = 0.0
+        self._title = ""
         self._total = 0
         self._done = 0
         self._bar: TaskID | None = None
@@ -76,22 +72,22 @@ class Terminal:
 
     def stage(self, number: int, name: str, steps: int, done: int) -> None:
         self._total, self._done = steps, done
-        title = f"{number + 1} {STAGES.get(name, name)}"
+        self._title = f"{number + 1} {STAGE_NAMES.get(name, name)}"
         if self.live:
-            self._bar = self.progress.add_task(title, total=steps, completed=done, numbers="")
+            self._bar = self.progress.add_task(self._title, total=steps, completed=done, numbers="")
         else:
-            self.console.print(f"{title}: {steps} steps")
+            self.console.print(f"{self._title}: {steps} steps")
             self._last_line = time.monotonic()
 
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
         self._done += 1
         numbers = "  ".join(
-            f"{label} {form.format(metrics[key])}"
-            for key, label, form in SHOWN_METRICS
+            f"{label} {metrics[key]:{METRIC_FORMS[key]}}"
+            for key, label in SHOWN_METRICS
             if key in metrics
         )
         if metrics.get("no_verdict"):
-            numbers += f"  no verdict {metrics['no_verdict']:.1%}"
+            numbers += f"  no verdict {metrics['no_verdict']:{METRIC_FORMS['no_verdict']}}"
         if self.live and self._bar is not None:
             self.progress.update(self._bar, completed=self._done, numbers=numbers)
         elif time.monotonic() - self._last_line > QUIET_SECONDS or self._done == self._total:
@@ -103,17 +99,18 @@ class Terminal:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         asked = f"[dim]({evaluation.prompts} prompts)[/dim]"
         if evaluation.sampled is None:
-            measure, form = "reward", "{:.3f}"
+            measure, form = "reward", METRIC_FORMS["reward"]
             sampled, greedy = evaluation.reward, evaluation.greedy_reward
         else:
-            measure, form = "accuracy", "{:.1%}"
+            measure, form = "accuracy", METRIC_FORMS["sampled"]
             sampled, greedy = evaluation.sampled, evaluation.greedy
-        beside = "" if greedy is None else f", greedy {form.format(greedy)}"
+        beside = "" if greedy is None else f", greedy {greedy:{form}}"
         if evaluation.no_verdict:
-            beside += f", no verdict {evaluation.no_verdict:.1%}"
+            beside += f", no verdict {evaluation.no_verdict:{METRIC_FORMS['no_verdict']}}"
+        place = f"{self._title}, step {self._done}/{self._total}" if self._title else f"step {step}"
         self.console.print(
-            f"[dim]step {step}:[/dim] held-out {measure} sampled "
-            f"[bold]{form.format(sampled)}[/bold]{beside} {asked}"
+            f"[dim]{place}:[/dim] held-out {measure} sampled "
+            f"[bold]{sampled:{form}}[/bold]{beside} {asked}"
         )
 
     def note(self, text: str) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from segcredit.printable import one_line
 from segcredit.registry import nearest
-from segcredit.report.page import Figure
+from segcredit.report.page import Figure, Figures
 from segcredit.runlog import Run
 from segcredit_lab.analysis.compare import COMPARISONS, compare
 from segcredit_lab.analysis.drawing import INK, svg
-from segcredit_lab.analysis.lift import lift_of_critic
+from segcredit_lab.analysis.lift import learns_everywhere, lift_of_critic
 from segcredit_lab.analysis.ratio_bias import ratio_bias
 from segcredit_lab.analysis.reading import (
     Analysis,
@@ -18,12 +19,38 @@ from segcredit_lab.analysis.reading import (
     SkippedAnalysis,
     Step,
     read_steps,
+    require_columns,
     run_name,
 )
 from segcredit_lab.analysis.segments import segment_shapes, within_segments
 from segcredit_lab.analysis.targets import jumps_of_critic, target_variances
 
-OF_A_RUN = ("lift", "lift_probe", "ratio_bias", "segments", "within", "jumps", "targets")
+
+@dataclass(frozen=True)
+class AnalysisKind:
+    """An analysis of one run, and what it needs."""
+
+    name: str
+    columns: tuple[str, ...]
+    """Columns that the recorded responses must have."""
+    at_every_token: bool = False
+    """Whether V must have a meaning at every token, not at segment boundaries alone."""
+    without_critic: str = ""
+    """What else to do if the run has no critic, or one without values at every token."""
+
+
+KINDS = (
+    AnalysisKind(
+        "lift", ("entropy", "value"), at_every_token=True, without_critic="Use a probe: --probe."
+    ),
+    AnalysisKind("lift_probe", ("entropy",)),
+    AnalysisKind("ratio_bias", ("ratio",)),
+    AnalysisKind("segments", ("segment",)),
+    AnalysisKind("within", ("value", "segment")),
+    AnalysisKind("jumps", ("entropy", "value"), at_every_token=True),
+    AnalysisKind("targets", ("value",)),
+)
+OF_A_RUN = tuple(kind.name for kind in KINDS)
 NOT_IN_REPORT = ("lift_probe", "jumps", "targets")
 """Analyses that a report leaves out: lift_probe loads a model, the others are for studies."""
 NAMES = (*OF_A_RUN, *(what.name for what in COMPARISONS))
@@ -47,24 +74,29 @@ def analyze_runs(
     settings: AnalysisSettings | None = None,
     only: Collection[str] = (),
     progress: Callable[[str], None] = lambda what: None,
+    leave_out: Collection[str] = (),
 ) -> AnalysisResults:
     """Make the analyses, and list why others cannot be made.
 
     Args:
         runs: The runs.
         settings: Settings of the analyses.
-        only: Names of analyses; empty: all.
+        only: Names of analyses; empty: all that have a meaning for the run. An analysis that is
+            named here is made even if its note says that V has no meaning between boundaries.
+        leave_out: Names of analyses that are neither made nor listed.
         progress: Called with a description of the current work.
     """
     chosen = settings or AnalysisSettings()
     check_names(only)
-    wanted = {*(only or NAMES)} - ({"lift_probe"} if not chosen.probe and not only else set())
+    wanted = {*(only or NAMES)} - {*leave_out}
+    if not chosen.probe and not only:
+        wanted -= {"lift_probe"}
     found = AnalysisResults([], [])
     names = run_names(runs)
     for run, name in zip(runs, names, strict=True):
         if wanted & {*OF_A_RUN}:
             progress(f"reading {name}")
-            _of_a_run(found, run, name, wanted, chosen, progress)
+            _of_a_run(found, run, name, wanted, chosen, progress, bool(only))
     for what in COMPARISONS:
         if what.name in wanted and runs:
             progress(what.title)
@@ -80,6 +112,7 @@ def _of_a_run(
     wanted: Collection[str],
     settings: AnalysisSettings,
     progress: Callable[[str], None],
+    by_name: bool,
 ) -> None:
     try:
         whole = read_steps(run, settings)
@@ -96,10 +129,22 @@ def _of_a_run(
         "jumps": lambda: jumps_of_critic(run, name, steps, settings),
         "targets": lambda: target_variances(run, name, steps, settings),
     }
-    for what, make in makers.items():
-        if what in wanted:
-            progress(f"{what} of {name}")
-            _add(found, what, name, make)
+    for kind in KINDS:
+        if kind.name in wanted:
+            progress(f"{kind.name} of {name}")
+            check = partial(_require, kind, run, steps, by_name)
+            _add(found, kind.name, name, makers[kind.name], check)
+
+
+def _require(kind: AnalysisKind, run: Run, steps: Sequence[Step], by_name: bool) -> None:
+    """Raise unless the run has what the analysis needs."""
+    require_columns(steps, kind.columns, kind.without_critic)
+    if kind.at_every_token and not by_name and not learns_everywhere(run, steps):
+        other = f" {kind.without_critic}" if kind.without_critic else ""
+        raise CannotAnalyzeError(
+            "the critic is trained only at segment boundaries, so V has no meaning between them."
+            f"{other} Make it regardless: --only {kind.name}."
+        )
 
 
 def _probe(run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings) -> Analysis:
@@ -108,8 +153,15 @@ def _probe(run: Run, name: str, steps: Sequence[Step], settings: AnalysisSetting
     return lift_of_probe(run, name, steps, settings)
 
 
-def _add(found: AnalysisResults, what: str, run: str, make: Callable[[], Analysis]) -> None:
+def _add(
+    found: AnalysisResults,
+    what: str,
+    run: str,
+    make: Callable[[], Analysis],
+    check: Callable[[], None] = lambda: None,
+) -> None:
     try:
+        check()
         found.done.append(make())
     except CannotAnalyzeError as reason:
         found.skipped.append(SkippedAnalysis(what, run, str(reason)))
@@ -136,12 +188,13 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def report_figures(runs: Sequence[Run]) -> list[Figure]:
+def report_figures(runs: Sequence[Run]) -> Figures:
     """Draw the analyses for the report page, from a part of the responses to keep it fast."""
     settings = AnalysisSettings(resamples=300, steps=40, responses=64)
-    names = [name for name in OF_A_RUN if name not in NOT_IN_REPORT]
+    names = {*NOT_IN_REPORT, *(what.name for what in COMPARISONS)}
     try:
-        found = analyze_runs(runs, settings, names).done
-    except (ValueError, RecursionError):  # a run that cannot be analyzed still has a report
-        return []
-    return [Figure(x.heading, x.note, svg(x).replace(INK, "currentColor")) for x in found]
+        found = analyze_runs(runs, settings, leave_out=names)
+    except (ValueError, RecursionError) as error:  # such a run still has a report
+        return Figures((), (f"no analysis: {one_line(str(error))}",))
+    drawn = (Figure(x.heading, x.note, svg(x).replace(INK, "currentColor")) for x in found.done)
+    return Figures(tuple(drawn), tuple(one_line(str(x)) for x in found.skipped))

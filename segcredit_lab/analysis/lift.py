@@ -23,7 +23,6 @@ from segcredit_lab.analysis.reading import (
     method_of,
     percentile_interval,
     plain,
-    require_column,
     slope,
     slope_over_steps,
     smooth,
@@ -327,8 +326,6 @@ def lift_of_critic(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Lift with the values of the run's critic."""
-    require_column(steps, "entropy", "the method does not need it.")
-    require_column(steps, "value", "the method has no critic. Use a probe: --probe.")
     everywhere = learns_everywhere(run, steps)
     note = READING if everywhere else f"{BOUNDARY_CRITIC} {READING}"
     more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}

@@ -21,7 +21,7 @@ from itertools import combinations
 from jaxtyping import Bool
 
 from segcredit_lab.analysis.lift import READING, lift_analysis, stage_slices
-from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, Step, require_column
+from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, Step
 
 TOKENS_AT_ONCE = 16_384
 _PARTS = ("model", "data")
@@ -277,7 +277,6 @@ def lift_of_probe(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Compute a run's Lift with values from a probe on the last checkpoint."""
-    require_column(steps, "entropy", "the method does not need it.")
     _check_rows(steps)
     checkpoint = last_whole_checkpoint(run)
     found = probe(run, steps, settings, load_policy(run, checkpoint, settings.trust_run))

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 
 from segcredit.runlog import Run
 from segcredit_lab.analysis.drawing import draw_ratio_bias
-from segcredit_lab.analysis.reading import Analysis, Table, method_of, plain, require_column
+from segcredit_lab.analysis.reading import Analysis, Table, method_of, plain
 from segcredit_lab.analysis.segments import unit_lengths
 
 
@@ -120,7 +120,6 @@ def units_of_step(
 
 def ratio_bias(run: Run, name: str, steps: Sequence[Step]) -> Analysis:
     """Analyze a run's recorded ratios."""
-    require_column(steps, "ratio", "the method has none.")
     method = method_of(run)
     clip = method.surrogate
     low, high = getattr(clip, "low", None), getattr(clip, "high", None)

@@ -62,6 +62,9 @@ class SkippedAnalysis:
     run: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"no {self.name} for {self.run}: {self.reason}"
+
 
 class CannotAnalyzeError(ValueError):
     """An analysis is impossible; the message says what the run lacks."""
@@ -198,10 +201,31 @@ def read_steps(run: Run, settings: AnalysisSettings | None = None) -> list[Step]
     return steps
 
 
-def require_column(steps: Sequence[Step], name: str, why: str) -> None:
-    """Raise unless some token has a finite number in this column."""
-    if not any(np.isfinite(getattr(step, name)).any() for step in steps):
-        raise CannotAnalyzeError(f"the rollouts have no {name}: {why}")
+LACKING = {
+    "entropy": "the method does not need it.",
+    "value": "the method has no critic.",
+    "ratio": "the method has none.",
+    "segment": "the method has no segments.",
+}
+"""Column of a recorded response → why a run may lack it."""
+
+
+def require_columns(
+    steps: Sequence[Step], columns: Sequence[str], without_critic: str = ""
+) -> None:
+    """Raise if no token has a number in one of these columns.
+
+    Args:
+        without_critic: What else to do if the missing column is the value.
+    """
+    for name in columns:
+        found = [getattr(step, name) for step in steps]
+        if not any((np.isfinite(x) & ((x >= 0) | (name != "segment"))).any() for x in found):
+            other = f" {without_critic}" if without_critic and name == "value" else ""
+            raise CannotAnalyzeError(
+                f"it needs {' and '.join(columns)}; the rollouts have no {name}: "
+                f"{LACKING[name]}{other}"
+            )
 
 
 def _step(step: int, rows: list[dict[str, Any]]) -> Step:

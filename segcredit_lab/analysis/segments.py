@@ -19,7 +19,6 @@ from segcredit_lab.analysis.reading import (
     Table,
     method_of,
     plain,
-    require_column,
     smooth,
 )
 
@@ -81,10 +80,10 @@ def segment_shapes(name: str, steps: Sequence[Step]) -> Analysis:
         np.concatenate([x.position for x in found]),
         np.concatenate([x.per_response for x in found]),
     )
-    if not len(shapes.length):
-        raise CannotAnalyzeError(
-            "the rollouts have no segments: the run's method does not use segments."
-        )
+    whole = (shapes.per_response, "a whole response"), (shapes.length, "one token")
+    for lengths_or_counts, what in whole:
+        if (lengths_or_counts == 1).all():
+            raise CannotAnalyzeError(f"every segment is {what}.")
     lengths, counts = bars(shapes.length), bars(shapes.per_response)
     places, edges = np.histogram(shapes.position, bins=POSITION_BINS, range=(0.0, 1.0))
     numbers = {
@@ -238,7 +237,6 @@ def within_segments(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Analyze the variance of advantages within a run's segments."""
-    require_column(steps, "value", "the method has no critic.")
     method = method_of(run)
     gamma = getattr(method.credit, "gamma", None)
     if not isinstance(gamma, float):

@@ -36,7 +36,6 @@ from segcredit_lab.analysis.reading import (
     method_of,
     percentile_interval,
     plain,
-    require_column,
     tail_starts,
 )
 from segcredit_lab.analysis.segments import credit_lambda, token_advantages, unit_lengths, unit_of
@@ -147,8 +146,6 @@ def jumps_of_critic(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Analyze Eq. 14 with the values of the run's critic."""
-    require_column(steps, "entropy", "the method does not need it.")
-    require_column(steps, "value", "the method has no critic.")
     everywhere = learns_everywhere(run, steps)
     pools, numbers = pools_of(steps)
     if not any(pool.jump.any() for pool in pools):
@@ -372,7 +369,6 @@ def target_variances(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Analyze Eq. 16: how the variance of value targets falls with the length of segments."""
-    require_column(steps, "value", "the method has no critic.")
     credit = method_of(run).credit
     gamma = getattr(credit, "gamma", None)
     if not isinstance(gamma, float):

@@ -139,7 +139,7 @@ def _show(console: "Console", found: "AnalysisResults", folders: list[Path]) -> 
         _show_one(console, analysis)
     for skipped in found.skipped:
         console.print(
-            f"no {skipped.name} for {skipped.run}: {skipped.reason}",
+            str(skipped),
             style="yellow",
             markup=False,
             highlight=False,

@@ -1,5 +1,7 @@
 """Write docs/cli.md from the command line and docs/settings.md from the classes of settings.
 
+Also fill the column "healthy" of docs/metrics.md from the texts of the report page.
+
 python -m segcredit_lab.pages.references
 """
 
@@ -14,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from segcredit.cli import app
 from segcredit.config.recipe import Recipe, Settings
+from segcredit.report.explain import HEALTHY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTICE = "<!-- Generated: run python -m segcredit_lab.pages.references -->"
@@ -174,7 +177,28 @@ def cli_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES = {"cli.md": cli_page, "settings.md": settings_page}
+def healthy_cell(names: list[str]) -> str:
+    """Return the cell "healthy" of a row that defines these metrics."""
+    texts = [HEALTHY.get(name, "") for name in names]
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"`{name}`: {text}" for name, text in zip(names, texts, strict=True) if text)
+
+
+def metrics_page() -> str:
+    """Return docs/metrics.md with healthy ranges beside the metrics of the optimize stage."""
+    before, title, rest = (DOCS / "metrics.md").read_text().partition("\n## optimize\n")
+    section, end, after = rest.partition("\n## ")
+    lines = section.split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith("| `"):
+            names, definition, _ = re.split(r"(?<!\\)\|", line)[1:-1]
+            text = healthy_cell(re.findall(r"`([^`]+)`", names))
+            lines[number] = f"|{names}|{definition}|{f' {text} ' if text else ' '}|"
+    return before + title + "\n".join(lines) + end + after
+
+
+PAGES = {"cli.md": cli_page, "metrics.md": metrics_page, "settings.md": settings_page}
 
 
 def main() -> None:

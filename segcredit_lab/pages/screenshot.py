@@ -1,12 +1,10 @@
-"""Take the screenshot of a report for the documentation: one prompt before and after training.
+"""Take the screenshot of a report for the documentation: what the page of one run opens on.
 
     python -m segcredit_lab.pages.screenshot RUN/report.html
 
 Needs playwright and chromium.
 """
 
-import json
-import re
 import shutil
 import sys
 from importlib import import_module
@@ -19,22 +17,15 @@ def main() -> None:
     """Run the command."""
     sync_playwright = import_module("playwright.sync_api").sync_playwright
     report = Path(sys.argv[1]).absolute()
-    page_text = report.read_text(encoding="utf-8")
-    found = re.search(r'id="overview">(.*?)</script>', page_text)
-    assert found is not None
-    files = json.loads(found[1])["files"]
-    watched = [f"{x['run']}-{x['kind']}-{x['step']}" for x in files if x["kind"] == "watched"]
-    view = f"trajectories?file={watched[-1]}&beside={watched[0]}&color=value"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
-        page.goto(f"{report.as_uri()}#{view}")
-        page.locator(".response").nth(1).wait_for()
-        for _ in range(2):
-            page.keyboard.press("ArrowRight")
-        page.screenshot(path=OUTPUT, clip={"x": 0, "y": 0, "width": 1400, "height": 880})
+        size = {"width": 1280, "height": 860}
+        page = browser.new_page(viewport=size, color_scheme="light")
+        page.goto(report.as_uri())
+        page.locator(".pair .response").nth(1).locator(".token").nth(4).hover()
+        page.screenshot(path=OUTPUT)
         browser.close()
 
 

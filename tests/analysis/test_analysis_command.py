@@ -76,8 +76,13 @@ def test_a_critic_that_learns_at_every_token_means_something_between_boundaries(
 def test_a_real_run(trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     said = done(run, "--probe")
+    without = {"lift", "jumps"}  # the critic is trained at boundaries only
+    assert files(run / "analysis") == kinds(*{*NAMES} - without)
+    for name in without:
+        assert f"no {name} for run: the critic is trained only at segment boundaries" in said
+    asked = done(run, "--only", "lift", "--only", "jumps")
     assert files(run / "analysis") == kinds(*NAMES)
-    flat = " ".join(said.split())
+    flat = " ".join((said + asked).split())
     for title in ("Lift: run", "Lift by a value probe (R² = ", "Segments: run", "Value loss"):
         assert title in flat
     assert BOUNDARY_CRITIC in flat
@@ -113,8 +118,14 @@ def test_a_run_without_values(tmp_path: Path) -> None:
     run = write_run(tmp_path, "grpo", rollouts, metric_lines(3), algorithm="grpo")
     said = done(run)
     assert files(run / "analysis") == kinds("segments", "value_loss", "entropy", "length")
-    assert "no lift for grpo: the rollouts have no entropy: the method does not need it." in said
-    assert "no within for grpo: the rollouts have no value: the method has no critic." in said
+    assert (
+        "no lift for grpo: it needs entropy and value; the rollouts have no entropy: the method "
+        "does not need it." in said
+    )
+    assert (
+        "no within for grpo: it needs value and segment; the rollouts have no value: the method "
+        "has no critic." in said
+    )
     left = segcredit_analyze(run, "--only", "lift", "-o", tmp_path / "nothing")
     assert left.exit_code == 2
     assert "no lift for grpo" in left.stdout
@@ -158,7 +169,9 @@ def test_hostile_rows(tmp_path: Path) -> None:
     rows[19]["ratio"] = [1e308] * len(rows[19]["tokens"])
     lines = metric_lines(3)
     lines[-1]["value_loss"], lines[-2]["value_loss"] = nan, -inf
-    said = done(write_run(tmp_path, "run", {11: rows[:20], 12: rows[20:]}, lines))
+    rollouts = {11: rows[:20], 12: rows[20:]}
+    everywhere = {"name": "sapo", "value_everywhere": True}
+    said = done(write_run(tmp_path, "run", rollouts, lines, algorithm=everywhere))
     assert files(tmp_path / "run" / "analysis") == kinds(*(x for x in NAMES if x != "lift_probe"))
     for path in (tmp_path / "run" / "analysis").glob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)

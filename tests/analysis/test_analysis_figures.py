@@ -27,7 +27,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[Analysis]:
     """Every analysis but the probe's, of a run with a hostile name and of a second one."""
     folder = tmp_path_factory.mktemp("runs")
     runs = [
-        write_run(folder, name, some_rollouts(6, seed=n), metric_lines(9, 1.0 + n), lam=n)
+        write_run(
+            folder,
+            name,
+            some_rollouts(6, seed=n),
+            metric_lines(9, 1.0 + n),
+            lam=n,
+            algorithm={"name": "sapo", "value_everywhere": True},
+        )
         for n, name in enumerate([HOSTILE, "b"])
     ]
     return analyses([read_run(run) for run in runs], QUICK)
@@ -113,8 +120,9 @@ def test_numbers_without_any_spread_can_be_drawn(tmp_path: Path) -> None:
     still = row(rng, 0)
     count = len(still["tokens"])
     still |= {"ratio": [1.0] * count, "value": [0.5] * count, "entropy": [0.0] * count}
-    run = read_run(write_run(tmp_path, rollouts={11: [still]}, metrics=metric_lines(1)))
-    found = analyses([run], QUICK)
+    spec = {"name": "sapo", "value_everywhere": True}
+    made = write_run(tmp_path, rollouts={11: [still]}, metrics=metric_lines(1), algorithm=spec)
+    found = analyses([read_run(made)], QUICK)
     names = {x.name: x for x in found}
     assert {*names} >= {"lift", "ratio_bias", "segments", "value_loss"}
     assert "all ratios are 1" in svg(names["ratio_bias"])

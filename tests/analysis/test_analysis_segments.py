@@ -1,5 +1,6 @@
 """Shapes of segments, and the variance within them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,25 @@ def test_bars_count_everything_once(x: list[int]) -> None:
     assert len(found["from"]) <= 33
     for first, count in zip(found["from"], found["count"], strict=True):
         assert count == sum(first <= n < first + found["width"] for n in x)
+
+
+@pytest.mark.parametrize(
+    ("segment", "reason"),
+    [
+        (lambda n: [0] * n, "every segment is a whole response."),
+        (lambda n: list(range(n)), "every segment is one token."),
+        (lambda n: [-1] * n, "it needs segment; the rollouts have no segment"),
+    ],
+)
+def test_shapes_that_say_nothing(
+    tmp_path: Path, segment: Callable[[int], list[int]], reason: str
+) -> None:
+    rows = [row(np.random.default_rng(0), n) for n in range(2)]
+    for made in rows:
+        made["segment"] = segment(len(made["tokens"]))
+    run = read_run(write_run(tmp_path, rollouts={11: rows}, algorithm="grpo"))
+    (skipped,) = analyze_runs([run], AnalysisSettings(), ["segments"]).skipped
+    assert reason in skipped.reason
 
 
 def test_the_analysis_of_a_run(tmp_path: Path) -> None:
@@ -146,7 +166,7 @@ def test_variance_within_segments_of_a_run(tmp_path: Path, algorithm: object) ->
     ("without", "config", "reason"),
     [
         (("value",), {}, "the rollouts have no value: the method has no critic."),
-        (("segment",), {}, "no recorded response has segments, finite values and a reward."),
+        (("segment",), {}, "it needs value and segment; the rollouts have no segment"),
         (("reward",), {}, "no recorded response has segments, finite values and a reward."),
         ((), {"algorithm": "grpo"}, "credit is not generalized advantage estimation."),
     ],

@@ -1,12 +1,15 @@
 """``segcredit benchmark``: output files, several models, and one message for each mistake."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
+from segcredit.report.benchmarks import gather_benchmarks
+from segcredit.runlog import read_run
 
 SHORT = ("--max-tokens", "6", "--sets", "logicvista")
 
@@ -42,6 +45,23 @@ def test_two_models_side_by_side(
     assert "| other | – |" in table
     assert "| tiny-vl | – |" in table
     assert "| 3B +SAPO *(paper)* | 46.26 |" in table
+
+
+def test_answers_of_a_checkpoint_are_in_the_report_of_its_run(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    policy = shutil.copytree(model, run / "checkpoints" / "step-000007" / "policy")
+    (run / "config.yaml").write_text("name: run\n")
+    result = segcredit(policy, "--data", data, *SHORT, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert f"segcredit report {run}" in result.output.replace("\n", "")
+    found = gather_benchmarks([read_run(run)])
+    (shown,) = found.data["sets"]
+    lines = (tmp_path / "out").glob("*/answers/logicvista.jsonl")
+    given = [json.loads(x)["response"] for x in next(lines).read_text().splitlines()]
+    assert [x["answers"]["step-000007"][0]["response"] for x in shown["questions"]] == given
+    assert found.data["settings"]["step-000007"].startswith("temperature 1.0, top_p 1.0")
 
 
 def test_json(model: Path, data: Path, tmp_path: Path) -> None:

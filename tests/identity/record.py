@@ -167,6 +167,11 @@ OPTIONS: dict[str, Tree] = {
     "horizon": {"algorithm": {"name": "sapo", "gamma": 0.9, "lam": 0.7, "value_at": "end"}},
 }
 """Settings beside the method; each is a run of SAPO on text unless it says otherwise."""
+ANALYSES = (
+    *("lift", "ratio_bias", "segments", "within", "jumps", "targets"),
+    *("value_loss", "entropy", "length"),
+)
+"""Named, because some have no meaning for the run and are made on request alone."""
 OLD_RUNS = Path(__file__).parents[1] / "fixtures" / "old_run"
 OLD_RUNS_STEPS = {
     "sapo": "stages.2.steps=3",
@@ -293,7 +298,8 @@ def after_training(folder: Path) -> Tree:
     out = segcredit(folder, "segment", "run", "-s", "all", "--json")
     found["segment"] = of_segments(out)
     found["example"] = of_segments(segcredit(folder, "segment", "--example", "-s", "all", "--json"))
-    segcredit(folder, "analyze", "run", "-o", "analysis", "--resamples", 50)
+    asked = [x for name in ANALYSES for x in ("--only", name)]
+    segcredit(folder, "analyze", "run", "-o", "analysis", "--resamples", 50, *asked)
     found["analyze"] = {
         path.stem: digest(numbers(json.loads(path.read_text())))
         for path in sorted((folder / "analysis").glob("*.json"))

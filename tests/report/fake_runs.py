@@ -62,9 +62,11 @@ def make_run(
     config: Mapping[str, Any] | None = None,
     optimize: int = 20,
     metric_names: Sequence[str] = (),
+    begun: int = 0,
 ) -> Path:
     """A run of ``optimize`` steps that recorded responses at ``steps``.
 
+    ``begun``: steps of earlier stages, of which there are no metrics.
     ``samples``: neighbouring responses to one prompt. ``texts``: what every text is made of.
     ``without``: columns it did not record. ``holes``: tokens of no segment.
     """
@@ -72,7 +74,7 @@ def make_run(
     with RunFolder.create(path) as folder:
         write_yaml_atomically(folder.config, {**CONFIG, "seed": seed, **(config or {})})
         write_json_atomically(folder.environment, ENVIRONMENT)
-        write_metrics(folder.metrics, chance, optimize, value, not_finite, metric_names)
+        write_metrics(folder.metrics, chance, optimize, value, not_finite, metric_names, begun)
         names = [save_image(folder.images, picture(n)) for n in range(3)] if pictures else []
         recorded = [(folder.rollouts, x) for x in steps] + [
             (folder.watched, x) for x in watched_steps
@@ -165,6 +167,7 @@ def write_metrics(
     value: bool,
     not_finite: bool,
     names: Sequence[str],
+    begun: int = 0,
 ) -> None:
     with MetricsWriter(path) as writer:
         for step in range(1, optimize + 1):
@@ -184,14 +187,61 @@ def write_metrics(
                 }
             if not_finite and step % 3 == 0:
                 numbers |= {"reward": float("nan"), "entropy": float("inf")}
-            writer.write(step, "optimize", numbers)
+            writer.write(begun + step, "optimize", numbers)
             if step in (1, optimize):
                 sampled = 0.4 if step == 1 else 0.9
                 bounds = {"sampled_low": sampled - 0.05, "sampled_high": sampled + 0.05}
                 evaluated = {"sampled": sampled, **bounds, "greedy": sampled + 0.03}
                 writer.write(
-                    step, "evaluation", {**evaluated, "response_length": 21.5, "truncated": 0.0}
+                    begun + step,
+                    "evaluation",
+                    {**evaluated, "response_length": 21.5, "truncated": 0.0},
                 )
+
+
+def add_benchmark(
+    run: Path, checkpoint: str, texts: Sequence[str] = ("",), name: str = "logicvista"
+) -> Path:
+    """Answers of a checkpoint to three questions, as ``segcredit benchmark`` records them.
+
+    The first is wrong, the second is right, the third has no answer.
+    """
+    folder = run / "benchmarks"
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    (folder / checkpoint).mkdir(exist_ok=True)
+    image = f"benchmarks/{save_image(folder / 'images', picture(1))}"
+    questions = [
+        {
+            "id": f"q{n}{some(texts, n)}",
+            "text": f"question {n} {some(texts, n + 1)}",
+            "expected": f"A{some(texts, n + 2)}",
+            "images": [image, *(some(texts, n + 3) and texts)],
+            "answers": [
+                {
+                    "response": f"{checkpoint} to {n} {text}",
+                    "answer": (f"B{text}", f"A{text}", None)[n],
+                    "correct": n == 1,
+                    "reason": f"compared {text}",
+                    "tokens": 7,
+                    "truncated": False,
+                    "judged": False,
+                }
+                for text in (some(texts, n + 4),)
+            ],
+        }
+        for n in range(3)
+    ]
+    score = {"value": 100 / 3, "low": 0.8, "high": 90.6, "count": 3}
+    content = {
+        "title": f"LogicVista{some(texts, 5)}",
+        "total": 447,
+        "settings": f"temperature 0.6{some(texts, 6)}",
+        "scores": {f"accuracy{some(texts, 7)}": score, **dict.fromkeys(texts, score)},
+        "questions": questions,
+    }
+    path = folder / checkpoint / f"{name}.json"
+    write_json_atomically(path, content)
+    return path
 
 
 def picture(number: int, side: int = 24) -> bytes:

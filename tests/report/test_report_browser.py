@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, make_big_run, make_run
+from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, add_benchmark, make_big_run, make_run
 
 from segcredit.partition import (
     FixedLength,
@@ -25,7 +25,7 @@ from segcredit.partition import (
 )
 from segcredit.report.data import Limits
 from segcredit.report.explain import HEALTHY, NO_RANGE
-from segcredit.report.page import Figure, write_report
+from segcredit.report.page import Figure, Figures, write_report
 from segcredit.report.serve import Server
 from segcredit.runlog import MetricsWriter, read_run, write_rollouts
 from segcredit.runlog.records import read_rollouts
@@ -121,7 +121,7 @@ def written(*runs: Path, to: Path | None = None, **limits: Any) -> Path:
     figure = Figure(
         "A figure", "what it says", "<svg viewBox='0 0 10 5'><text y='4'>x</text></svg>"
     )
-    return write_report([read_run(run) for run in runs], path, Limits(**limits), [figure])
+    return write_report([read_run(run) for run in runs], path, Limits(**limits), Figures((figure,)))
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +168,11 @@ def readout(page: Any, title: str) -> str:
     return str(chart.locator(".readout").inner_text())
 
 
+def bounds(node: Any) -> dict[str, float]:
+    found: dict[str, float] = node.bounding_box()
+    return found
+
+
 def assert_no_overflow(page: Any, where: str) -> None:
     wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert wide <= room, f"{where}: {wide} pixels in {room}"
@@ -210,12 +215,89 @@ def test_the_overview_says_what_ran_and_how_it_went(open_page: Opener, page_file
     assert "world: shape_grid" in card.inner_text()
     titles = page.locator(".chart h3").all_inner_texts()
     assert {"Held-out accuracy", "Training reward", "Entropy", "Value loss"} <= set(titles)
-    assert readout(page, "Entropy") == "step 30: entropy 0.03333"
+    assert readout(page, "Entropy") == "step 30: entropy 0.033", "as in the progress bar"
     before = page.locator('.chart[data-title="Entropy"] .line').get_attribute("d")
     page.locator("#smooth").fill("0")
     assert page.locator('.chart[data-title="Entropy"] .line').get_attribute("d") != before
     page.select_option("#more", label="optimize odd metric")
     assert page.locator(".more .chart h3").all_inner_texts() == ["optimize: odd metric"]
+
+
+def test_the_page_opens_on_a_held_out_prompt_before_and_after(
+    open_page: Opener, page_file: Path, run: Path
+) -> None:
+    """By value, on one y-axis, with the terms beside it and curves above the fold."""
+    page = open_page(page_file, width=1280)
+    panels = page.locator("#view-overview .pair .response")
+    panels.nth(1).wait_for()
+    assert panels.locator("h3").all_inner_texts() == ["before: step 0", "after: step 20"]
+    for place, step in enumerate((0, 20)):
+        real = recorded(run, "watched", step)[0]
+        shown = panels.nth(place).locator(".chip").first.inner_text()
+        assert shown_number(shown.split()[-1]) == pytest.approx(real["reward"], rel=1e-3)
+        assert panels.nth(place).locator(".scale").inner_text().startswith("V ")
+    axes = panels.locator(".staircase").evaluate_all(
+        "all => all.map(x => [...x.querySelectorAll('.grid')].map(y => y.getAttribute('y1')))"
+    )
+    assert axes[0] == axes[1] != []
+    assert page.locator(".terms dt").all_inner_texts() == ["segment", "V", "Â", "H"]
+    bottoms = [x["y"] + x["height"] for x in map(bounds, panels.locator(".staircase").all())]
+    assert bottoms[0] == pytest.approx(bottoms[1], abs=1), "at one height"
+    for what in (".terms", ".chart svg"):
+        box = page.locator(what).first.bounding_box()
+        assert box["y"] + box["height"] < 900, f"{what} is above the fold"
+    assert page.locator(".headline").inner_text().split("\n")[-1] == "43.0 % → 93.0 % +50.0 points"
+    second = recorded(run, "watched", 20)[1]["reward"]
+    page.click("#pair-next")
+    assert page.locator(".pair .steps").inner_text().strip().endswith("2 of 8")
+    shown = panels.nth(1).locator(".chip").first.inner_text()
+    assert shown_number(shown.split()[-1]) == pytest.approx(second, rel=1e-3)
+    assert page.evaluate("document.activeElement.id") == "pair-next"
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert_no_overflow(page, "the pair")
+
+
+def test_without_two_evaluations_the_page_opens_on_one_response(
+    open_page: Opener, tmp_path: Path
+) -> None:
+    page = open_page(written(make_run(tmp_path / "grpo", value=False)))
+    page.locator(".pair .response").wait_for()
+    assert page.locator(".pair h2").inner_text() == "One response"
+    assert page.locator(".terms dt").all_inner_texts() == ["segment", "Â", "H"], "no critic"
+    assert page.locator(".pair .staircase .walk").count() == 0
+    page = open_page(written(make_run(tmp_path / "none", steps=())))
+    assert page.locator(".chart").count() > 3
+    assert page.locator(".pair").count() == 0
+
+
+def test_steps_are_numbered_as_in_the_progress_bar(open_page: Opener, tmp_path: Path) -> None:
+    stages = [{"kind": "warm_start", "steps": 300}, {"kind": "optimize", "steps": 20}]
+    run = make_run(
+        tmp_path / "a", config={"stages": stages}, begun=300, steps=(305,), watched_steps=(300, 320)
+    )
+    page = open_page(written(run))
+    titles = page.locator(".pair h3")
+    titles.nth(1).wait_for()
+    assert titles.all_inner_texts() == ["before: step 0/20", "after: step 20/20"]
+    assert page.locator(".headline").inner_text().startswith("2 reinforce, step 20/20")
+    assert readout(page, "Entropy") == "step 20: entropy 0.050"
+    last = page.locator('.chart[data-title="Entropy"] svg text')
+    assert "2 reinforce, step" in last.all_text_contents()
+    show(page, "trajectories")
+    assert page.locator("#choose-file option").all_inner_texts() == [
+        "2 reinforce, step 5/20",
+        "held-out, 2 reinforce, step 0/20",
+        "held-out, 2 reinforce, step 20/20",
+    ]
+
+
+def test_curves_without_a_meaning_are_not_drawn(open_page: Opener, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "grpo", steps=())
+    with MetricsWriter(run / "metrics.jsonl") as writer:
+        writer.write(21, "optimize", {"segments": 1.0, "segment_length": 30.0})
+    titles = open_page(written(run)).locator(".chart h3").all_inner_texts()
+    assert "Segment length" in titles
+    assert "Segments per response" not in titles
 
 
 def test_warnings_are_shown_as_text_whatever_they_hold(open_page: Opener, tmp_path: Path) -> None:
@@ -359,6 +441,36 @@ def test_columns_of_other_versions(open_page: Opener, tmp_path: Path) -> None:
         page.keyboard.press("j")
     page.select_option("#cut-file", label="held-out, step 1")
     page.locator("#view-partitions", has_text="No response was recorded").wait_for()
+
+
+def test_answers_of_checkpoints_to_benchmarks(open_page: Opener, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    plain = open_page(written(run))
+    assert not plain.locator('nav a[data-view="benchmarks"]').is_visible(), "none was run"
+    for checkpoint in ("step-000002", "step-000003"):
+        add_benchmark(run, checkpoint)
+    page = open_page(written(run))
+    show(page, "benchmarks")
+    view = page.locator("#view-benchmarks")
+    rows = view.locator(".results").first.locator("tbody tr")
+    assert rows.first.inner_text().split("\t") == [
+        "LogicVista: accuracy", *["33.33 (0.8 – 90.6, n = 3)"] * 2
+    ]  # fmt: skip
+    assert view.locator(".item").count() == 2, "wrong answers come first"
+    view.locator("label:has-text('show') select").select_option(label="right")
+    assert view.locator(".item").count() == 1
+    detail = view.locator(".detail")
+    for said in ("question 1", "step-000002 to 1", "step-000003 to 1", "answer: A", "expected: A"):
+        assert said in detail.inner_text()
+    assert detail.locator("img").evaluate("x => x.naturalWidth") == 24
+    view.locator("label:has-text('show') select").select_option(label="all")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    assert "question 1" in detail.inner_text()
+    assert view.locator(".quiet[role=status]").inner_text().startswith("3 answers; 3 of 447")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert_no_overflow(page, f"benchmarks at {width}")
 
 
 # ── Trajectories ─────────────────────────────────────────────────────────────────────────────────
@@ -814,27 +926,62 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                  tokens=40, watched_steps=(1, 2), pictures=True),
         make_run(folder / names[1], steps=(1,)),
     ]  # fmt: skip
+    add_benchmark(runs[0], HOSTILE[3].replace("/", ""), HOSTILE)
+    add_benchmark(runs[0], "__proto__", HOSTILE[:-1])
     return written(*runs, to=folder / "page.html")
+
+
+ELEMENTS = "document.querySelectorAll('script, style, iframe, object, embed, link, base').length"
+"""Number of elements that could load or run something."""
+
+
+def assert_harmless(page: Any, elements: int, where: str) -> None:
+    """No script of the run ran, no element of its texts exists, and the layout holds."""
+    assert page.evaluate("window.pwned") is None, where
+    assert page.evaluate(ELEMENTS) == elements, where
+    foreign = page.evaluate(
+        """() => [...document.querySelectorAll("body *")].filter(x =>
+            [...x.attributes].some(y => /^on|^autofocus$/i.test(y.name))
+            || (x.tagName === "IMG" && !x.src.startsWith("data:image/"))
+            || (x.tagName === "A" && !x.getAttribute("href").startsWith("#")))
+            .map(x => x.outerHTML.slice(0, 80))"""
+    )
+    assert foreign == [], where
+    assert_no_overflow(page, where)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_of_a_run_runs_where_the_page_opens(
+    open_page: Opener, tmp_path: Path, width: int
+) -> None:
+    """The results, the pair and the names of the stages of one run."""
+    stages = [{"kind": text, "steps": 2} for text in HOSTILE]
+    settings = {"stages": stages, "algorithm": HOSTILE[0], "reward": HOSTILE[3]}
+    run = make_run(
+        tmp_path / "a", texts=HOSTILE, config=settings, watched_steps=(1, 2), pictures=True,
+        metric_names=HOSTILE, tokens=40,
+    )  # fmt: skip
+    page = open_page(written(run), width=width)
+    elements = page.evaluate(ELEMENTS)
+    page.locator(".pair .response").nth(1).wait_for()
+    assert_harmless(page, elements, "opened")
+    assert HOSTILE[0] in page.locator(".headline").inner_text()
+    for _ in range(3):
+        page.click("#pair-next")
+        page.locator(".pair .response .token").nth(3).hover()
+        assert_harmless(page, elements, "the next prompt")
+    assert HOSTILE[0] in page.locator(".pair").inner_text()
+    assert re.fullmatch(r".*, step \d+: reward .*", readout(page, "Training reward"))
+    assert_harmless(page, elements, "readout")
 
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_nothing_of_a_run_runs(open_page: Opener, hostile: Path, width: int) -> None:
     page = open_page(hostile, width=width)
-    count = "document.querySelectorAll('script, style, iframe, object, embed, link, base').length"
-    elements = page.evaluate(count)
+    elements = page.evaluate(ELEMENTS)
 
     def nothing_happened(where: str) -> None:
-        assert page.evaluate("window.pwned") is None, where
-        assert page.evaluate(count) == elements, where
-        foreign = page.evaluate(
-            """() => [...document.querySelectorAll("body *")].filter(x =>
-                [...x.attributes].some(y => /^on|^autofocus$/i.test(y.name))
-                || (x.tagName === "IMG" && !x.src.startsWith("data:image/"))
-                || (x.tagName === "A" && !x.getAttribute("href").startsWith("#")))
-                .map(x => x.outerHTML.slice(0, 80))"""
-        )
-        assert foreign == [], where
-        assert_no_overflow(page, f"{where} at {width}")
+        assert_harmless(page, elements, f"{where} at {width}")
 
     for card in page.locator(".run details summary").all():
         card.click()
@@ -882,6 +1029,17 @@ def test_nothing_of_a_run_runs(open_page: Opener, hostile: Path, width: int) -> 
     show(page, "partitions")
     page.locator(".cut").first.wait_for()
     nothing_happened("partitions")
+
+    show(page, "benchmarks")
+    answers = page.locator("#view-benchmarks")
+    answers.locator("summary").first.click()
+    answers.locator("label:has-text('show') select").select_option(label="all")
+    for row in range(answers.locator(".item").count()):
+        answers.locator(".item").nth(row).click()
+        nothing_happened(f"answer {row}")
+    assert HOSTILE[3] in answers.locator(".detail").inner_text()
+    page.keyboard.press("k")
+    nothing_happened("benchmarks")
 
 
 # ── A large run ──────────────────────────────────────────────────────────────────────────────────
@@ -954,7 +1112,8 @@ def test_the_page_follows_a_run(served: tuple[Path, Server], open_page: Opener) 
     show(page, "trajectories")
     assert page.locator("#choose-file").input_value() == "0-rollouts-2"
     page.locator("aside .quiet", has_text="6 of 6 responses").wait_for()
-    assert page.locator(".prompt img").evaluate("x => x.naturalWidth") == 24
+    picture = page.locator("#view-trajectories .prompt img")
+    assert picture.evaluate("x => x.naturalWidth") == 24
     write_rollouts(run / "rollouts", 9, read_run(run).rollouts(1)[:4])
     page.locator('#choose-file option[value="0-rollouts-9"]').wait_for(state="attached")
     assert page.locator("#choose-file").input_value() == "0-rollouts-2", "what is read stays"

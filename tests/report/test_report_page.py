@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, line, make_run, picture
+from fake_runs import HOSTILE, ODD_METRICS, ODD_ROWS, add_benchmark, line, make_run, picture
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
-from segcredit.report import serve
+from segcredit.report import benchmarks, serve
 from segcredit.report.data import Limits, Rows
 from segcredit.report.explain import HEALTHY
-from segcredit.report.page import Figure, write_report
+from segcredit.report.page import Figure, Figures, write_report
 from segcredit.report.serve import Server, list_rows
 from segcredit.runlog import MetricsWriter, Run, read_run, write_rollouts
 from segcredit.runlog.records import read_rollouts
-from segcredit.train.progress import result_table
+from segcredit.train.progress import Terminal, result_table
 from segcredit.train.trainer import Result as TrainResult
 
 
@@ -373,9 +374,11 @@ def test_drawings_stay_exact_and_photographs_stay_small(
 
 def hostile_run(folder: Path, name: str = "a") -> Path:
     config = {text[:60]: text for text in HOSTILE}
-    return make_run(
+    run = make_run(
         folder / name, texts=HOSTILE, config=config, metric_names=HOSTILE, watched_steps=(1,)
     )
+    add_benchmark(run, HOSTILE[3], HOSTILE)
+    return run
 
 
 def test_texts_cannot_leave_their_script_element(tmp_path: Path) -> None:
@@ -384,9 +387,11 @@ def test_texts_cannot_leave_their_script_element(tmp_path: Path) -> None:
     text = (run / "report.html").read_text(encoding="utf-8")
     blocks = [
         "overview",
+        "benchmarks",
         *(f"rows-0-rollouts-{x}" for x in (1, 2, 3)),
         "rows-0-watched-1",
         "images",
+        "benchmark-images",
     ]
     assert list(page.data) == blocks
     assert len(page.code) == 1
@@ -432,8 +437,54 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 def test_figures_have_their_place(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     figure = Figure("Lift <b>", "x & y", "<svg viewBox='0 0 1 1'></svg>")
-    path = write_report([read_run(run)], tmp_path / "new" / "page.html", Limits(), [figure])
-    assert "<h3>Lift &lt;b&gt;</h3><p>x &amp; y</p>" in path.read_text()
+    figures = Figures((figure,), (f"no within for {HOSTILE[0]}: it needs value",))
+    path = write_report([read_run(run)], tmp_path / "new" / "page.html", Limits(), figures)
+    text = path.read_text()
+    assert "<h3>Lift &lt;b&gt;</h3><p>x &amp; y</p>" in text
+    assert "<h3>Not drawn</h3>" in text
+    assert "<li>no within for &lt;script&gt;" in text
+    assert HOSTILE[0] not in text
+
+
+def test_analyses_without_a_meaning_are_listed_with_the_reason(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "grpo", value=False, config={"algorithm": "grpo"})
+    assert segcredit(run).exit_code == 0
+    text = (run / "report.html").read_text()
+    assert "no lift for grpo: it needs entropy and value; the rollouts have no value" in text
+    assert "no jumps for grpo" not in text, "never in a report"
+    assert "<h3>Lift" not in text
+    assert "<h3>Segments: grpo</h3>" in text
+
+
+def test_steps_are_those_of_the_progress_bar(tmp_path: Path) -> None:
+    stages = [{"kind": "warm_start", "steps": 300}, {"kind": "optimize", "steps": 20}]
+    run = make_run(tmp_path / "a", config={"stages": stages}, begun=300)
+    shown = report_of(run).data["overview"]["runs"][0]
+    assert shown["stages"] == [[1, "imitate", 1, 300], [2, "reinforce", 301, 320]]
+    assert shown["curves"]["optimize"]["reward"][0][-1] == 320, "as in metrics.jsonl"
+    found = make_run(tmp_path / "b")
+    assert report_of(found).data["overview"]["runs"][0]["stages"] == [[1, "reinforce", 1, 20]]
+    odd = {"stages": [3, {}, {"kind": HOSTILE[0], "steps": 2}, {"steps": -1}, {"steps": 10**30}]}
+    run = make_run(tmp_path / "c", config=odd)
+    assert report_of(run).data["overview"]["runs"][0]["stages"] == [[1, HOSTILE[0], 1, 2]]
+
+
+def test_curves_are_rounded_as_in_the_terminal(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", not_finite=True)
+    with MetricsWriter(run / "metrics.jsonl") as writer:
+        writer.write(21, "optimize", {"accuracy": 1 / 16, "reward": 0.0625, "entropy": 0.28449})
+    shown = report_of(run).data["overview"]["runs"][0]
+    written = io.StringIO()
+    terminal = Terminal(Console(file=written, width=200))
+    terminal.stage(0, "optimize", 21, 20)
+    terminal.stepped(21, "optimize", read_run(run).metrics[-1])
+    texts = {key: x[-1] for key, x in shown["texts"]["optimize"].items()}
+    assert f"reward {texts['reward']}  entropy {texts['entropy']}" in written.getvalue()
+    assert f"accuracy {texts['accuracy'].replace(' ', '')}" in written.getvalue()
+    assert texts["accuracy"] == "6.2 %", "a browser would round to 6.3"
+    for stage, found in shown["texts"].items():
+        for key, column in found.items():
+            assert len(column) == len(shown["curves"][stage][key][0])
 
 
 def test_writing_twice_gives_the_same_page(tmp_path: Path) -> None:
@@ -530,7 +581,75 @@ def test_odd_columns_become_what_the_page_can_draw(tmp_path: Path) -> None:
     assert curves["reward"] == [[3], ["∞"]], "only where the step is a number"
 
 
+def test_answers_to_benchmarks_are_on_the_page(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for checkpoint in ("step-000002", "step-000003"):
+        add_benchmark(run, checkpoint)
+    found = report_of(run).data["benchmarks"]
+    assert found["models"] == ["step-000002", "step-000003"]
+    (shown,) = found["sets"]
+    assert (shown["title"], shown["total"], len(shown["questions"])) == ("LogicVista", 447, 3)
+    question = shown["questions"][1]
+    assert {name: x[0]["response"] for name, x in question["answers"].items()} == {
+        name: f"{name} to 1 " for name in found["models"]
+    }
+    assert shown["scores"]["step-000003"]["accuracy"]["value"] == 33.33
+    assert question["images"][0] in report_of(run).data["benchmark-images"]
+    add_benchmark(other, "step-000003")
+    both = report_of(run, other, to=tmp_path / "x.html").data["benchmarks"]
+    assert both["models"] == ["a step-000002", "a step-000003", "b step-000003"]
+    assert len(both["sets"][0]["questions"]) == 3
+    with serving(run) as server:
+        assert Page(ask(server, "/")[2]).data["benchmarks"] == found
+
+
+def test_answers_take_no_more_room_than_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "a")
+    for name in ("logicvista", "wemath"):
+        add_benchmark(run, "step-000003", ["x" * 5000], name)
+    monkeypatch.setattr(benchmarks, "MEGABYTES", 0.11)
+    monkeypatch.setattr(benchmarks, "PICTURE_MEGABYTES", 0.00001)
+    page = report_of(run)
+    counts = [len(x["questions"]) for x in page.data["benchmarks"]["sets"]]
+    assert counts[0] == counts[1] in (1, 2), "some of every set"
+    assert page.data["benchmark-images"] == {}
+
+
+ODD_BENCHMARKS = [
+    {},
+    {"title": [1], "total": "x", "scores": 3, "questions": {"a": 1}, "settings": [2]},
+    {"scores": {"accuracy": 3, "x": {"value": "y", "low": None}}, "questions": [3, None, {}]},
+    {
+        "questions": [
+            {"id": ["q"], "text": {}, "expected": None, "images": "x", "answers": [4, {}]},
+            {"id": "q", "images": [["a"], "../../secret.png"], "answers": {"correct": "yes"}},
+            {"id": "r", "answers": [{"correct": "yes", "answer": [1], "tokens": 10**400}]},
+        ]
+    },
+]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_odd_benchmarks_become_what_the_page_can_draw(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    (tmp_path / "secret.png").write_bytes(picture(9))
+    for number, content in enumerate(ODD_BENCHMARKS):
+        add_benchmark(run, f"step-{number}").write_text(json.dumps(content))
+    page = report_of(run)
+    assert len(page.data["benchmarks"]["models"]) == len(ODD_BENCHMARKS)
+    assert page.data["benchmark-images"] == {}
+    for question in page.data["benchmarks"]["sets"][0]["questions"]:
+        for answers in question["answers"].values():
+            assert all(x["correct"] is False for x in answers)
+            assert all(isinstance(x["answer"], str | None) for x in answers)
+
+
 DAMAGED = [
+    ("benchmarks/step-000003/logicvista.json", b'{"title": ', "must be JSON"),
+    ("benchmarks/step-000003/logicvista.json", b"[1]", "must contain an object"),
+    ("benchmarks/step-000003/logicvista.json", b"[" * 100_000, "nested hundreds deep"),
     ("config.yaml", b"- a list\n", "must contain a mapping"),
     ("config.yaml", b"", "must contain a mapping"),
     ("config.yaml", b"a: [\n", "must be YAML"),
@@ -559,6 +678,7 @@ DAMAGED = [
 def test_damage_gives_one_sentence(tmp_path: Path) -> None:
     for number, (name, content, expected) in enumerate(DAMAGED):
         run = make_run(tmp_path / f"run-{number}", steps=(1,), responses=1)
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_bytes(content)
         result = segcredit(run)
         if expected is None:  # an incomplete last line
@@ -829,13 +949,17 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
 
 
 def test_healthy_notes_are_those_of_the_documentation() -> None:
-    """The page and docs/metrics.md give one and the same advice."""
+    """Every metric with a healthy range in docs/metrics.md has the same range on the page."""
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = text.split("## optimize")[1].split("\n## ")[0]
     rows = [re.split(r"(?<!\\)\|", x)[1:-1] for x in section.splitlines() if x.startswith("| `")]
+    defined = {name for names, *_ in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert set(HEALTHY) - {"nll"} <= defined
     documented = {
-        name: healthy.strip()
+        name
         for names, _, healthy in rows
         for name in re.findall(r"`([^`]+)`", names)
+        if healthy.strip() and (names.count("`") == 2 or f"`{name}`: " in healthy)
     }
-    assert {name: documented[name] for name in HEALTHY} == HEALTHY
+    alike = {name for name in HEALTHY if name.endswith("/refused")}  # one text for both
+    assert documented | alike == set(HEALTHY)

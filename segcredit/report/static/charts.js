@@ -52,7 +52,7 @@ const together = (all) => {
       const half = n > 1 ? tQuantile(n - 1) * deviation / Math.sqrt(n) : 0;
       values.push(mean); low.push(mean - half); high.push(mean + half);
     }
-    return { ...some[0], label: `${some[0].label} (${some.length} seeds)`, steps, values, low, high };
+    return { ...some[0], label: `${some[0].label} (${some.length} seeds)`, steps, values, low, high, texts: undefined };
   });
 };
 
@@ -66,8 +66,26 @@ const path = (points) => {
   return text;
 };
 
-// lines: [{label, color, steps, values, low?, high?, group, dash?}]
-const lineChart = ({ title, unit, lines, smooth, marks }) => {
+// The steps of each stage are numbered from 1, as in the progress bar. A chart has one span per stage:
+// {name, start, end} on its axis, where start is the step before the first one.
+const spanAt = (spans, x) => spans.findLast((span) => x > span.start) ?? spans[0];
+const stepTicks = (spans, x0, x1, width) => {
+  const parts = spans.filter((span) => span.end > x0 && span.start < x1 || span.start === x0);
+  if (!parts.length) return ticks(x0, x1, 5).map((x) => ({ x, text: tickLabel(x) }));
+  const found = [];
+  for (const { start, end } of parts) {
+    const from = Math.max(x0, start), to = Math.min(x1, end);
+    for (const x of ticks(from - start, to - start, Math.max(1, Math.round(5 * (to - from) / (x1 - x0 || 1))))) {
+      const at = start + x;
+      if ((x === 0 && from > x0) || !Number.isInteger(x) || found.some((other) => (at - other.x) * width < 26 * (x1 - x0))) continue;
+      found.push({ x: at, text: tickLabel(x) });
+    }
+  }
+  return found;
+};
+
+// lines: [{label, color, steps, values, texts?, low?, high?, group, dash?}]; share: values are fractions, in percent
+const lineChart = ({ title, unit, lines, smooth, marks, share, spans = [] }) => {
   const W = 420, H = 226, left = 52, right = 12, top = 12, bottom = 36;
   lines = lines.map((line) => ({ ...line, values: bounded(line.values), low: line.low && bounded(line.low), high: line.high && bounded(line.high) }));
   const shown = lines.map((line) => ({ ...line, drawn: marks || line.steps.length < 16 ? line.values : smoothed(line.values, smooth) }));
@@ -82,13 +100,22 @@ const lineChart = ({ title, unit, lines, smooth, marks }) => {
   y0 -= pad; y1 += pad;
   const X = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (W - left - right);
   const Y = (y) => H - bottom - clamp((y - y0) / (y1 - y0), 0, 1) * (H - top - bottom);
-  const chart = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}: ${shown.map((line) => `${line.label} ends at ${number(Number((line.values.filter(isNumber).at(-1) ?? NaN).toPrecision(4)))}`).join(", ")}` });
+  const say = (line, i) => { // as in the terminal, where it shows the metric
+    const x = line.values[i];
+    if (!isNumber(x)) return number(x);
+    return line.texts?.[i] ?? (share ? `${(100 * x).toFixed(1)} %` : number(Number(x.toPrecision(4))));
+  };
+  const chart = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}: ${shown.map((line) => `${line.label} ends at ${say(line, line.values.findLastIndex(isNumber))}`).join(", ")}` });
   for (const y of ticks(y0, y1, 4)) chart.append(
     svg("line", { x1: left, x2: W - right, y1: Y(y), y2: Y(y), class: "grid" }),
-    svg("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end", text: tickLabel(y) }));
-  for (const x of ticks(x0, x1, 5)) chart.append(svg("text", { x: X(x), y: H - 20, "text-anchor": "middle", text: tickLabel(x) }));
+    svg("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end", text: share ? `${tickLabel(100 * y)} %` : tickLabel(y) }));
+  for (const { x, text } of stepTicks(spans, x0, x1, W - left - right)) chart.append(svg("text", { x: X(x), y: H - 20, "text-anchor": "middle", text }));
+  const crossed = spans.filter((span) => span.end > x0 && span.start < x1);
+  for (const [i, { name, start, end }] of crossed.entries()) if (crossed.length > 1) fill(chart, [
+    i ? svg("line", { x1: X(start), x2: X(start), y1: top, y2: H - bottom, class: "boundary" }) : null,
+    X(Math.min(end, x1)) - X(Math.max(start, x0)) > 8 * name.length ? svg("text", { x: X(Math.max(start, x0)) + 3, y: top + 2, class: "unit", text: name }) : null]);
   chart.append(svg("line", { x1: left, x2: W - right, y1: H - bottom, y2: H - bottom, class: "axis" }),
-    svg("text", { x: W - right, y: H - 5, "text-anchor": "end", class: "unit", text: "step" }));
+    svg("text", { x: W - right, y: H - 5, "text-anchor": "end", class: "unit", text: crossed.length > 1 ? "step in the stage" : crossed.length && spans.length > 1 ? `${crossed[0].name}, step` : "step" }));
   for (const line of shown) {
     if (line.low) {
       const up = line.steps.map((step, i) => [X(step), isNumber(line.high[i]) ? Y(line.high[i]) : NaN]);
@@ -109,8 +136,9 @@ const lineChart = ({ title, unit, lines, smooth, marks }) => {
     const at = x0 + ((event.clientX - box.left) / box.width * W - left) / (W - left - right) * (x1 - x0);
     const step = steps.reduce((a, b) => (Math.abs(b - at) < Math.abs(a - at) ? b : a), steps[0]);
     set(cross, { x1: X(step), x2: X(step), visibility: "visible" });
-    const said = shown.map((line) => { const i = line.steps.indexOf(step); return i < 0 ? null : `${line.label} ${number(isNumber(line.values[i]) ? Number(line.values[i].toPrecision(4)) : line.values[i])}`; });
-    readout.textContent = `step ${step}: ${said.filter(Boolean).join(" · ")}`;
+    const said = shown.map((line) => { const i = line.steps.indexOf(step); return i < 0 ? null : `${line.label} ${say(line, i)}`; });
+    const span = spans.length ? spanAt(spans, step) : { start: 0 };
+    readout.textContent = `${crossed.length > 1 ? `${span.name}, ` : ""}step ${step - span.start}: ${said.filter(Boolean).join(" · ")}`;
   };
   chart.addEventListener("pointermove", point);
   chart.addEventListener("pointerdown", point);

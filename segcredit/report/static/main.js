@@ -21,7 +21,7 @@ const ready = new Promise((resolve) => {
 
 let data = embedded("overview");
 const images = {};
-const VIEWS = ["overview", "trajectories", "partitions", "analyses"];
+const VIEWS = ["overview", "trajectories", "partitions", "analyses", "benchmarks"];
 const drawn = new Set();
 
 const open = async () => {
@@ -33,6 +33,7 @@ const open = async () => {
   try {
     if (view === "overview" && !drawn.has(view)) overviewView.draw(data);
     if (view === "trajectories") await trajectoriesView.draw(data, found.settings);
+    if (view === "benchmarks") await benchmarksView.draw();
     if (view === "partitions") await partitionsView.draw(data, found.settings);
     drawn.add(view);
   } finally { byId("main").setAttribute("aria-busy", "false"); }
@@ -65,12 +66,14 @@ addEventListener("keydown", (event) => {
   else if (event.key === "t") setTheme(isDark() ? "light" : "dark");
   else if (view === "trajectories") used = trajectoriesView.key(event);
   else if (view === "partitions") used = partitionsView.key(event);
+  else if (view === "benchmarks") used = benchmarksView.key(event);
   else used = false;
   if (used) event.preventDefault();
 });
-if (!document.querySelector("#view-analyses figure")) {
-  byId("view-analyses").append(el("p", { class: "card", text: data.live ? "Analyses are only in a written report: segcredit report RUN." : "No analysis is possible for these runs: analyses need recorded responses with values. See segcredit analyze --help." }));
+if (!byId("view-analyses").children.length) {
+  byId("view-analyses").append(el("p", { class: "card", text: data.live ? "Analyses are only in a written report: segcredit report RUN." : "This page was written without analyses. Draw them: segcredit report RUN." }));
 }
+document.querySelector('[data-view="benchmarks"]').hidden = !benchmarksView.found.sets.length;
 ready.then(() => Object.assign(images, embedded("images") ?? {}));
 open();
 

@@ -1,18 +1,18 @@
-// What ran, results before and after, and the curves of all runs.
+// Results before and after training, the curves of all runs, and what ran.
 
 const CHARTS = [
-  { title: "Held-out accuracy", unit: "fraction of correct answers", marks: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]], like: "accuracy" },
-  { title: "Held-out reward", unit: "mean", marks: true, lines: [["evaluation", "reward", "sampled"], ["evaluation", "greedy_reward", "greedy", "5 4"]] },
+  { title: "Held-out accuracy", unit: "correct answers", marks: true, share: true, lines: [["evaluation", "sampled", "sampled"], ["evaluation", "greedy", "greedy", "5 4"]], like: "accuracy" },
+  { title: "Held-out reward", unit: "mean", marks: true, lines: [["evaluation", "reward", "sampled"], ["evaluation", "greedy_reward", "greedy", "5 4"]], unlessSame: [["evaluation", "sampled"], ["evaluation", "greedy"]] },
   { title: "Training reward", unit: "mean", lines: [["optimize", "reward", "reward"]] },
-  { title: "Responses without a verdict", unit: "fraction", unlessZero: true, lines: [["optimize", "no_verdict", "training"], ["evaluation", "no_verdict", "held out", "5 4"]] },
+  { title: "Responses without a verdict", unit: "of responses", share: true, unlessZero: true, lines: [["optimize", "no_verdict", "training"], ["evaluation", "no_verdict", "held out", "5 4"]] },
   { title: "Entropy", unit: "nats per token", lines: [["optimize", "entropy", "entropy"]] },
   { title: "Response length", unit: "tokens", lines: [["optimize", "response_length", "mean"]] },
   { title: "KL to the reference", unit: "nats per token", lines: [["optimize", "kl", "KL"]] },
-  { title: "Clip fraction", unit: "fraction of tokens", lines: [["optimize", "clip_fraction", "clipped"]] },
-  { title: "Value loss", unit: "", lines: [["optimize", "value_loss", "optimization"], ["pretrain_critic", "value_loss", "pretraining", "5 4"]] },
-  { title: "Explained variance of the reward", unit: "1 is a perfect critic", lines: [["optimize", "explained_variance", "optimization"], ["pretrain_critic", "explained_variance", "pretraining", "5 4"]] },
-  { title: "Segments per response", unit: "", lines: [["optimize", "segments", "segments"]] },
-  { title: "Segment length", unit: "tokens", lines: [["optimize", "segment_length", "tokens"]] },
+  { title: "Clip fraction", unit: "of tokens", share: true, lines: [["optimize", "clip_fraction", "clipped"]] },
+  { title: "Value loss", unit: "", lines: [["optimize", "value_loss", "reinforcement"], ["pretrain_critic", "value_loss", "critic training", "5 4"]] },
+  { title: "Explained variance of the reward", unit: "1 is a perfect critic", lines: [["optimize", "explained_variance", "reinforcement"], ["pretrain_critic", "explained_variance", "critic training", "5 4"]] },
+  { title: "Segments per response", unit: "", unless: [1, "a segment is the whole response"], lines: [["optimize", "segments", "segments"]] },
+  { title: "Segment length", unit: "tokens", unless: [1, "a segment is one token"], lines: [["optimize", "segment_length", "tokens"]] },
   { title: "Advantage", unit: "standard deviation over tokens", lines: [["optimize", "advantage_std", "deviation"]] },
   { title: "Gradient norm", unit: "before clipping", lines: [["optimize", "policy/grad_norm", "policy"], ["optimize", "critic/grad_norm", "critic", "5 4"]] },
   { title: "Imitation", unit: "−log π per token, in nats", lines: [["warm_start", "nll", "warm start"]] },
@@ -29,6 +29,7 @@ const overviewView = {
   smooth: 0.6,
   grouped: true,
   also: [], // "stage metric", chosen by the reader
+  opening: el("div", {}), // the pair; it stays while it is drawn again
 
   draw(data) {
     this.data = data;
@@ -46,11 +47,15 @@ const overviewView = {
       several ? el("label", {}, el("input", { type: "checkbox", id: "grouped", checked: this.grouped, onchange: (event) => { this.grouped = event.target.checked; this.draw(this.data); } }), " average over seeds (mean and 95 % t-interval)") : null,
       data.runs.length > 1 ? this.legend() : null);
     const cards = data.runs.map((run, i) => this.card(run, i));
-    const curves = [el("h2", { text: "Curves" }), controls, charts, this.phases(), this.more(also, redraw)];
-    view.replaceChildren(...(data.runs.length > 1 // the comparison first, each run's facts last
-      ? [this.comparison(), this.glossary(), ...curves, el("h2", { text: "Runs" }), ...cards]
-      : [...cards, this.glossary(), ...curves]));
+    const curves = [el("div", { class: "curves-title" }, el("h2", { text: "Curves" }), controls), charts, this.phases(), this.more(also, redraw)];
+    const one = data.runs.length === 1;
+    view.replaceChildren(...[ // results first, each run's facts last
+      one ? landing.headline(data.runs[0]) : this.comparison(),
+      one ? this.warnings(data.runs[0]) : null,
+      one ? this.opening : null,
+      ...curves, this.glossary(), el("h2", { text: one ? "Run" : "Runs" }), ...cards].filter(Boolean));
     redraw();
+    if (one) landing.draw(data, this.opening);
     view.querySelectorAll("details").forEach((x, i) => { x.open = opened[i] ?? false; });
     if (focused) byId(focused)?.focus();
   },
@@ -66,7 +71,7 @@ const overviewView = {
     if (!labels.length) return "";
     const cell = (row) => {
       if (!row) return el("td", { text: "–" });
-      const [old, now, difference] = this.texts(row);
+      const [old, now, difference] = row.texts;
       return el("td", {}, isNumber(row.after[0]) ? [now, " ", el("span", { class: "interval", text: `(${difference})` })] : [old, " ", el("span", { class: "interval", text: "(only before)" })]);
     };
     return el("article", { class: "card comparison" }, el("h2", { text: "Comparison" }),
@@ -96,27 +101,29 @@ const overviewView = {
       el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.color(i) } }) : null, visible(run.name)),
       el("div", { class: "columns" },
         el("div", {}, result,
-          run.warnings?.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, run.warnings.map(([step, message]) => el("li", {}, el("strong", { text: `Step ${step}: ` }), visible(message)))) : null,
+          this.data.runs.length > 1 ? this.warnings(run) : null,
           el("details", {}, el("summary", { text: "Parts of the method" }), el("dl", { class: "facts parts" }, run.method.map(([name, part]) => [el("dt", { text: name }), el("dd", {}, el("code", { text: visible(part) }))]))),
           el("details", {}, el("summary", { text: "Full configuration" }), el("pre", { text: visible(run.config) }))),
         el("dl", { class: "facts" }, run.facts.map(([label, fact]) => [el("dt", { text: label }), el("dd", { text: visible(fact) })]))));
   },
 
-  resultRow({ label, before, after, share, texts }) {
-    const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
-    const [old, now, difference] = this.texts({ before, after, texts });
-    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference }));
+  warnings(run) {
+    return run.warnings.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, run.warnings.map(([step, message]) => {
+      const label = stepLabel(run, step);
+      return el("li", {}, el("strong", { text: `${label[0].toUpperCase()}${label.slice(1)}: ` }), visible(message));
+    })) : null;
   },
 
-  texts({ before, after, texts }) { // before, after and change; texts are rounded as in the terminal
-    const change = isNumber(after[0]) && isNumber(before[0]) ? number(Number((after[0] - before[0]).toPrecision(3))) : "–";
-    return texts ?? [number(before[0]), number(after[0]), change];
+  resultRow({ label, before, after, share, texts }) {
+    const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
+    const [old, now, difference] = texts;
+    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference }));
   },
 
   healthy(lines, like) {
     const { metrics, otherwise } = this.data.healthy;
     const known = [like, ...lines.map(([, key]) => key)].find((key) => Object.hasOwn(metrics, key));
-    return known ? `healthy: ${metrics[known]}` : otherwise;
+    return known ? `healthy: ${metrics[known].replaceAll("`", "")}` : otherwise;
   },
 
   lines(parts) {
@@ -126,15 +133,18 @@ const overviewView = {
       const bounds = ["low", "high"].map((end) => curve(run, stage, `${key}_${end}`)?.[1]);
       const named = this.data.runs.length > 1 ? `${visible(run.name)}${parts.length > 1 ? `, ${label}` : ""}` : label;
       const second = this.data.runs.length === 1 && dash;
-      return [{ label: named, color: second ? RUN_COLOURS[1] : this.color(i), dash, steps: found[0], values: found[1], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
+      return [{ label: named, color: second ? RUN_COLOURS[1] : this.color(i), dash, steps: found[0].map((step) => step - originOf(run)), values: found[1], texts: run.texts[stage]?.[key], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
     }));
   },
 
   charts(wanted) {
-    return wanted.map(({ title, unit, marks, unlessZero, lines, like }) => {
+    const spans = spansOf(this.data.runs);
+    return wanted.map(({ title, unit, marks, share, unlessZero, unless, unlessSame, lines, like }) => {
       const found = this.lines(lines);
-      if (!found.length || (unlessZero && !found.some((line) => line.values.some((x) => isNumber(x) && x !== 0)))) return null;
-      const chart = lineChart({ title, unit, marks, smooth: this.smooth, lines: this.grouped ? together(found) : found });
+      const all = (x) => found.every((line) => line.values.every((value) => value === x || !isNumber(value)));
+      if (unlessSame && found.length && JSON.stringify(found.map((line) => line.values)) === JSON.stringify(this.lines(unlessSame).map((line) => line.values))) return null; // a reward of 0 or 1
+      if (!found.length || (unlessZero && all(0)) || (unless && all(unless[0]))) return null;
+      const chart = lineChart({ title, unit, marks, share, smooth: this.smooth, spans, lines: this.grouped ? together(found) : found });
       chart.append(el("p", { class: "healthy", text: this.healthy(lines, like) }));
       if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.color } }), line.label))));
       return chart;

@@ -7,7 +7,7 @@ const legendBar = (coloring, scale) => {
     return css(coloring.paint(coloring.share(x, scale)));
   });
   const shown = (x) => number(Number(x.toPrecision(3)));
-  return el("div", { class: "scale", "aria-hidden": "true" }, el("span", { text: shown(scale.low) }), el("span", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }), el("span", { text: `${shown(scale.high)}${coloring.unit ? ` ${coloring.unit}` : ""}` }), el("span", { class: "quiet", text: `${coloring.sign}: ${coloring.about}` }));
+  return el("div", { class: "scale", "aria-hidden": "true" }, el("span", { text: `${coloring.sign} ${shown(scale.low)}` }), el("span", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }), el("span", { text: `${shown(scale.high)}${coloring.unit ? ` ${coloring.unit}` : ""}` }), el("span", { class: "quiet", text: coloring.about }));
 };
 
 const promptNodes = (row, run) => {

@@ -1,7 +1,7 @@
 // A chart of V(s_m) as a staircase over the response, each step colored by its advantage; H below.
 
 const staircase = (row, scales, narrow, onPoint) => {
-  const count = row.pieces.length, W = innerWidth < 700 ? 440 : narrow ? 560 : 900, H = 210, left = 50, right = 14, top = 12, middle = 128, bottom = 22;
+  const count = row.pieces.length, W = innerWidth < 700 ? 440 : narrow ? 520 : 900, H = row.value ? 210 : 104, left = 50, right = 14, top = 12, middle = H - 82, bottom = 22;
   const X = (t) => left + (t / Math.max(count, 1)) * (W - left - right);
   const chart = svg("svg", { viewBox: `0 0 ${W} ${H}`, class: "staircase", role: "img" });
   const segments = segmentsOf(row);
@@ -44,7 +44,7 @@ const staircase = (row, scales, narrow, onPoint) => {
     chart.append(svg("path", { d: bars.join(""), class: "hesitation" }));
     said.push("entropy of each token as bars");
   }
-  chart.append(svg("path", { d: segments.slice(0, -1).map(({ last }) => `M${X(last + 1).toFixed(1)} ${top}V${H - bottom}`).join(""), class: "boundary" }));
+  if (segments.length < (W - left - right) / 6) chart.append(svg("path", { d: segments.slice(0, -1).map(({ last }) => `M${X(last + 1).toFixed(1)} ${top}V${H - bottom}`).join(""), class: "boundary" })); // more marks would cover the lines
   for (const t of ticks(0, count, 8)) if (Number.isInteger(t)) chart.append(svg("text", { x: X(t), y: H - 6, "text-anchor": "middle", text: String(t) }));
   const cross = svg("rect", { y: top, height: H - bottom - top, width: Math.max(X(1) - X(0), 2), class: "cursor", visibility: "hidden" });
   chart.append(cross);

@@ -66,7 +66,7 @@ const trajectoriesView = {
 
   fileLabel({ run, kind, step }) {
     const where = this.data.runs.length > 1 ? `${visible(this.data.runs[run].name)} · ` : "";
-    return `${where}${kind === "watched" ? "held-out, " : ""}step ${step}`;
+    return `${where}${kind === "watched" ? "held-out, " : ""}${stepLabel(this.data.runs[run], step, kind === "watched")}`;
   },
 
   async open() {
@@ -129,9 +129,8 @@ const trajectoriesView = {
     if (asked !== this.asked) return; // the user has chosen something else
     // one scale for both panels and for all responses of the step, so that colors are comparable
     const all = [...this.rows.rows, ...others.rows];
-    const scales = Object.fromEntries(COLOURINGS.map((x) => [x.key, x.scale(all.flatMap((y) => y[x.key] ?? []))]));
-    const twin = this.twin(found.row, others.rows);
-    scales.axis = extent([found.row, twin ?? found.row].flatMap((y) => [...(y.value ?? []), y.reward, 0])); // one y-axis for both
+    const twin = twinOf(found.row, this.rows.rows, others.rows);
+    const scales = scalesFor(all, twin ? [found.row, twin] : [found.row]);
     this.panel = responsePanel(found.row, this.rows.texts, scales, color, this.fileLabel(this.file), Boolean(twin));
     const columns = el("div", { class: "beside" }, twin ? responsePanel(twin, others.texts, scales, color, this.fileLabel(other), true).node : null, this.panel.node);
     const held = this.detail.contains(document.activeElement) ? document.activeElement : null;
@@ -142,13 +141,6 @@ const trajectoriesView = {
       columns);
     if (same) this.detail.querySelector(same)?.focus({ preventScroll: true }); // keep the focus
     if (this.token !== null) this.panel.point(this.token);
-  },
-
-  // the response to the same prompt in another file; the n-th sample is paired with the n-th
-  twin(row, rows) {
-    const siblings = this.rows.rows.filter((x) => x.id === row.id);
-    const others = rows.filter((x) => x.id === row.id);
-    return others[siblings.indexOf(row)] ?? others[0];
   },
 
   bar(row) {
