@@ -1,6 +1,12 @@
 """Callbacks: when hooks are called, how they stop a run, what becomes of one that fails."""
 
 import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +119,6 @@ def test_a_stopped_run_returns_is_saved_and_resumes_to_the_same_run(
 
 
 def keep_only_the_last(run: Path) -> None:
-    import shutil
-
     for old in sorted((run / "checkpoints").glob("step-*"))[:-1]:
         shutil.rmtree(old)
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -194,7 +198,6 @@ def test_a_signal_is_stronger_than_a_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C still raises StopTraining, with the command that resumes the run."""
-    import signal
 
     class Presses(StopsAt):
         def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
@@ -205,3 +208,79 @@ def test_a_signal_is_stronger_than_a_callback(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StopTraining, match=r"^stopped after step 3, which is saved\. To resume:"):
         trainer(tmp_path, Presses(3)).train(tmp_path / "run", progress=False)
+
+
+SCRIPT = """
+import os, sys
+sys.path[:0] = {paths!r}
+from tiny_policies import fresh_policy, world
+from segcredit import Callback, Trainer
+
+rank = int(os.environ["RANK"])
+
+
+class Watches(Callback):
+    def on_step_end(self, step, metrics):
+        assert rank == 0, "callbacks run on rank 0"
+        if step == 2:
+            self.stop("two are enough")
+        if step == 3:
+            raise ValueError("three are too many")
+
+
+policy = fresh_policy("qwen2")
+rows = [{{"problem": x.messages[0]["content"], "answer": x.answer}}
+        for x in world("qwen2").prompts("train", 0, 6)]
+
+
+trainer = Trainer(policy.model, rows, reward="exact", steps=5, tokenizer=policy.codec.tokenizer,
+    rollout={{"prompts": 4, "max_tokens": 6}}, update={{"minibatches": 1}}, threads=1,
+    memory={{"shard": True}}, callbacks=[Watches()])
+result = trainer.train("run", progress=False, resume="resume" in sys.argv)
+print(rank, result.stopped, result.folder is None, result.report is None, flush=True)
+"""
+
+
+def two_ranks(folder: Path, *arguments: str) -> list[tuple[str, str]]:
+    """What each of two processes, started as torchrun starts them, prints and complains of."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "script.py", *arguments],
+            cwd=folder,
+            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [x.communicate(timeout=100) for x in ranks]
+    finally:
+        for x in ranks:
+            x.kill()
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_together_and_one_model_is_saved(tmp_path: Path) -> None:
+    paths = [str(Path(__file__).parents[1])]
+    (tmp_path / "script.py").write_text(SCRIPT.format(paths=paths))
+    (out, err), (other, other_err) = two_ranks(tmp_path)
+    assert out == "0 two are enough False False\n", err
+    assert other == "1 two are enough True True\n", other_err
+    assert (tmp_path / "run" / "checkpoints" / "initial" / "model.safetensors").is_file()
+    (out, err), (other, other_err) = two_ranks(tmp_path, "resume")
+    failure = "callback Watches failed in on_step_end after step 3: ValueError: three are too many"
+    assert out == ""
+    assert (
+        f"segcredit.train.callbacks.CallbackError: {failure}. The run is saved; correct the"
+        in err.splitlines()[-1]
+    )
+    assert other == f"1 {failure} True True\n", other_err
+    last = find_latest(tmp_path / "run" / "checkpoints").path
+    assert last is not None
+    assert last.name == "step-000003"

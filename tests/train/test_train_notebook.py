@@ -1,10 +1,17 @@
 """Training in a notebook: one output that is updated in place, a table, a result that shows."""
 
+import io
 import re
 from typing import Any
 
 import pytest
-from tiny_runs import write_recipe
+from rich.console import Console
+from tiny_runs import RECIPE, write_recipe
+
+from segcredit.config import parse_recipe
+from segcredit.evaluate import Evaluation
+from segcredit.train.progress import NotebookProgress
+from segcredit.types import Sampling
 
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
@@ -72,3 +79,52 @@ def test_trainer_and_result_show_themselves(outputs: list[list[dict[str, Any]]])
     assert "<table>" in result["data"]["text/html"]
     assert "<div>run: <code>" in result["data"]["text/html"]
     assert result["data"]["text/plain"].startswith("Result(folder=")
+
+
+def test_updates_go_to_one_display_and_only_the_newest_evaluations_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import IPython.display
+
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, item: Any) -> None:
+            shown.append(re.sub(r"<[^>]*>", "", item._repr_mimebundle_([], [])["text/html"]))
+
+    def display(item: Any, display_id: bool) -> Handle:
+        assert display_id
+        handle = Handle()
+        handle.update(item)
+        return handle
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    progress = NotebookProgress(Console(file=io.StringIO()))
+    progress.begin(parse_recipe(RECIPE), 0, {"run": "runs/mine", "model": "a [tiny] one"})
+    assert shown[0].split() == ["run", "runs/mine", "model", "a", "[tiny]", "one"]
+    progress.stage(0, "optimize", 40, 0)
+    none: dict[str, Any] = dict.fromkeys(
+        ("greedy", "greedy_interval", "sampled_interval", "greedy_reward", "answered")
+    )
+    evaluation = Evaluation(
+        **none,
+        prompts=8,
+        samples=1,
+        sampled=0.25,
+        pass_at={},
+        pass_interval={},
+        reward=0.25,
+        reward_interval=(0.0, 1.0),
+        no_verdict=0.0,
+        truncated=0.0,
+        response_length=4.0,
+        sampling=Sampling(8),
+    )
+    for step in range(1, 41):
+        progress.stepped(step, "optimize", {"reward": step / 100})
+        progress.evaluated(step, evaluation)
+    progress.end()
+    assert "40/40" in shown[-1]
+    assert "reward 0.400" in shown[-1]
+    steps = [int(x) for x in re.findall(r"step (\d+): held-out accuracy sampled 25", shown[-1])]
+    assert steps == [*range(29, 41)]
