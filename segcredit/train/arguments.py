@@ -11,6 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from segcredit.config import RecipeError
+from segcredit.models.families import takes_images
+from segcredit.models.loading import PROCESSORS
 from segcredit.printable import shown
 from segcredit.types import Algorithm
 
@@ -91,6 +93,15 @@ class LoadedModel:
         if model.generation_config is not None:
             model.generation_config.save_pretrained(folder)
         self._save_parts(folder)
+        if takes_images(model.config) and not any((folder / x).is_file() for x in PROCESSORS):
+            name = _name(model)
+            raise TypeError(
+                f"tokenizer: expected the model's processor, because the model reads images; got "
+                f"{', '.join(kind(x) for x in self.parts)}. Type "
+                f"tokenizer=AutoProcessor.from_pretrained({name!r}) or, without torchvision, "
+                f"tokenizer=(AutoTokenizer.from_pretrained({name!r}), "
+                f"AutoImageProcessor.from_pretrained({name!r}))"
+            )
 
     def _save_parts(self, folder: Path) -> None:
         for part in self.parts:
@@ -156,7 +167,7 @@ def _dtype(model: PreTrainedModel) -> str:
 def _parts(model: PreTrainedModel, tokenizer: Any) -> tuple[Any, ...]:
     """Return what must be saved beside the model; raise TypeError if it is incomplete."""
     given = tuple(tokenizer) if isinstance(tokenizer, list | tuple) else (tokenizer,)
-    name = model.config.name_or_path or "Qwen/Qwen2.5-0.5B-Instruct"
+    name = _name(model)
     if tokenizer is None or not given:
         raise TypeError(
             f"tokenizer: expected the model's tokenizer or processor, because model is an object "
@@ -171,6 +182,11 @@ def _parts(model: PreTrainedModel, tokenizer: Any) -> tuple[Any, ...]:
                 f"tokenizer=AutoTokenizer.from_pretrained({name!r})"
             )
     return given
+
+
+def _name(model: PreTrainedModel) -> str:
+    """Return the folder or hub id that a model was loaded from, for messages."""
+    return str(model.config.name_or_path or "Qwen/Qwen2.5-0.5B-Instruct")
 
 
 def data_settings(data: Any, test: Any, objects: dict[str, Any]) -> dict[str, Any]:

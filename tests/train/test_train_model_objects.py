@@ -181,6 +181,14 @@ def test_settings_of_a_model_go_beside_it_and_its_dtype_is_its_own(
     )
 
 
+def without_end(policy: Policy) -> dict[str, Any]:
+    policy.model.generation_config.eos_token_id = None
+    policy.model.config.eos_token_id = None
+    tokenizer = copy.deepcopy(policy.codec.tokenizer)
+    tokenizer.eos_token = None
+    return {"model": policy.model, "tokenizer": tokenizer}
+
+
 def quantized(policy: Policy) -> dict[str, Any]:
     policy.model.hf_quantizer = object()  # as from_pretrained(quantization_config=…) leaves it
     return {"model": policy.model}
@@ -193,14 +201,19 @@ def quantized(policy: Policy) -> dict[str, Any]:
         (lambda x: {"tokenizer": None}, TypeError, "tokenizer: expected the model's tokenizer or"),
         (lambda x: {"tokenizer": 5}, TypeError, "tokenizer: expected a tokenizer or processor"),
         (lambda x: {"tokenizer": type(x.codec.tokenizer)}, TypeError, "got the class"),
+        (
+            without_end,
+            RecipeError,
+            "FOLDER/tokenizer_config.json\nThe model was given as an object: save it and its",
+        ),
         (lambda x: {"model": "somewhere"}, TypeError, "tokenizer: expected none, because the"),
         (quantized, TypeError, "got a quantized model. Load it without"),
         (lambda x: {"model": x.model.half()}, TypeError, "got torch.float16. Pass model.to("),
         (lambda x: {"model": x.model.get_input_embeddings()}, TypeError, "got Embedding. Save it"),
         (
             lambda x: {"model": fresh_policy("qwen2_5_vl").model},
-            RecipeError,
-            "which the model needs to read images",
+            TypeError,
+            "tokenizer: expected the model's processor, because the model reads images; got Tok",
         ),
     ],
 )
