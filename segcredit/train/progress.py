@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 from transformers.utils import logging
 
 from segcredit.config import Recipe
@@ -168,7 +169,8 @@ class PythonProgress(Terminal):
 class NotebookProgress(PythonProgress, JupyterMixin):
     """Shows the progress in a notebook: one output that is updated in place.
 
-    rich updates its own bars only with ipywidgets, so this uses IPython's display handle.
+    rich updates its own bars only with ipywidgets, so this uses IPython's display handle. Notes are
+    part of the output.
     """
 
     SHOWN = 12
@@ -179,13 +181,20 @@ class NotebookProgress(PythonProgress, JupyterMixin):
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self.live = True
+        self.progress.columns = self.progress.columns[:-1]  # the numbers get a line of their own
         self._handle: Any = None
         self._facts: list[str] = []
+        self._notes: list[str] = []
         self._lines: list[str] = []
         self._updated = 0.0
 
     def __rich__(self) -> Group:
-        return Group(*self._facts, self.progress.get_renderable(), *self._lines)
+        numbers = [f"[dim]{x.fields['numbers']}[/dim]" for x in self.progress.tasks[-1:]]
+        above, below = (
+            [Text.from_markup(line) for line in lines]
+            for lines in (self._facts, [*numbers, *self._notes, *self._lines])
+        )
+        return Group(*above, self.progress.get_renderable(), *below)
 
     def _start(self) -> None:
         from IPython.display import display
@@ -207,6 +216,10 @@ class NotebookProgress(PythonProgress, JupyterMixin):
         super().stepped(step, stage, metrics)
         if time.monotonic() - self._updated > self.SECONDS:
             self._update()
+
+    def note(self, text: str) -> None:
+        self._notes.append(f"[yellow]{escape(text)}[/yellow]")
+        self._update()
 
     def end(self) -> None:
         self._update()

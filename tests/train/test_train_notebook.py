@@ -123,7 +123,9 @@ def test_updates_go_to_one_display_and_only_the_newest_evaluations_stay(
     for step in range(1, 41):
         progress.stepped(step, "optimize", {"reward": step / 100})
         progress.evaluated(step, evaluation)
+    progress.note("every [reward] is 0")
     progress.end()
+    assert "every [reward] is 0" in shown[-1]
     assert "40/40" in shown[-1]
     assert "reward 0.400" in shown[-1]
     steps = [int(x) for x in re.findall(r"step (\d+): held-out accuracy sampled 25", shown[-1])]
