@@ -3,16 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from segcredit.train.trainer import Trainer
+    from segcredit.train.callbacks import Callback
+    from segcredit.trainer import Trainer
 
-__all__ = ["Trainer", "__version__"]
+__all__ = ["Callback", "Trainer", "__version__"]
 __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
     """The trainer on first use: importing the mathematics must not import transformers."""
     if name == "Trainer":
-        from segcredit.train.trainer import Trainer
+        from segcredit.trainer import Trainer
 
         return Trainer
+    if name == "Callback":
+        from segcredit.train.callbacks import Callback
+
+        return Callback
     raise AttributeError(f"module 'segcredit' has no attribute {name!r}")

@@ -14,10 +14,11 @@ from golden_batch import LAM, PROB, PROB_EVERY, PROB_THRESHOLD, A, B, Response
 from tiny_runs import write_recipe
 from typer.testing import CliRunner, Result
 
-from segcredit import Trainer, __version__
+from segcredit import __version__
 from segcredit.cli import app, main
 from segcredit.config import load_recipe
 from segcredit.partition import PARTITIONS
+from segcredit.train.trainer import Trainer
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 PLAIN = {"tokens": ["So", " x", " =", " 2"]}

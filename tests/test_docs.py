@@ -16,13 +16,13 @@ import pytest
 import torch
 from each import each
 
-from segcredit import Trainer
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
 from segcredit.columns import ENTROPY, LOGP_REF, VALUE
 from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
+from segcredit.train.trainer import Trainer
 from segcredit.types import Rollouts
 from segcredit_lab.pages import references
 from segcredit_lab.pages import results as results_pages

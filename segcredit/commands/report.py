@@ -117,6 +117,14 @@ def draw_analyses(runs: "list[Run]") -> "Figures":
     return load_object("segcredit_lab.analysis.analyses:report_figures", "function")(runs)
 
 
+def draw_run_curves(folder: Path) -> Path | None:
+    """Draw the curves of a run that has just ended into its plots; None if there are none."""
+    from segcredit.report.curves import draw_curves
+    from segcredit.runlog import RunFolder, read_run
+
+    return draw_curves(read_run(folder), RunFolder(folder).plots / "curves.png")
+
+
 def write_quick_report(folder: Path) -> Path:
     """Write the page of a run that has just ended; its code has run already, so it is trusted."""
     from segcredit.report.data import Limits

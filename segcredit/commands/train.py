@@ -190,11 +190,10 @@ def _run(
 
 def _draw(folder: Path) -> Path | None:
     """Draw the run's curves; a failure is reported and does not fail the finished run."""
-    from segcredit.report.curves import draw_curves
-    from segcredit.runlog import RunFolder, read_run
+    from segcredit.commands.report import draw_run_curves
 
     try:
-        return draw_curves(read_run(folder), RunFolder(folder).plots / "curves.png")
+        return draw_run_curves(folder)
     except (OSError, ValueError) as error:
         complain(f"the curves could not be drawn: {error}")
         return None

@@ -147,6 +147,8 @@ def _filled(folder: Path) -> bool:
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 """Folders of the models in a checkpoint."""
+INITIAL = "initial"
+"""Folder beside the checkpoints with the model that a run started from, if it came from memory."""
 
 
 def step_name(step: int) -> str:

@@ -72,10 +72,13 @@ def make_plan(
     train: Rows | None = None,
     test: Rows | None = None,
     progress: Callable[[int], None] | None = None,
+    in_memory: bool = False,
 ) -> RunPlan:
     """Check everything; objects given in Python replace those that the recipe names.
 
-    ``progress`` is called from time to time with the number of rows checked so far.
+    Args:
+        progress: Called from time to time with the number of rows checked so far.
+        in_memory: Whether the weights are in memory, so that the model's folder needs none.
     """
     problems: list[ValueError] = []
 
@@ -93,7 +96,7 @@ def make_plan(
     codec, window = None, None
     if (found := attempt(lambda: _config(recipe, world))) is not None:
         place, config = found
-        codec = attempt(lambda: _codec(recipe, world, place, config))
+        codec = attempt(lambda: _codec(recipe, world, place, config, not in_memory))
         window = attempt(lambda: _window(recipe, config))
         attempt(lambda: _check_lora(recipe, config))
         attempt(lambda: _check_critic(recipe, config))
@@ -263,7 +266,11 @@ def _check_critic(recipe: Recipe, config: PreTrainedConfig) -> None:
 
 
 def _codec(
-    recipe: Recipe, world: World | None, place: str | None, config: PreTrainedConfig
+    recipe: Recipe,
+    world: World | None,
+    place: str | None,
+    config: PreTrainedConfig,
+    check_weights: bool,
 ) -> Codec:
     """Load tokenizer, processor and chat template, without weights."""
     template = recipe.data.template
@@ -272,7 +279,7 @@ def _codec(
         family = find_family(config, recipe.model.family)
         return replace(Codec.for_tiny(world.tokenizer(), config, family), template=template)
     try:
-        if Path(place).is_dir():
+        if check_weights and Path(place).is_dir():
             check_weight_files(Path(place))
         trusted, own = recipe.model.trust_remote_code, recipe.model.family
         codec = load_codec(place, config, trusted, template, own)

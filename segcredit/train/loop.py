@@ -47,6 +47,14 @@ class Observer(Protocol):
         """Called after each evaluation on held-out prompts."""
         ...
 
+    def saved(self, step: int, path: Path) -> None:
+        """Called after each checkpoint."""
+        ...
+
+    def stop_reason(self) -> str | None:
+        """Return why training shall stop after this step; None: go on."""
+        ...
+
     def note(self, text: str) -> None:
         """Show a message."""
         ...
@@ -67,6 +75,11 @@ class Silent:
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None: ...
 
+    def saved(self, step: int, path: Path) -> None: ...
+
+    def stop_reason(self) -> str | None:
+        return None
+
     def note(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
@@ -79,6 +92,14 @@ _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 class StopTraining(RuntimeError):  # noqa: N818
     """The user asked to stop; the state is saved."""
+
+
+class StoppedByObserver(StopTraining):
+    """The observer, such as a callback, asked to stop; the state is saved."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass
@@ -123,14 +144,24 @@ class Loop:
                         self._evaluate("before")
                 while state.stage_step < stage.steps:
                     self._step(stage)
-                    if any(state.parallel.gather([interrupted()])):
-                        self._save()
-                        raise StopTraining(self._resume_advice())
+                    self._stop_if_asked(interrupted())
                 state.stage += 1
                 state.stage_step = 0
                 if state.stage == len(stages):
                     self._evaluate("after")
                 self._save()
+
+    def _stop_if_asked(self, interrupted: bool) -> None:
+        """Save and stop if a signal or the observer of any rank asks for it."""
+        state = self.state
+        asked = state.parallel.gather([(interrupted, self.watch.stop_reason())])
+        reason = next((reason for _, reason in asked if reason is not None), None)
+        if any(pressed for pressed, _ in asked):
+            self._save()
+            raise StopTraining(self._resume_advice())
+        if reason is not None and state.step < state.recipe.total_steps:
+            self._save()
+            raise StoppedByObserver(reason)
 
     def _step(self, stage: AnyStage) -> None:
         state = self.state
@@ -216,7 +247,7 @@ class Loop:
     def _save(self) -> None:
         state = self.state
         if self.folder is not None and self.metrics is not None and state.parallel.first:
-            save(state, self.folder, self.metrics)
+            self.watch.saved(state.step, save(state, self.folder, self.metrics))
         elif state.shards:
             help_save(state)
         self.saved_step = state.step

@@ -1,11 +1,16 @@
-"""Show the progress of a run in a terminal, a notebook or a file: steps, time and metrics."""
+"""Show progress, metrics and result of a run in a terminal, a notebook or a file."""
 
+import html
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.jupyter import JupyterMixin
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -17,6 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
+from transformers.utils import logging
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
@@ -34,6 +41,8 @@ SHOWN_METRICS = (
     ("explained_variance", "critic"),
     ("tokens_per_second", "tok/s"),
 )
+COLUMNS = ("", "before", "after", "gain")
+"""Columns of the table of held-out results."""
 QUIET_SECONDS = 15.0
 """Seconds between two lines of output if it does not go to a terminal."""
 
@@ -64,11 +73,15 @@ class Terminal:
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
         self.run = Path(facts["run"])
         for name, fact in facts.items():
-            self.console.print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
+            self._print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
         if step:
-            self.console.print(f"Resuming after step {step} of {recipe.total_steps}.")
+            self._print(f"Resuming after step {step} of {recipe.total_steps}.")
         if self.live:
-            self.progress.start()
+            self._start()
+
+    def _start(self) -> None:
+        """Show the progress bars, which update themselves."""
+        self.progress.start()
 
     def stage(self, number: int, name: str, steps: int, done: int) -> None:
         self._total, self._done = steps, done
@@ -108,10 +121,19 @@ class Terminal:
         if evaluation.no_verdict:
             beside += f", no verdict {evaluation.no_verdict:{METRIC_FORMS['no_verdict']}}"
         place = f"{self._title}, step {self._done}/{self._total}" if self._title else f"step {step}"
-        self.console.print(
+        self._print(
             f"[dim]{place}:[/dim] held-out {measure} sampled "
             f"[bold]{sampled:{form}}[/bold]{beside} {asked}"
         )
+
+    def _print(self, line: str, highlight: bool = True) -> None:
+        """Print a line with markup above the progress bars."""
+        self.console.print(line, highlight=highlight)
+
+    def saved(self, step: int, path: Path) -> None: ...
+
+    def stop_reason(self) -> str | None:
+        return None
 
     def note(self, text: str) -> None:
         self.console.print(text, style="yellow", markup=False, highlight=False)
@@ -124,24 +146,155 @@ class Terminal:
 class PythonProgress(Terminal):
     """Shows the progress of ``Trainer.train``; notes become Python warnings, as with ``Silent``."""
 
-    def __init__(self) -> None:
-        super().__init__(Console(stderr=True, soft_wrap=True))  # stdout is the script's own
+    def __init__(self, console: Console | None = None) -> None:
+        # stdout is the script's own
+        super().__init__(Console(stderr=True, soft_wrap=True) if console is None else console)
 
     def note(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)
+
+    def show_result(self, result: "Result") -> None:
+        """Print the table of held-out results and the paths of the run."""
+        if result.stopped is not None:
+            self.console.print(f"stopped: {result.stopped}", markup=False, highlight=False)
+        if (table := result_table(result)) is not None:
+            self.console.print(table)
+        lines = [f"{name:<6}  {path}" for name, path in result.paths().items()]
+        self.console.print("\n".join(lines), markup=False, highlight=False)
+
+
+class NotebookProgress(PythonProgress, JupyterMixin):
+    """Shows the progress in a notebook: one output that is updated in place.
+
+    rich updates its own bars only with ipywidgets, so this uses IPython's display handle. Notes are
+    part of the output.
+    """
+
+    SHOWN = 12
+    """Number of lines to keep below the bars: the newest evaluations."""
+    SECONDS = 0.2
+    """Seconds between two updates."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
+        self.live = True
+        self.progress.columns = self.progress.columns[:-1]  # the numbers get a line of their own
+        self._handle: Any = None
+        self._facts: list[str] = []
+        self._notes: list[str] = []
+        self._lines: list[str] = []
+        self._updated = 0.0
+
+    def __rich__(self) -> Group:
+        numbers = [f"[dim]{x.fields['numbers']}[/dim]" for x in self.progress.tasks[-1:]]
+        above, below = (
+            [Text.from_markup(line) for line in lines]
+            for lines in (self._facts, [*numbers, *self._notes, *self._lines])
+        )
+        return Group(*above, self.progress.get_renderable(), *below)
+
+    def _start(self) -> None:
+        from IPython.display import display
+
+        self._handle = display(self, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _print(self, line: str, highlight: bool = True) -> None:
+        if self._handle is None:
+            self._facts.append(line)
+            return
+        self._lines = [*self._lines, line][-self.SHOWN :]
+        self._update()
+
+    def stage(self, number: int, name: str, steps: int, done: int) -> None:
+        super().stage(number, name, steps, done)
+        self._update()
+
+    def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
+        super().stepped(step, stage, metrics)
+        if time.monotonic() - self._updated > self.SECONDS:
+            self._update()
+
+    def note(self, text: str) -> None:
+        self._notes.append(f"[yellow]{escape(text)}[/yellow]")
+        self._update()
+
+    def end(self) -> None:
+        self._update()
+
+    def _update(self) -> None:
+        if self._handle is not None:  # the run has started
+            self._updated = time.monotonic()
+            self._handle.update(self)
+
+
+def python_progress() -> PythonProgress:
+    """Return the progress display for a notebook or for a script."""
+    progress = PythonProgress()
+    return NotebookProgress() if progress.console.is_jupyter else progress
+
+
+@contextmanager
+def library_bars_hidden() -> Iterator[None]:
+    """Hide transformers' own progress bars, such as one for each checkpoint."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def result_rows(result: "Result") -> tuple[str, list[tuple[str, ...]]]:
+    """Return a title, and held-out results before and after training with their difference."""
+    known = "sampled" in result.before and "sampled" in result.after
+    title = "Held-out accuracy" if known else "Held-out reward"  # correctness not reported
+    rows: list[tuple[str, ...]] = []
+    for how, key in (("sampled", "reward"), ("greedy", "greedy_reward")):
+        key = how if known else key
+        if key in result.before and key in result.after:
+            rows.append((how, *change_texts(result.before[key], result.after[key], known)))
+    return title, rows
 
 
 def result_table(result: "Result") -> Table | None:
     """Make a table of held-out results before and after training."""
     if not result.before or not result.after:
         return None
-    known = "sampled" in result.before and "sampled" in result.after
-    title = "Held-out accuracy" if known else "Held-out reward"  # correctness not reported
+    title, rows = result_rows(result)
     table = Table(title=title, title_justify="left")
-    for name in ("", "before", "after", "gain"):
+    for name in COLUMNS:
         table.add_column(name, justify="left" if not name else "right")
-    for how, key in (("sampled", "reward"), ("greedy", "greedy_reward")):
-        key = how if known else key
-        if key in result.before and key in result.after:
-            table.add_row(how, *change_texts(result.before[key], result.after[key], known))
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def result_page(result: "Result") -> str:
+    """Show a result in a notebook: held-out results before and after, and the paths of the run."""
+    parts = []
+    if result.stopped is not None:
+        parts.append(f"<p>Stopped: {html.escape(result.stopped)}</p>")
+    title, rows = result_rows(result)
+    if rows:
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(x)}</td>" for x in row) + "</tr>" for row in rows
+        )
+        parts.append(
+            f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table>"
+        )
+    for name, path in result.paths().items():
+        shown = f"<code>{html.escape(str(path))}</code>"
+        if name == "report":
+            shown = f'<a href="{html.escape(_link(path))}" target="_blank">{shown}</a>'
+        parts.append(f"<div>{name}: {shown}</div>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _link(path: Path) -> str:
+    """Return a link: relative to the notebook's folder, because Jupyter refuses file addresses."""
+    here = Path.cwd()
+    inside = path.is_relative_to(here)
+    return quote(path.relative_to(here).as_posix()) if inside else path.as_uri()

@@ -1,12 +1,16 @@
 """The Python API: ``Trainer(model=…, algorithm=…, reward=…, data=…).train()``."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
 
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
+from segcredit.printable import change_texts
 from segcredit.registry import keep_written
 from segcredit.runlog import (
     MetricsWriter,
@@ -19,14 +23,30 @@ from segcredit.runlog import (
 )
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
-from segcredit.runlog.folder import POLICY
+from segcredit.runlog.folder import INITIAL, POLICY, exists
 from segcredit.runlog.records import lines_after
 from segcredit.train import checkpoint
+from segcredit.train.arguments import (
+    LoadedModel,
+    check_algorithm,
+    check_folder,
+    check_reward,
+    check_steps,
+    check_switch,
+    data_settings,
+    model_settings,
+)
 from segcredit.train.build import RunPlan, build, make_plan
+from segcredit.train.callbacks import Callback, CallbackObserver, check_callbacks
 from segcredit.train.distributed import Parallel
-from segcredit.train.loop import Loop, Observer, Silent
+from segcredit.train.loop import Loop, Observer, Silent, StoppedByObserver
 from segcredit.train.models import load_saved_policy
-from segcredit.train.progress import PythonProgress, result_table
+from segcredit.train.progress import (
+    PythonProgress,
+    library_bars_hidden,
+    python_progress,
+    result_page,
+)
 from segcredit.train.saving import (
     changed_settings,
     find_resumable,
@@ -36,6 +56,8 @@ from segcredit.train.saving import (
 )
 from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
+
+Kind = TypeVar("Kind", bound="Trainer")
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,28 @@ class Result:
     """Held-out ``reward`` and ``greedy_reward`` before reinforcement learning, and the accuracies
     ``sampled`` and ``greedy`` where the reward says what is correct."""
     after: dict[str, float]
+    stopped: str | None = None
+    """Why a callback stopped the run before its last step; None: it did not."""
+    report: Path | None = None
+    """The report page, if it was written."""
+
+    def __repr__(self) -> str:
+        parts = [] if self.folder is None else [f"folder={str(self.folder)!r}"]
+        for key in ("sampled", "greedy", "reward", "greedy_reward"):
+            if key in self.before and key in self.after:
+                share = key in ("sampled", "greedy")
+                before, after, _ = change_texts(self.before[key], self.after[key], share)
+                parts.append(f"{key}: {before} → {after}")
+        parts += [] if self.stopped is None else [f"stopped={self.stopped!r}"]
+        return f"Result({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return result_page(self)
+
+    def paths(self) -> dict[str, Path]:
+        """Return the run directory, the report and the trained policy, those that exist."""
+        found = {"run": self.folder, "report": self.report, "model": self.model}
+        return {name: path for name, path in found.items() if path is not None}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -70,35 +114,34 @@ class Result:
 
 
 class Trainer:
-    """Trains one model with one method.
+    """Trains one model with one method; :class:`segcredit.Trainer` also writes the report.
 
-    All settings are validated when the trainer is created, before any model is loaded.
-
-    Args:
-        model: Folder or hub id of the model, or settings such as ``{"path": …, "dtype": …}``.
-        data: Training data: files, rows, a ``datasets.Dataset``, a data frame, or settings such as
-            ``{"train": …, "suffix": …}``.
-        algorithm: Name of a method, a name with settings, or an ``Algorithm`` object.
-        reward: Name of a reward, a name with settings, a function or a ``RewardFn``.
-        test: Held-out data: files or rows.
-        steps: Number of optimization steps.
-        settings: Other sections of a recipe, such as ``rollout={"prompts": 64}``.
+    The arguments are those of :class:`segcredit.Trainer`.
     """
+
+    _loaded: LoadedModel | None = None
+    _callbacks: Sequence[Callback] = ()
 
     def __init__(
         self,
-        model: str | Path | dict[str, Any],
+        model: str | Path | PreTrainedModel | dict[str, Any],
         data: str | Path | Iterable[Any] | dict[str, Any],
         algorithm: str | dict[str, Any] | Algorithm = "sapo",
         reward: str | dict[str, Any] | list[Any] | Callable[..., Any] | RewardFn = "math",
         test: str | Path | Iterable[Any] | None = None,
         steps: int = 100,
+        tokenizer: Any = None,
+        callbacks: Sequence[Callback] = (),
         **settings: Any,
     ) -> None:
+        check_algorithm(algorithm)
+        check_reward(reward)
+        steps = check_steps(steps)
+        self._callbacks = check_callbacks(callbacks)
         found: dict[str, Any] = {"stages": [{"kind": "optimize", "steps": steps}], **settings}
         objects: dict[str, Any] = {}
-        found["model"] = _model(model)
-        found["data"] = _data(data, test, objects)
+        found["model"], self._loaded = model_settings(model, tokenizer)
+        found["data"] = data_settings(data, test, objects)
         if isinstance(algorithm, str | dict):
             found["algorithm"] = algorithm
         else:
@@ -108,17 +151,37 @@ class Trainer:
         else:
             objects["reward"] = reward
         self._objects = objects
-        self.plan = make_plan(parse_recipe(found, "Trainer", objects.get("algorithm")), **objects)
+        recipe = parse_recipe(found, "Trainer", objects.get("algorithm"))
+        self.plan = _plan_with(self._loaded, recipe, objects)
 
     @classmethod
     def from_recipe(
-        cls, recipe: Recipe, progress: Callable[[int], None] | None = None
-    ) -> "Trainer":
+        cls: type[Kind],
+        recipe: Recipe,
+        progress: Callable[[int], None] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Kind:
         """Make a trainer from a recipe; ``progress`` is called with the number of checked rows."""
         trainer = cls.__new__(cls)
         trainer._objects = {}
+        trainer._callbacks = check_callbacks(callbacks)
         trainer.plan = make_plan(recipe, progress=progress)
         return trainer
+
+    def __repr__(self) -> str:
+        settings, plan = self.recipe.model, self.plan
+        model = settings.path or f"tiny {settings.tiny}"
+        if self._loaded is not None:
+            model = type(self._loaded.model).__name__
+        size = "generated" if plan.train.size is None else f"{plan.train.size:,}"
+        method = self.recipe.algorithm
+        name = method if isinstance(method, str) else method.get("name", method)
+        if "algorithm" in self._objects:
+            name = type(self._objects["algorithm"]).__name__
+        return (
+            f"Trainer(model={model!r}, algorithm={name!r}, prompts={size}, "
+            f"steps={self.recipe.total_steps:,})"
+        )
 
     @property
     def recipe(self) -> Recipe:
@@ -130,6 +193,7 @@ class Trainer:
         resume: bool = False,
         watch: Observer | None = None,
         progress: bool = True,
+        finish: Callable[[Result], Result] | None = None,
     ) -> Result:
         """Run all stages; with ``resume``, continue the run in ``folder``.
 
@@ -139,22 +203,41 @@ class Trainer:
             watch: Receives progress, such as a progress bar; by default progress and metrics
                 are printed.
             progress: False prints nothing; ignored if ``watch`` is given.
+            finish: Called with the result on rank 0 before it is printed; returns the result.
         """
+        check_folder(folder)
+        check_switch("resume", resume)
+        check_switch("progress", progress)
+        if watch is not None and not isinstance(watch, Observer):
+            raise TypeError(
+                f"watch: expected an Observer of segcredit.train.loop; got {type(watch).__name__}. "
+                f"For your own code at each step, type Trainer(…, callbacks=[…])"
+            )
         parallel = Parallel.start()
         shown = progress and watch is None and parallel.first
         if watch is None:
-            watch = PythonProgress() if shown else Silent()
+            watch = python_progress() if shown else Silent()
+        hooks = CallbackObserver(watch, self._callbacks) if parallel.first else None
         try:
-            result = self._train(folder, resume, watch, parallel)
+            with library_bars_hidden():
+                result = self._train(folder, resume, hooks or watch, parallel)
         finally:
             watch.end()
             self.plan.reward.close()
             parallel.close()
-        if isinstance(watch, PythonProgress):
-            if (table := result_table(result)) is not None:
-                watch.console.print(table)
-            for name, path in (("run", result.folder), ("model", result.model)):
-                watch.console.print(f"{name:<6}  {path}", markup=False, highlight=False)
+        if hooks is None:
+            return result
+        if hooks.failed is None:
+            result = result if finish is None else finish(result)
+            if isinstance(watch, PythonProgress):
+                watch.show_result(result)
+            hooks.ended(result)
+        place = f"train(folder={str(result.folder)!r}, resume=True)"
+        hooks.raise_failure(
+            f"The run is complete: {result.folder}"
+            if result.stopped is None
+            else f"The run is saved; correct the callback, then resume: Trainer(…).{place}"
+        )
         return result
 
     def _train(
@@ -164,15 +247,26 @@ class Trainer:
             raise ValueError("resume needs the run's directory: train(folder=…, resume=True)")
         if not parallel.first:
             earlier = RunFolder(folder) if resume and folder is not None else None
+            if self._loaded is not None:
+                self._train_from(parallel.share(""))
             state, _ = self._state(earlier, parallel, Silent())
             parallel.wait()
             return self._loop(None, None, state, Silent())
         path = Path(folder) if folder is not None else new_run_path(self.recipe.name)
         with RunFolder.open(path) if resume else RunFolder.create(path) as run:
+            initial = run.checkpoints / INITIAL
+            if self._loaded is not None:
+                if resume:
+                    _require_initial(run)
+                self._train_from(str(initial))
             if not resume:  # first, because a run can be resumed only if it has a config.yaml
                 write_yaml_atomically(run.config, self._record())
                 write_json_atomically(run.environment, describe_environment())
                 checkpoint.mark_unsaved(run.checkpoints)
+            if self._loaded is not None:
+                if not exists(initial):
+                    checkpoint.save_checkpoint(run.checkpoints, INITIAL, self._loaded.save)
+                parallel.share(str(initial))
             state, position = self._state(run if resume else None, parallel, watch)
             parallel.wait()  # change nothing on disk before all ranks have read it
             aside = self._roll_back(run, state, position, watch) if resume else None
@@ -184,6 +278,12 @@ class Trainer:
                     metrics.truncate(position)
                 watch.begin(self.recipe, state.step, _facts(self.plan, run, state, aside))
                 return self._loop(run, metrics, state, watch)
+
+    def _train_from(self, path: str) -> None:
+        """Name the folder that a model from memory was saved in as the run's model."""
+        recipe = self.recipe
+        model = recipe.model.model_copy(update={"path": path})
+        self.plan = replace(self.plan, recipe=recipe.model_copy(update={"model": model}))
 
     def _state(
         self, run: RunFolder | None, parallel: Parallel, watch: Observer
@@ -218,8 +318,11 @@ class Trainer:
     def _loop(
         self, run: RunFolder | None, metrics: MetricsWriter | None, state: State, watch: Observer
     ) -> Result:
+        stopped = None
         try:
             Loop(state, run, metrics, watch).run()
+        except StoppedByObserver as stop:
+            stopped = stop.reason
         finally:
             state.engine.close()
         kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
@@ -228,6 +331,7 @@ class Trainer:
             model=None if kept is None else kept / POLICY,
             before=_held_out_results(state, "before"),
             after=_held_out_results(state, "after"),
+            stopped=stopped,
         )
 
     def _record(self) -> dict[str, Any]:
@@ -272,53 +376,37 @@ class Trainer:
         return {GIVEN_IN_PYTHON: shown} if shown else {}
 
 
-def _model(model: str | Path | dict[str, Any]) -> dict[str, Any]:
-    """Convert ``model`` to settings; refuse a loaded model, because resuming needs a folder."""
-    if isinstance(model, dict):
-        return model
-    if isinstance(model, str | Path):
-        return {"path": str(model)}
-    raise TypeError(
-        f"model: expected a folder, a hub id, or settings such as {{'path': …, 'dtype': …}}; got a "
-        f"{type(model).__name__}. Save a loaded model with its tokenizer and pass the folder: "
-        f"model.save_pretrained('my-model'); tokenizer.save_pretrained('my-model'); "
-        f"Trainer(model='my-model', …)"
+def _plan_with(loaded: LoadedModel | None, recipe: Recipe, objects: dict[str, Any]) -> RunPlan:
+    """Check everything; a model from memory is checked by its configuration and tokenizer."""
+    if loaded is None:
+        return make_plan(recipe, **objects)
+    with tempfile.TemporaryDirectory(prefix="segcredit-") as place:
+        loaded.save_without_weights(Path(place))
+        model = recipe.model.model_copy(update={"path": place})
+        checked = recipe.model_copy(update={"model": model})
+        try:
+            plan = make_plan(checked, **objects, in_memory=True)
+        except RecipeError as error:
+            if place not in str(error):
+                raise
+            text = str(error).replace(place, "FOLDER")
+            raise RecipeError(
+                f"{text}\nThe model was given as an object: save it and its tokenizer with "
+                f"save_pretrained('FOLDER'), change the file there, and type model='FOLDER'"
+            ) from None
+    return replace(plan, recipe=recipe)
+
+
+def _require_initial(run: RunFolder) -> None:
+    """Raise RecipeError if the run to resume did not start from a model given in Python."""
+    written = read_run(run.path).config.get("model")
+    path = written.get("path") if isinstance(written, dict) else None
+    if exists(run.checkpoints / INITIAL) or path == str(run.checkpoints / INITIAL):
+        return
+    raise RecipeError(
+        f"model: expected the model that the run in {run.path} started from, {path!r}; got a model "
+        f"in memory. Type Trainer(model={path!r}, …) without tokenizer"
     )
-
-
-def _data(
-    data: str | Path | Iterable[Any] | dict[str, Any],
-    test: str | Path | Iterable[Any] | None,
-    objects: dict[str, Any],
-) -> dict[str, Any]:
-    """Convert ``data`` to settings; rows given in Python go to ``objects``."""
-    if isinstance(data, dict) and test is not None:
-        raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
-    found = dict(data) if isinstance(data, dict) else {"train": data, "test": test}
-    for name in ("train", "test"):
-        source = found.pop(name, None)
-        if source is None:
-            continue
-        some = [source] if isinstance(source, str | Path) else _rows(name, source)
-        if some and all(isinstance(x, str | Path) for x in some):
-            found[name] = [str(x) for x in some]
-        else:
-            objects[name] = some
-            found[name] = [f"{name}: rows given in Python"]
-    return found
-
-
-def _rows(name: str, source: Any) -> list[Any]:
-    """Read rows or paths from a list, an iterable, a ``datasets.Dataset`` or a data frame."""
-    if hasattr(source, "to_dict") and hasattr(source, "iloc"):  # iterating yields column names
-        return list(source.to_dict("records"))
-    if isinstance(source, dict | bytes) or not isinstance(source, Iterable):
-        raise TypeError(
-            f"{name}: expected files, a list of rows, a datasets.Dataset or a data frame; got "
-            f"{type(source).__name__}. Type, for example, "
-            f"{name}=[{{'problem': '1 + 1', 'answer': '2'}}]"
-        )
-    return list(source)
 
 
 def _held_out_results(state: State, when: str) -> dict[str, float]:

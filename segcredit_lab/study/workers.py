@@ -371,6 +371,11 @@ class ProgressReporter:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         self._send("evaluated", step=step, accuracy=evaluation.sampled, reward=evaluation.reward)
 
+    def saved(self, step: int, path: Path) -> None: ...
+
+    def stop_reason(self) -> str | None:
+        return None
+
     def note(self, text: str) -> None: ...
 
     def end(self) -> None: ...

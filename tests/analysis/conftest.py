@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import REWARD
 
-from segcredit import Trainer
+from segcredit.train.trainer import Trainer
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ import yaml
 from each import each
 from tiny_runs import changed, write_recipe
 
-from segcredit import Trainer, __version__
+from segcredit import __version__
 from segcredit.config import Recipe, RecipeError, load_recipe, shipped_recipes
+from segcredit.train.trainer import Trainer
 
 
 def write(path: Path, **settings: Any) -> Path:

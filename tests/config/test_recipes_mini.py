@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from segcredit import Trainer
 from segcredit.config import Optimize, PretrainCritic, load_recipe
 from segcredit.data.worlds import make_world
 from segcredit.train.build import build, make_plan
+from segcredit.train.trainer import Trainer
 from segcredit_lab.worlds.bookings import Bookings
 
 SMALL = (

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from each import each
 
-from segcredit import Trainer
 from segcredit.config import load_recipe, shipped_recipes
 from segcredit.data import load_prompts
 from segcredit.data.prepare import prepare
@@ -19,6 +18,7 @@ from segcredit.models import Policy
 from segcredit.models.template import fill_template
 from segcredit.partition import PARTITIONS, make_partition
 from segcredit.runlog import read_run
+from segcredit.train.trainer import Trainer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAMES = ("recipes", "paper", "partitions", "scale", "studies", "appendix/recipes")

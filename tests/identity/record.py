@@ -340,7 +340,7 @@ def python(folder: Path) -> Tree:
             threads=1,
             **settings,
         )
-        result = trainer.train(folder / "run")
+        result = trainer.train(folder / "run", report=False)
         said = {"before": dict(result.before), "after": dict(result.after)}
         (folder / "result.json").write_text(json.dumps(said))
 

@@ -18,7 +18,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from segcredit import Trainer
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.models import Critic, Policy
 from segcredit.rollout import make_engine
@@ -26,6 +25,7 @@ from segcredit.rollout.engines import EngineSettings
 from segcredit.runlog import read_run
 from segcredit.train.build import make_plan
 from segcredit.train.health import begin_token_warning
+from segcredit.train.trainer import Trainer
 from segcredit.types import Prompt, Rollouts, Sampling
 
 VARIABLE = "SEGCREDIT_REAL_MODELS"

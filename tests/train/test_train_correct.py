@@ -10,7 +10,6 @@ from rich.console import Console
 from tiny_runs import RECIPE, metrics
 from train.small import SMALL, recipe
 
-from segcredit import Trainer
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.report.overview import overview
@@ -20,6 +19,7 @@ from segcredit.train.collect import Context, collect
 from segcredit.train.metrics import Metrics, describe_rewards
 from segcredit.train.progress import Terminal, result_table
 from segcredit.train.state import State
+from segcredit.train.trainer import Trainer
 from segcredit.types import Response, Reward
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from tiny_runs import changed
 
-from segcredit import Trainer
 from segcredit.algorithms import make_algorithm
 from segcredit.config import parse_recipe
 from segcredit.report.overview import overview
@@ -18,6 +17,7 @@ from segcredit.runlog import read_run
 from segcredit.train.health import STEPS, Health, begin_token_warning
 from segcredit.train.loop import Silent
 from segcredit.train.metrics import describe_rewards
+from segcredit.train.trainer import Trainer
 from segcredit.types import Prompt
 
 HEALTHY = {"reward": 0.4, "reward_std": 0.5, "truncated": 0.1, "groups/zero_std": 0.3}

@@ -15,7 +15,6 @@ from train.test_train_invariance import collected, distance, gradients
 from train.test_train_learning import MARGIN, ends
 from train.test_train_resume import after_lines, finish, kill, make, undisturbed, while_saving
 
-from segcredit import Trainer
 from segcredit.columns import LOGP_REF
 from segcredit.config import parse_recipe
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
@@ -23,6 +22,7 @@ from segcredit.models import Policy
 from segcredit.models.lora import CRITIC, POLICY, REFERENCE
 from segcredit.train.build import build, make_plan
 from segcredit.train.stages import stage_of
+from segcredit.train.trainer import Trainer
 
 LORA = {"rank": 4, "alpha": 8}
 TINY = {**changed()["model"], "lora": LORA}

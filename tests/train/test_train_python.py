@@ -15,7 +15,6 @@ from forked_cli import run
 from tiny_runs import RECIPE, assert_same_run, metrics
 from typer.testing import CliRunner
 
-from segcredit import Trainer
 from segcredit.algorithms import grpo, ppo, spo_tree
 from segcredit.cli import app
 from segcredit.config import RecipeError, parse_recipe
@@ -24,6 +23,7 @@ from segcredit.data.worlds import World, make_world
 from segcredit.models import Policy
 from segcredit.rewards import CustomReward, RewardError
 from segcredit.train.loop import Silent
+from segcredit.train.trainer import Trainer
 
 Rows = list[dict[str, Any]]
 SETTINGS: dict[str, Any] = {
@@ -176,15 +176,6 @@ def test_settings_are_checked_against_a_method_given_as_an_object(model: Path, r
         parse_recipe(trainer.recipe.as_dict())
     record = trainer.recipe.as_dict() | {"given_in_python": {"algorithm": "spo_tree"}}
     assert parse_recipe(record) == trainer.recipe
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_a_loaded_model_is_refused_with_what_to_pass(model: Path, rows: Rows) -> None:
-    loaded: Any = Policy.from_pretrained(model).model
-    with pytest.raises(
-        TypeError, match=r"^model: expected a folder.*; got a Qwen2ForCausalLM\. Save"
-    ):
-        Trainer(loaded, rows, **SETTINGS)
 
 
 def test_bad_rows_of_both_sets_are_told_together(model: Path, rows: Rows) -> None:

@@ -10,11 +10,11 @@ from forked_cli import run
 from tiny_runs import changed, metrics, write_recipe
 from torch import Tensor, nn
 
-from segcredit import Trainer
 from segcredit.config import OptimizerSettings, parse_recipe
 from segcredit.train.distributed import Parallel
 from segcredit.train.optim import PATIENCE, NotFinite, Optimizer
 from segcredit.train.saving import POLICY
+from segcredit.train.trainer import Trainer
 
 
 def optimizer_of(model: nn.Module) -> Optimizer:

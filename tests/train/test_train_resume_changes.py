@@ -12,11 +12,11 @@ import yaml
 from forked_cli import Call, run
 from tiny_runs import assert_same_run, metrics, write_recipe
 
-from segcredit import Trainer
 from segcredit.config import parse_recipe
 from segcredit.runlog.environment import describe_environment, environment_changes
 from segcredit.runlog.storage import MANIFEST, seal
 from segcredit.train.checkpoint import load_state
+from segcredit.train.trainer import Trainer
 
 STEPS: dict[str, Any] = {
     "stages": [
