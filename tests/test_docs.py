@@ -32,7 +32,8 @@ from segcredit_lab.study.definition import corrections, scale_of
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-DOCUMENTS = [*PAGES, *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+MORE = ("README", "CONTRIBUTING", "SECURITY", "examples/README")
+DOCUMENTS = [*PAGES, *(ROOT / f"{name}.md" for name in MORE)]
 RUNNABLE = [x for x in DOCUMENTS if x.name not in ("study.md", "CONTRIBUTING.md")]
 """Generated pages of studies have no code."""
 

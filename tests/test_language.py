@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = [
-    *("segcredit", "segcredit_lab", "docs", "benchmarks", "tools"),
+    *("segcredit", "segcredit_lab", "docs", "benchmarks", "examples", "tools"),
     *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
 ]
 SUFFIXES = {".py", ".md", ".yaml", ".js", ".html"}

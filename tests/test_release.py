@@ -37,3 +37,12 @@ def test_the_version_is_the_same_everywhere() -> None:
     version, date = released[0]
     assert version == segcredit.__version__
     assert f"\nversion: {version}\ndate-released: {date}\n" in citation
+
+
+def test_examples_are_in_the_source_distribution_only() -> None:
+    sdist = pytest.importorskip("hatchling.builders.sdist").SdistBuilder(str(ROOT))
+    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    included = {x.distribution_path for x in sdist.recurse_included_files()}
+    examples = {f"examples/{x.name}" for x in (ROOT / "examples").glob("*.[pim]*")}
+    assert {"examples/sapo_loop.py", "examples/segcredit.ipynb"} <= examples <= included
+    assert not any("examples" in x.distribution_path for x in wheel.recurse_included_files())

@@ -1,7 +1,6 @@
 """Recipes: the complete settings of a run, validated before any model is loaded."""
 
 from segcredit.config.files import (
-    GIVEN_IN_PYTHON,
     RecipeError,
     merge_settings,
     read_settings,
@@ -32,6 +31,7 @@ from segcredit.config.recipe import (
     UpdateSettings,
     WarmStart,
 )
+from segcredit.runlog.folder import GIVEN_IN_PYTHON
 
 __all__ = [
     "GIVEN_IN_PYTHON",

@@ -21,10 +21,9 @@ import yaml
 
 from segcredit.printable import shown
 from segcredit.registry import nearest
+from segcredit.runlog.folder import GIVEN_IN_PYTHON
 from segcredit.runlog.untrusted import PlainLoader, parse_yaml, read_yaml
 
-GIVEN_IN_PYTHON = "given_in_python"
-"""Key in config.yaml for the parts of a run that were objects in Python."""
 BASE = "base"
 """Key in a recipe that names the recipes it starts from."""
 NAMED = ("algorithm", "reward", "partition")

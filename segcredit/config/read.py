@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from segcredit import __version__
 from segcredit.config.files import (
     BASE,
-    GIVEN_IN_PYTHON,
     NAMED,
     RecipeError,
     parse_value,
@@ -21,7 +20,7 @@ from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
 from segcredit.registry import nearest, resolve_files
 from segcredit.runlog import RunFolder, resume_command
-from segcredit.runlog.folder import require_run
+from segcredit.runlog.folder import GIVEN_IN_PYTHON, require_run
 from segcredit.runlog.untrusted import require_trust
 from segcredit.types import Algorithm
 

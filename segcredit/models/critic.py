@@ -18,6 +18,7 @@ from segcredit.models.loading import (
     check_file,
     check_weight_files,
     train_padding_token,
+    without_progress_bars,
 )
 from segcredit.models.lora import CRITIC, Lora
 from segcredit.models.policy import Policy, response_outputs, spread
@@ -98,7 +99,8 @@ class Critic(nn.Module):
     def save(self, folder: Path) -> None:
         """Save the trunk as a Hugging Face folder, or its adapter as PEFT does, and the head."""
         if self.lora is None:
-            self.trunk.save_pretrained(folder)
+            with without_progress_bars():
+                self.trunk.save_pretrained(folder)
         else:
             self.lora.save(CRITIC, folder)
         save_file(

@@ -4,6 +4,8 @@ import inspect
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+from transformers.utils import logging
 
 from segcredit.models.codec import Codec, load_tokenizer
 from segcredit.models.families import (
@@ -54,6 +57,19 @@ SECONDS = 5.0
 """Timeout of the hub's first answer: transformers alone tries for 23 s, again for every file."""
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """``name`` or ``owner/name``; text that begins with a dot is a path."""
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Hide transformers' progress bars, for files that are written at every checkpoint."""
+    shown_before = logging.is_progress_bar_enabled()
+    if shown_before:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown_before:
+            logging.enable_progress_bar()
 
 
 class ModelError(ValueError):

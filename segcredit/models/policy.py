@@ -40,7 +40,12 @@ from segcredit.models.layers import (
     set_attention,
     trained_weights,
 )
-from segcredit.models.loading import load_codec, load_config, load_model
+from segcredit.models.loading import (
+    load_codec,
+    load_config,
+    load_model,
+    without_progress_bars,
+)
 from segcredit.models.lora import POLICY, REFERENCE, Lora, merge_adapter
 from segcredit.types import Encoded, Prompt, Rollouts
 
@@ -199,7 +204,8 @@ class Policy:
         if self.lora is not None:
             named = merge_adapter(self.model, self.model.state_dict().items())
             whole = {name: x.cpu() for name, x in named}
-        self.model.save_pretrained(folder, state_dict=whole)
+        with without_progress_bars():
+            self.model.save_pretrained(folder, state_dict=whole)
         self.codec.save(folder)
 
     def save_without_weights(self, folder: Path) -> None:

@@ -25,6 +25,7 @@ from segcredit.report.data import (
 )
 from segcredit.report.explain import GLOSSARY, HEALTHY, IN_THE_PICTURE, NO_RANGE
 from segcredit.runlog import Run
+from segcredit.runlog.folder import GIVEN_IN_PYTHON
 from segcredit.runlog.reader import as_number, step_in
 
 MAX_POINTS = 1500
@@ -90,15 +91,16 @@ def overview(run: Run) -> dict[str, Any]:
 def facts(run: Run) -> list[list[str]]:
     """Describe the run as (label, value) pairs; unknown values are left out."""
     config, environment = run.config, run.environment
+    in_python = _part(config, GIVEN_IN_PYTHON)
     model, data = _part(config, "model"), _part(config, "data")
     packages, hardware = _part(environment, "packages"), _part(environment, "hardware")
     git = _part(environment, "git")
     versions = ("segcredit", "torch", "transformers", "vllm", "verl")
     found = {
-        "method": _name(config.get("algorithm")),
+        "method": in_python.get("algorithm") or _name(config.get("algorithm")),
         "model": model.get("path") or (model.get("tiny") and f"tiny {model['tiny']}"),
         "data": data.get("world") or _joined(data.get("train")),
-        "reward": _name(config.get("reward")),
+        "reward": in_python.get("reward") or _name(config.get("reward")),
         "seed": config.get("seed"),
         "started": environment.get("started"),
         "versions": ", ".join(f"{x} {packages[x]}" for x in versions if x in packages),
@@ -169,6 +171,8 @@ def method(run: Run) -> list[list[str]]:
     If the method cannot be built, only the settings in the config are listed. A method that names
     code in the run directory is built only if the run is trusted.
     """
+    if in_python := _part(run.config, GIVEN_IN_PYTHON).get("algorithm"):
+        return [["algorithm", shortened(in_python)]]
     given = run.config.get("algorithm")
     if given is None:
         return []

@@ -9,6 +9,8 @@ from pathlib import Path
 from segcredit.runlog.files import Lock, LockedError, remove_leftovers
 from segcredit.runlog.untrusted import FLAG, read_yaml, requests_of
 
+GIVEN_IN_PYTHON = "given_in_python"
+"""Key in config.yaml for the parts of a run that were objects in Python."""
 _STEP = re.compile(r"step-(\d+)(\.jsonl)?")
 _LONGEST_NAME = 50  # characters of up to 4 bytes; file names have at most 255 bytes
 

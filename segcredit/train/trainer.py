@@ -276,7 +276,10 @@ class Trainer:
             with MetricsWriter(run.metrics, trackers) as metrics:
                 if resume:
                     metrics.truncate(position)
-                watch.begin(self.recipe, state.step, _facts(self.plan, run, state, aside))
+                facts = _facts(self.plan, run, state, aside)
+                if "algorithm" in self._objects:
+                    facts["method"] = repr(self._objects["algorithm"])
+                watch.begin(self.recipe, state.step, facts)
                 return self._loop(run, metrics, state, watch)
 
     def _train_from(self, path: str) -> None:

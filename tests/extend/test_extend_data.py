@@ -41,12 +41,14 @@ def run_section(title: str, name: str, folder: Path) -> list[Path]:
 
 
 def test_a_reward(tmp_path: Path) -> None:
-    runs = run_section("A reward", "my_reward", tmp_path)
+    runs = run_section("A reward", "custom_reward", tmp_path)
     for folder in runs:
         rollouts = "".join(x.read_text() for x in (folder / "rollouts").glob("*.jsonl"))
         assert "expected" in rollouts
         assert "tokens" in rollouts
-    assert yaml.safe_load((runs[1] / "config.yaml").read_text())["reward"] == "my_reward.py:brief"
+    assert (
+        yaml.safe_load((runs[1] / "config.yaml").read_text())["reward"] == "custom_reward.py:brief"
+    )
 
 
 def test_a_world(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

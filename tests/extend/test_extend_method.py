@@ -1,4 +1,4 @@
-"""A user's column, credit estimator and method in one file, as docs/extending.md shows them."""
+"""A user's column, credit estimator and method in one file: examples/custom_column.py."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from extend.test_extend_data import DOCUMENT, section
+from extend.test_extend_data import section
 from forked_cli import run
 from tiny_runs import REWARD, metrics
 
@@ -17,21 +17,17 @@ from segcredit.models import Policy
 from segcredit.runlog.folder import step_name
 from segcredit.types import Prompt
 
-REMAX = Path(__file__).with_name("remax.py")
+REMAX = Path(__file__).parents[2] / "examples" / "custom_column.py"
 TITLE = "A column, a credit estimator and a method"
 LENGTH = 24
 """rollout.max_tokens of the recipe in the document."""
-
-
-def test_the_document_shows_the_file() -> None:
-    assert f"```python\n{REMAX.read_text()}```" in DOCUMENT.read_text()
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps by the document's recipe and command, every step saved and recorded."""
     folder = tmp_path_factory.mktemp("remax")
-    (folder / "remax.py").write_text(REMAX.read_text())
+    (folder / "custom_column.py").write_text(REMAX.read_text())
     (folder / "reward.py").write_text(REWARD)  # of an untrained model nothing is right
     (folder / "remax.yaml").write_text(section(TITLE)["yaml"])
     program, *command = shlex.split(section(TITLE)["bash"])
@@ -87,7 +83,7 @@ def test_it_learns_resumes_and_is_watched(trained: Path) -> None:
 
 def test_needs_and_plan_name_the_column(trained: Path) -> None:
     folder = trained.parent
-    method = make_algorithm(f"{folder / 'remax.py'}:remax")
+    method = make_algorithm(f"{folder / 'custom_column.py'}:remax")
     assert {x.name for x in method.needs} == {"greedy_reward", "logp_ref"}
     assert LOGP_REF in method.needs
     shown = run(folder, "train", "remax.yaml", "--check")

@@ -21,7 +21,9 @@ from segcredit.config import RecipeError, parse_recipe
 from segcredit.data import BadRows
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Policy
+from segcredit.report.overview import overview
 from segcredit.rewards import CustomReward, RewardError
+from segcredit.runlog import read_run
 from segcredit.train.loop import Silent
 from segcredit.train.trainer import Trainer
 
@@ -83,7 +85,11 @@ def no_process_is_left() -> Iterator[None]:
 
 
 def test_rows_a_function_and_a_method_as_objects(
-    tmp_path: Path, model: Path, rows: Rows, world: World
+    tmp_path: Path,
+    model: Path,
+    rows: Rows,
+    world: World,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -114,6 +120,12 @@ def test_rows_a_function_and_a_method_as_objects(
     assert (given["train"], given["test"]) == ("rows", "rows")
     assert given["algorithm"].startswith("PolicyGradient(")
     assert given["reward"].endswith("graded")
+    facts = dict(overview(read_run(result.folder))["facts"])
+    assert facts["method"].startswith("PolicyGradient("), "not the default that config.yaml has"
+    assert facts["reward"] == given["reward"]
+    assert overview(read_run(result.folder))["method"] == [["algorithm", given["algorithm"]]]
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "method PolicyGradient(" in shown
 
 
 def test_names_and_files_serve_as_well(tmp_path: Path, model: Path, rows: Rows) -> None:

@@ -57,6 +57,7 @@ def test_progress_is_printed_and_the_result_has_metrics(
     assert "1 reinforce: 2 steps" in shown
     assert "2/2" in shown
     assert "model " in shown
+    assert "shards" not in shown, "no progress bar of transformers for each checkpoint"
     assert len(result.history("reward", "optimize")) == 2
     optimized = [x["reward"] for x in result.metrics if x["stage"] == "optimize"]
     assert optimized == result.history("reward", "optimize")

@@ -1,9 +1,22 @@
-"""ReMax (arXiv 2310.10505): a response's reward less that of the greedy response."""
+"""A column, a credit estimator and a method of your own: ReMax (arXiv 2310.10505).
 
+    python examples/custom_column.py              # --help lists the options
+
+ReMax needs what no built-in method needs: the reward of the greedy response to the same prompt.
+That is a column, ``GreedyReward``. ``GreedyBaseline`` subtracts it, and ``remax`` is the method.
+A tiny Qwen2.5-VL imitates answers about generated images, then learns by ReMax. You should see:
+sampled accuracy on held-out images rises from 40 % to 67 %. Time: 20 seconds on one CPU core.
+Documentation: docs/extending.md#a-column-a-credit-estimator-and-a-method
+"""
+
+import argparse
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from segcredit import Trainer
 from segcredit.algorithms import PolicyGradient
 from segcredit.algorithms.credit import Case
 from segcredit.algorithms.objective import Clipped, RewardKL, TokenMean, TokenRatio
@@ -57,3 +70,30 @@ def remax(clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.001) -> PolicyGr
         reduce=TokenMean(),
         kl=RewardKL(kl) if kl else None,
     )
+
+
+def main(argv=None):
+    """Train by ReMax; print the held-out accuracy before and after."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="steps of ReMax")
+    parser.add_argument("--folder", type=Path, help="run directory; default: a temporary folder")
+    args = parser.parse_args(argv)
+    task = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False, "glance_error": 1.0}
+    look, solve = ({"kind": "warm_start", "phase": x, "steps": 100} for x in ("look", "solve"))
+    result = Trainer(
+        model={"tiny": "qwen2_5_vl", "hidden": 48, "layers": 1, "heads": 2},
+        data={"world": "shape_grid", "settings": task},
+        algorithm=remax(kl=0.0),
+        reward="exact",
+        stages=[look, solve, {"kind": "optimize", "steps": args.steps}],
+        rollout={"prompts": 128, "max_tokens": 24},
+        optimizer={"lr": 1e-3},
+        evaluation={"prompts": 128, "samples": 2, "every": 0},
+        threads=1,
+    ).train(args.folder or Path(tempfile.mkdtemp()) / "run")
+    before, after = result.before["sampled"], result.after["sampled"]
+    print(f"sampled accuracy on held-out images: {before:.1%} before, {after:.1%} after")
+
+
+if __name__ == "__main__":
+    main()
