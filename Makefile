@@ -14,8 +14,8 @@ help:  ## what can be made
 setup: $(STAMP)  ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml constraints.txt $(LOCK)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12)); \
-	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 and 3.12; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12), (3, 13)); \
+	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 to 3.13; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --require-hashes --no-deps -r $(LOCK)
 	@# torch by version alone: its builds (CPU, CUDA) have different hashes, and come from different places

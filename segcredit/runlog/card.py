@@ -78,7 +78,7 @@ def model_card(
             ("setting", "value"),
         ),
         "The algorithm with all its parts:",
-        _fenced(re.sub(r" at 0x[0-9a-f]+", "", method), "python"),
+        _fenced(method, "python"),
         "## Held-out results",
         _results(rows, _section(config, "evaluation")),
         "## Repeat this run",
@@ -90,7 +90,8 @@ def model_card(
         "## Citation",
         _fenced(CITATION.replace("VERSION", __version__), "bibtex"),
     ]
-    return "\n\n".join(parts) + "\n"
+    # objects given in Python are described with their address, which differs in every process
+    return re.sub(r" at 0x[0-9a-f]+(?=>)", "", "\n\n".join(parts)) + "\n"
 
 
 def write_card(folder: Path, text: str) -> None:

@@ -63,8 +63,9 @@ def test_results_before_and_at_that_step() -> None:
 def test_equal_runs_have_equal_cards() -> None:
     later = [{**row, "time/step": 7.5} for row in EVALUATIONS]
     assert card(EVALUATIONS) == card(later)
-    assert model_card({}, "<A object at 0x7f01>", [], 1, False) == model_card(
-        {}, "<A object at 0x7f02>", [], 1, False
+    one, other = (f"<A object at 0x7f0{n}>" for n in (1, 2))
+    assert model_card({"given_in_python": {"reward": one}}, one, [], 1, False) == model_card(
+        {"given_in_python": {"reward": other}}, other, [], 1, False
     )
 
 
