@@ -6,7 +6,7 @@ STAMP  := $(VENV)/installed
 LOCK   := requirements-dev.lock
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures docs docs-serve clean verl-setup test-verl
+.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures docs docs-serve release-check clean verl-setup test-verl
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -14,8 +14,8 @@ help:  ## what can be made
 setup: $(STAMP)  ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml constraints.txt $(LOCK)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12)); \
-	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 and 3.12; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12), (3, 13)); \
+	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 to 3.13; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --require-hashes --no-deps -r $(LOCK)
 	@# torch by version alone: its builds (CPU, CUDA) have different hashes, and come from different places
@@ -99,6 +99,9 @@ docs: $(STAMP)  ## build the documentation site into site/; a broken link is an 
 
 docs-serve: $(STAMP)  ## show the documentation site on this machine while you edit
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs serve --strict
+
+release-check: $(STAMP)  ## build sdist and wheel from the last commit, install the wheel, run the demo
+	$(BIN)/python tools/release_check.py
 
 clean:  ## remove the environments, caches and the built site
 	rm -rf $(VENV) $(VERL) .venv-lock site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@ from segcredit.commands import benchmark as benchmarking
 from segcredit.commands import evaluate as evaluation
 from segcredit.commands import plan as planning
 from segcredit.commands import prepare as preparing
+from segcredit.commands import push as pushing
 from segcredit.commands import report as reporting
 from segcredit.commands import segment
 from segcredit.commands import train as training
@@ -41,6 +42,7 @@ app.command(epilog=analysis.EPILOG)(analysis.analyze)
 app.command(epilog=studying.EPILOG)(studying.study)
 app.command(epilog=preparing.EPILOG)(preparing.prepare)
 app.command(epilog=planning.EPILOG)(planning.plan)
+app.command(epilog=pushing.EPILOG)(pushing.push)
 app.command(epilog=on_verl.EPILOG)(on_verl.verl)
 app.command(epilog=segment.EPILOG)(segment.segment)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from segcredit.installing import install_command
 from segcredit.printable import named, printable, shown
 
 KEY = "OPENAI_API_KEY"
@@ -180,8 +181,8 @@ def _find_vllm() -> str:
     found = str(beside) if beside.is_file() else shutil.which("vllm")
     if found is None:
         raise ServerError(
-            "--driver vlmevalkit starts vllm serve, and vLLM is not installed. Install it: pip "
-            "install 'segcredit[vllm]'; or start an OpenAI-compatible server on any machine and "
+            "--driver vlmevalkit starts vllm serve, and vLLM is not installed. Type: "
+            f"{install_command('vllm')}; or start an OpenAI-compatible server on any machine and "
             "pass --server http://HOST:PORT/v1"
         )
     return found

@@ -83,6 +83,7 @@ def verl(
 def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     from importlib.util import find_spec
 
+    from segcredit.installing import install_command
     from segcredit.integrations.verl.dumps import METRICS, rotate_log
     from segcredit.runlog import describe_environment
     from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
@@ -90,7 +91,8 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     if find_spec("verl") is None:
         complain(
             "verl is not installed in this environment; it needs its own environment. Type: "
-            "python -m venv .venv-verl && .venv-verl/bin/pip install 'segcredit[verl]'"
+            "python -m venv .venv-verl && "
+            f"{install_command('verl', '.venv-verl/bin/pip')}"
         )
         return 2
     rotate_log(folder / METRICS)

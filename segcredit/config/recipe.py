@@ -133,9 +133,10 @@ class DataSettings(Settings):
     """The prompts: files of rows, or a world that generates them."""
 
     train: list[str] = Field(default_factory=list)
-    """Training prompts: files (parquet, arrow, jsonl, json, csv, tsv) or hub ids."""
+    """Training prompts: files (parquet, arrow, jsonl, json, csv, tsv) or datasets on the Hub
+    (hub:OWNER/NAME/CONFIG:SPLIT)."""
     test: list[str] = Field(default_factory=list)
-    """Held-out prompts for evaluation: files or hub ids."""
+    """Held-out prompts for evaluation: files or datasets on the Hub."""
     suffix: str | None = None
     """Text that is appended to the last user message, after a space."""
     template: str | None = None

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from segcredit.data.formats import RowError
+from segcredit.data.hub import PREFIX, Address
 from segcredit.printable import listed, named, printable, shown
 from segcredit.registry import nearest
 
@@ -20,7 +20,6 @@ _ARROW_FILE = b"ARROW1"
 _LONGEST_CELL = 2**27
 """Maximum number of characters in a CSV cell, for base64 images; Python's default is 2**17."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(/(?P<config>[\w.-]+))?(:(?P<split>\S+))?")
 ROWS_AT_ONCE = 64
 """Rows to read per batch; a row may contain images."""
 _RATIO = 100
@@ -62,14 +61,33 @@ class Source:
 
 
 def open_source(name: str | Path) -> Source:
-    """Open a file, or a dataset on the Hub: ``owner/name`` or ``owner/name/config:split``."""
+    """Open a file, or a dataset on the Hub (:data:`segcredit.data.hub.FORM`)."""
+    if (address := hub_address(name)) is not None:
+        return _from_hub(address)
     path, suffix = Path(name), Path(name).suffix.lower()
-    local = suffix in SUFFIXES or _exists(path) or _exists(path.parent)
-    if isinstance(name, str) and not local and (match := _HUB_ID.fullmatch(name)):
-        return _hub(name, match["id"], match["config"], match["split"] or "train")
     _check_file(path)
     columns, rows = _FORMATS[suffix]
     return Source(str(name), path.stem, path.absolute().parent, columns(path), lambda: rows(path))
+
+
+def hub_address(name: str | Path) -> Address | None:
+    """Return the address of a dataset on the Hub; None if this is the path of a file.
+
+    ``hub:`` may be left out where no local file or folder is meant.
+    """
+    if not isinstance(name, str):
+        return None
+    path = Path(name)
+    local = path.suffix.lower() in SUFFIXES or _exists(path) or _exists(path.parent)
+    if local and not name.startswith(PREFIX):
+        return None
+    return Address.parse(name)
+
+
+def pin_addresses(names: list[str]) -> list[str]:
+    """Add the current commit to every dataset on the Hub; paths of files stay as they are."""
+    found = [(name, hub_address(name)) for name in names]
+    return [name if address is None else str(address.pinned()) for name, address in found]
 
 
 def _exists(path: Path) -> bool:
@@ -350,20 +368,8 @@ _FORMATS: dict[
 """Functions that read the columns and the rows of a file, by its suffix."""
 
 
-def _hub(name: str, repository: str, config: str | None, split: str) -> Source:
-    datasets = _library(
-        "datasets",
-        "datasets",
-        f"or pass a local file ({', '.join(SUFFIXES)}); there is none of the name {shown(name)}",
-    )
-    try:
-        table = datasets.load_dataset(repository, config, split=split)
-    except Exception as error:  # the library's errors have no common class
-        raise ValueError(
-            f"expected a file or a dataset on the Hub, owner/name or owner/name/config:split; "
-            f"{shown(name)} cannot be loaded: {printable(str(error), 300)}"
-        ) from None
-    return dataset_source(name, repository.rpartition("/")[2], table)
+def _from_hub(address: Address) -> Source:
+    return dataset_source(address.name, address.repository.rpartition("/")[2], address.load())
 
 
 def dataset_source(name: str, stem: str, table: Any) -> Source:

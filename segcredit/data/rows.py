@@ -72,7 +72,7 @@ def load_prompts(
     ``extra_info`` become columns.
 
     Args:
-        paths: Files, or ids on the Hub: ``owner/name`` or ``owner/name/config:split``.
+        paths: Files, or datasets on the Hub: ``hub:owner/name/config:split@revision``.
         allow_outside: Whether rows may name images outside the folder of their file.
         limit: Maximum number of prompts; later rows are not read.
         max_prompt_tokens: A longer prompt is a bad row; needs ``count_tokens``.

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from segcredit.installing import install_command
 from segcredit.models.families import Family
 
 LANGUAGE, ALL = "language", "all-linear"
@@ -82,7 +83,7 @@ def require_peft() -> None:
     if find_spec("peft") is None:
         raise ValueError(
             "model.lora: LoRA needs the package peft, which is not installed. "
-            "Type: pip install 'segcredit[lora]'"
+            f"Type: {install_command('lora')}"
         )
 
 

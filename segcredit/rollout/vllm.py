@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from segcredit.installing import install_command
 from segcredit.models import Codec, Family, Policy, QwenVL, VisionFamily
 from segcredit.models.families import PIXELS
 from segcredit.models.general import ProcessorCodec
@@ -49,11 +50,11 @@ def vllm_problem() -> str | None:
             return None
         return (
             f"rollout.engine is vllm, tested with versions {wanted}; {found} is installed. "
-            f'Type: pip install "segcredit[vllm]", or sample with transformers: rollout.engine=hf'
+            f"Type: {install_command('vllm')}, or sample with transformers: rollout.engine=hf"
         )
     return (
         f"rollout.engine is vllm, which is not installed (tested versions: {wanted}). "
-        f'Type: pip install "segcredit[vllm]", or sample with transformers: rollout.engine=hf'
+        f"Type: {install_command('vllm')}, or sample with transformers: rollout.engine=hf"
     )
 
 

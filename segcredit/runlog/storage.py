@@ -55,6 +55,11 @@ def verify(folder: Path) -> None:
     checked_size(folder, hashes=True)
 
 
+def recorded_files(folder: Path) -> list[str]:
+    """Return the names of the files that a checkpoint's manifest lists."""
+    return list(_manifest(folder))
+
+
 def checked_size(folder: Path, hashes: bool) -> int:
     """Check a checkpoint and return its size in bytes; without hashes, only sizes are checked."""
     entries = _manifest(folder)

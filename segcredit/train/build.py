@@ -18,6 +18,7 @@ from segcredit.config import Recipe, RecipeError, WarmStart
 from segcredit.config.checks import method_problems, prompt_problems
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
 from segcredit.data.formats import NOTHING_LEFT, SKIP
+from segcredit.data.readers import pin_addresses
 from segcredit.data.worlds import World, make_world
 from segcredit.models import Codec, ModelError, Policy, find_family, tiny_config
 from segcredit.models.critic import check_saved
@@ -80,6 +81,7 @@ def make_plan(
         progress: Called from time to time with the number of rows checked so far.
         in_memory: Whether the weights are in memory, so that the model's folder needs none.
     """
+    recipe = _pinned(recipe)
     problems: list[ValueError] = []
 
     def attempt(make: Callable[[], Made]) -> Made | None:
@@ -125,6 +127,17 @@ def make_plan(
     plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
     return plan
+
+
+def _pinned(recipe: Recipe) -> Recipe:
+    """Name the commit of datasets on the Hub, so that config.yaml repeats the run."""
+    try:
+        names = {key: pin_addresses(getattr(recipe.data, key)) for key in ("train", "test")}
+    except ValueError as error:
+        raise RecipeError(f"data: {error}") from None
+    if all(getattr(recipe.data, key) == x for key, x in names.items()):
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=names)})
 
 
 def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None = None) -> State:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from segcredit.config import OptimizerSettings
+from segcredit.installing import install_command
 from segcredit.models import Critic, Policy
 from segcredit.models.layers import is_sharded, trained_weights, without_data
 from segcredit.runlog.storage import Part, Parts, file_name, save_parts
@@ -34,7 +35,7 @@ Kind = Literal["adamw", "adamw_8bit"]
 def missing_requirement(kind: Kind) -> str | None:
     """Say which package to install for this kind of optimizer; None if nothing is missing."""
     if kind == "adamw_8bit" and find_spec(LIBRARY) is None:
-        return f"{kind} needs {LIBRARY}. Type: pip install 'segcredit[8bit]'"
+        return f"{kind} needs {LIBRARY}. Type: {install_command('8bit')}"
     return None
 
 

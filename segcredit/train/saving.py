@@ -22,7 +22,8 @@ from segcredit.models.codec import Codec
 from segcredit.models.lora import Lora
 from segcredit.registry import resolve_files
 from segcredit.runlog import MetricsWriter, RunFolder, read_run
-from segcredit.runlog.files import sync_folder, write_bytes_atomically
+from segcredit.runlog.card import model_card, write_card
+from segcredit.runlog.files import read_lines, sync_folder, write_bytes_atomically
 from segcredit.runlog.folder import (
     CRITIC,
     POLICY,
@@ -62,9 +63,19 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     metrics.sync()
     position = metrics.position()
     name = step_name(state.step)
-    return checkpoint.save_checkpoint(
-        folder.checkpoints, name, lambda place: _write(state, place, position), keep
-    )
+
+    def write_all(place: Path) -> None:
+        card = _card(state, read_lines(metrics.path))  # here, so that a disk error is reported
+        _write(state, place, position, card)
+
+    return checkpoint.save_checkpoint(folder.checkpoints, name, write_all, keep)
+
+
+def _card(state: State, rows: list[dict[str, Any]]) -> str:
+    """Describe the policy for those who get its folder alone."""
+    has_images = state.policy.codec.image_processor is not None
+    config = state.config or state.recipe.as_dict()
+    return model_card(config, repr(state.algorithm), rows, state.step, has_images)
 
 
 def help_save(state: State) -> None:
@@ -97,7 +108,7 @@ def _write_model(state: State, model: Policy, place: Path | None) -> None:
         together.write(lambda: _save(whole, together.place))
 
 
-def _write(state: State, place: Path | None, metrics_position: int) -> None:
+def _write(state: State, place: Path | None, metrics_position: int, card: str = "") -> None:
     lora = state.policy.lora
     rest = {
         "stage": state.stage,
@@ -112,10 +123,11 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
         **_column_states(state),
     }
     if state.shards:
-        _write_sharded(state, place, rest)
+        _write_sharded(state, place, rest, card)
         return
     assert place is not None
     state.policy.save(place / POLICY)
+    write_card(place / POLICY, card)
     if lora is not None:
         _write_adapters(state, lora, place / ADAPTERS)
     else:
@@ -134,13 +146,15 @@ def _column_states(state: State) -> dict[str, Any]:
     return found
 
 
-def _write_sharded(state: State, place: Path | None, rest: dict[str, Any]) -> None:
+def _write_sharded(state: State, place: Path | None, rest: dict[str, Any], card: str) -> None:
     """Write a sharded state: every rank its optimizer shards, rank 0 everything else."""
     first, rank, size = state.parallel.first, state.parallel.rank, state.parallel.size
     optimizers: dict[str, Any] = {}
     with CollectiveWrite(state.parallel, place) as together:
         policy = whole_model(state.policy, CPU, keep=first)
         together.write(lambda: _save(policy, together.place / POLICY))
+        if first:
+            together.write(lambda: write_card(together.place / POLICY, card))
         del policy
         for name, model in _models(state).items():
             whole = whole_model(model, CPU, keep=first)

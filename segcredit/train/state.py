@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,8 @@ class State:
     noted: dict[str, float] = field(default_factory=dict)
     """Results of the evaluations before and after optimization, reported at the end of the run."""
 
+    config: dict[str, Any] = field(default_factory=dict)
+    """Content of the run's config.yaml, for the model card; on rank 0 only."""
     micro_batches_halved: int = 0
     """How often micro-batches were halved because memory did not suffice."""
 

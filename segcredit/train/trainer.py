@@ -270,6 +270,7 @@ class Trainer:
             state, position = self._state(run if resume else None, parallel, watch)
             parallel.wait()  # change nothing on disk before all ranks have read it
             aside = self._roll_back(run, state, position, watch) if resume else None
+            state.config = read_run(run.path).config
             names = ["tensorboard", *self.recipe.save.trackers]
             first = state.step + 1 if resume else None
             trackers = open_trackers(names, run, self.recipe.as_dict(), first)

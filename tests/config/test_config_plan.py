@@ -24,6 +24,7 @@ from transformers import (
 from segcredit.config import RecipeError, load_recipe, parse_recipe
 from segcredit.data import BadRows, load_prompts
 from segcredit.data.worlds import make_world
+from segcredit.installing import install_command
 from segcredit.models import Codec, Family, Policy, lora
 from segcredit.models.loading import context_window, end_tokens, load_config
 from segcredit.train import build
@@ -599,7 +600,7 @@ def test_without_peft_one_is_told_what_to_type(monkeypatch: pytest.MonkeyPatch) 
     message = problems(model={**TINY, "lora": {}})
     assert message == (
         "model.lora: LoRA needs the package peft, which is not installed. "
-        "Type: pip install 'segcredit[lora]'"
+        f"Type: {install_command('lora')}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import sys
 from collections.abc import Iterator
 from io import BytesIO
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from segcredit.data import BadRows, load_prompts, readers
+from segcredit.installing import install_command
 from segcredit.integrations.verl.translate import is_verl_file
 from segcredit.models.images import open_image
 
@@ -339,7 +341,9 @@ class TestHub:
         assert loaded.prompts[99].images == (png(),)
 
     def test_what_the_library_says_is_passed_on(self, asked: list[tuple[object, ...]]) -> None:
-        with pytest.raises(ValueError, match="'a/b:nope' cannot be loaded: unknown split↵'nope'"):
+        with pytest.raises(
+            ValueError, match="'hub:a/b:nope' cannot be loaded: unknown split↵'nope'"
+        ):
             load_prompts("a/b:nope")
 
     @pytest.mark.parametrize("name", ["data/train.jsonl", "here/train.csv", "train", "/a/b"])
@@ -354,7 +358,9 @@ class TestHub:
     def test_without_the_library(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(ValueError, match="pip install datasets, or pass a local file"):
+        with pytest.raises(
+            ValueError, match=re.escape(f"Type: {install_command('hub')}; or pass a local file")
+        ):
             load_prompts("hiyouga/geometry3k")
 
 

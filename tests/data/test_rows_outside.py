@@ -73,7 +73,8 @@ def test_pictures_inside_are_read(data: Path, name: str, monkeypatch: pytest.Mon
 
 
 def test_links_in_a_circle(data: Path) -> None:
-    with pytest.raises(BadRows, match="expected a p"):
+    # Python 3.13 resolves such a link to itself; before, it raised an error
+    with pytest.raises(BadRows, match=r"expected a path|expected an image .* got no such file"):
         load_prompts(write(data, "circle"))
 
 

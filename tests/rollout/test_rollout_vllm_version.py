@@ -8,6 +8,7 @@ from tiny_runs import changed
 
 import segcredit.rollout.vllm as vllm_version
 from segcredit.config import RecipeError, parse_recipe
+from segcredit.installing import install_command
 from segcredit.rollout import VllmEngine
 from segcredit.train.build import make_plan
 
@@ -26,7 +27,7 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = vllm_version.vllm_problem()
     assert found is not None
     assert "not installed" in found
-    assert 'pip install "segcredit[vllm]"' in found
+    assert install_command("vllm") in found
     assert "rollout.engine=hf" in found
     with pytest.raises(ValueError, match="not installed"):
         VllmEngine(None, (1,), lambda _: None, lambda _: iter(()), window=8)

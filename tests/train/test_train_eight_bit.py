@@ -1,6 +1,7 @@
 """Moments of eight bits: they learn, rest, are saved and go on, and take a quarter of the room."""
 
 import copy
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny_runs import assert_same_run, changed, write_recipe
 from torch import nn
 
 from segcredit.config import OptimizerSettings, RecipeError, parse_recipe
+from segcredit.installing import install_command
 from segcredit.plan.memory import memory
 from segcredit.runlog.storage import load_state, save_state
 from segcredit.train import optim as adam
@@ -154,5 +156,5 @@ def test_without_the_library_the_recipe_is_refused(
     monkeypatch.setattr(adam, "find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"optimizer.kind: adamw_8bit needs bitsandbytes\. Type:"):
         make_plan(parse_recipe(changed(optimizer__kind="adamw_8bit", reward="exact")))
-    with pytest.raises(ValueError, match=r"pip install 'segcredit\[8bit\]'"):
+    with pytest.raises(ValueError, match=re.escape(install_command("8bit"))):
         Optimizer("policy", layers(), 1e-3, EIGHT)
