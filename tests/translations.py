@@ -259,6 +259,12 @@ SETTINGS: dict[str, Case] = {
     ),
     "evaluation.top_p": arrives("evaluation.top_p=0.8", to={f"{ROLLOUT}.val_kwargs.top_p": 0.8}),
     "evaluation.watch": unused("evaluation.watch=2"),
+    "evaluation.metric": refused(r"save\.best: ", "evaluation.metric=reward", "save.best=true"),
+    "evaluation.patience": refused(r"evaluation\.patience: ", "evaluation.patience=3"),
+    "evaluation.min_gain": refused(
+        r"evaluation\.patience: ", "evaluation.min_gain=0.1", "evaluation.patience=3"
+    ),
+    "save.best": refused(r"save\.best: ", "save.best=true"),
     "save.every": arrives("save.every=3", to={"trainer.save_freq": 3}),
     "save.keep": arrives(
         "save.keep=5",

@@ -38,6 +38,8 @@ class RunFolder:
         """Images of recorded prompts, each once."""
         self.evaluations = self.path / "evaluations"
         self.checkpoints = self.path / "checkpoints"
+        self.best = self.path / "best.json"
+        """Step, metric and value of the best checkpoint (``save.best``)."""
         self.tensorboard = self.path / "tensorboard"
         self.plots = self.path / "plots"
         self.rolled_back = self.path / "rolled_back"

@@ -35,7 +35,7 @@ from segcredit.runlog.folder import (
 )
 from segcredit.runlog.records import lines_after
 from segcredit.runlog.untrusted import requests_of
-from segcredit.train import checkpoint
+from segcredit.train import best, checkpoint
 from segcredit.train.columns import ADAPTERS, restore_columns
 from segcredit.train.distributed import CollectiveWrite, whole_model
 from segcredit.train.optim import PolicyLearner, ShardedOptimizer, load_moments, save_part
@@ -62,9 +62,12 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     metrics.sync()
     position = metrics.position()
     name = step_name(state.step)
-    return checkpoint.save_checkpoint(
-        folder.checkpoints, name, lambda place: _write(state, place, position), keep
+    protect = best.protected(state, folder)
+    place = checkpoint.save_checkpoint(
+        folder.checkpoints, name, lambda place: _write(state, place, position), keep, protect
     )
+    best.record(state, folder)
+    return place
 
 
 def help_save(state: State) -> None:
@@ -109,6 +112,7 @@ def _write(state: State, place: Path | None, metrics_position: int) -> None:
         "rates": {x.name: x.lr for x in state.optimizers()},
         "tracker": None,  # replaced by the tracker's own, if there is one
         "base": None if lora is None else lora.fingerprint(),
+        **best.as_saved(state.best),
         **_column_states(state),
     }
     if state.shards:
@@ -238,6 +242,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
+    state.best = best.restored(state, folder, found.get("best"))
     _reopen_longer_stage(state)
     restore_columns(state, SavedRun(folder, place, found))
     for name, kept in found["optimizers"].items():

@@ -19,6 +19,7 @@ from segcredit.data.worlds import World
 from segcredit.models import Policy
 from segcredit.models.layers import copy_weights
 from segcredit.rollout import HFEngine
+from segcredit.train.best import Best
 from segcredit.train.distributed import Parallel
 from segcredit.train.optim import Learner, Optimizer, PolicyLearner, make_optimizer
 from segcredit.train.provider import Provider, Providers
@@ -56,6 +57,8 @@ class State:
     """Prompts taken from the training source."""
     noted: dict[str, float] = field(default_factory=dict)
     """Results of the evaluations before and after optimization, reported at the end of the run."""
+    best: Best | None = None
+    """The best evaluation so far, if a setting needs it."""
 
     micro_batches_halved: int = 0
     """How often micro-batches were halved because memory did not suffice."""

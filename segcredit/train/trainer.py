@@ -19,9 +19,10 @@ from segcredit.runlog import (
 )
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
-from segcredit.runlog.folder import POLICY
+from segcredit.runlog.folder import POLICY, step_name
+from segcredit.runlog.reader import read_best
 from segcredit.runlog.records import lines_after
-from segcredit.train import checkpoint
+from segcredit.train import best, checkpoint
 from segcredit.train.build import RunPlan, build, make_plan
 from segcredit.train.distributed import Parallel
 from segcredit.train.loop import Loop, Observer, Silent
@@ -50,6 +51,8 @@ class Result:
     """Held-out ``reward`` and ``greedy_reward`` before reinforcement learning, and the accuracies
     ``sampled`` and ``greedy`` where the reward says what is correct."""
     after: dict[str, float]
+    best: Path | None = None
+    """The policy with the best held-out result, if ``save.best`` is set."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -153,7 +156,11 @@ class Trainer:
         if isinstance(watch, PythonProgress):
             if (table := result_table(result)) is not None:
                 watch.console.print(table)
-            for name, path in (("run", result.folder), ("model", result.model)):
+            for name, path in (
+                ("run", result.folder),
+                ("model", result.model),
+                *([] if result.best is None else [("best", result.best)]),
+            ):
                 watch.console.print(f"{name:<6}  {path}", markup=False, highlight=False)
         return result
 
@@ -222,12 +229,16 @@ class Trainer:
             Loop(state, run, metrics, watch).run()
         finally:
             state.engine.close()
-        kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
+        before, after = (_held_out_results(state, when) for when in ("before", "after"))
+        if run is None:
+            return Result(None, None, before, after)
+        kept, found = checkpoint.find_latest(run.checkpoints).path, read_best(run)
         return Result(
-            folder=None if run is None else run.path,
+            folder=run.path,
             model=None if kept is None else kept / POLICY,
-            before=_held_out_results(state, "before"),
-            after=_held_out_results(state, "after"),
+            before=before,
+            after=after,
+            best=None if found is None else run.checkpoints / step_name(found["step"]) / POLICY,
         )
 
     def _record(self) -> dict[str, Any]:
@@ -247,7 +258,9 @@ class Trainer:
             written = read_run(run.path).config
             write_yaml_atomically(run.config, keep_written(self._record(), written, run.path))
         self._note_environment(run, state, watch)
-        return roll_back(state, run, position)
+        aside = roll_back(state, run, position)
+        best.record(state, run)
+        return aside
 
     def _note_environment(self, run: RunFolder, state: State, watch: Observer) -> None:
         """Report and record changes of the environment since the run was last started."""
