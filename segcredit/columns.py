@@ -129,6 +129,10 @@ class Baseline(Column):
                 f"{method} takes one response per prompt: set rollout.samples=1; got "
                 f"{recipe.rollout.samples}"
             )
+        if recipe.data.curriculum:
+            problems.append(
+                f"{method} draws prompts by their tracked values already: set data.curriculum=false"
+            )
         return problems
 
 

@@ -129,6 +129,7 @@ SETTINGS: dict[str, Case] = {
     "data.settings": refused(r"data\.world: ", *WORLD, "data.settings={}"),
     "data.allow_outside": unused("data.allow_outside=true"),
     "data.size": unused("data.size=7"),
+    "data.curriculum": refused(r"data\.curriculum: ", "data.curriculum=true"),
     "reward": arrives("reward=math", to={REWARD: "math"}),
     "algorithm": arrives("algorithm=ppo", to={"segment.algorithm": "ppo"}),
     "stages.warm_start.steps": refused(WARM, _stages("warm_start", "steps: 3")),

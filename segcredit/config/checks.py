@@ -27,6 +27,7 @@ def recipe_problems(recipe: "Recipe") -> list[str]:
         *_engine_problems(recipe),
         *_memory_problems(recipe),
         *_best_problems(recipe),
+        *_curriculum_problems(recipe),
         *_tiny_problems(recipe),
         *prompt_problems(recipe, size),
     ]
@@ -171,6 +172,21 @@ def _best_problems(recipe: "Recipe") -> Iterator[str]:
         yield (
             f"evaluation.metric is {evaluation.metric}, but evaluation.greedy is false: set it to "
             f"true, or compare sampled responses (sampled, reward)"
+        )
+
+
+def _curriculum_problems(recipe: "Recipe") -> Iterator[str]:
+    if not recipe.data.curriculum:
+        return
+    if recipe.data.world is not None and recipe.data.size is None:
+        yield (
+            "data.curriculum draws prompts again by their success rate, so they must repeat: set "
+            "data.size to the number of distinct prompts, or data.curriculum=false"
+        )
+    if recipe.rollout.tree is not None:
+        yield (
+            "data.curriculum counts the successes of independent responses: remove rollout.tree, "
+            "or set data.curriculum=false"
         )
 
 

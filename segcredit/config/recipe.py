@@ -154,6 +154,9 @@ class DataSettings(Settings):
     """Settings of the world, such as its difficulty."""
     size: Whole | None = Field(None, ge=1)
     """Number of distinct training prompts of a world. None: prompts never repeat."""
+    curriculum: bool = False
+    """Whether optimization draws training prompts by their success rate so far, those that are
+    solved half of the time most often, instead of in passes over the data."""
 
     @field_validator("template")
     @classmethod

@@ -20,6 +20,7 @@ from segcredit.models import Policy
 from segcredit.models.layers import copy_weights
 from segcredit.rollout import HFEngine
 from segcredit.train.best import Best
+from segcredit.train.curriculum import Curriculum
 from segcredit.train.distributed import Parallel
 from segcredit.train.optim import Learner, Optimizer, PolicyLearner, make_optimizer
 from segcredit.train.provider import Provider, Providers
@@ -59,6 +60,8 @@ class State:
     """Results of the evaluations before and after optimization, reported at the end of the run."""
     best: Best | None = None
     """The best evaluation so far, if a setting needs it."""
+    curriculum: Curriculum | None = None
+    """Success rates of the training prompts, from the first step that draws by them."""
 
     micro_batches_halved: int = 0
     """How often micro-batches were halved because memory did not suffice."""

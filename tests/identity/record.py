@@ -47,6 +47,7 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("evaluation", "patience"): None,
     ("evaluation", "min_gain"): 0.0,
     ("save", "best"): False,
+    ("data", "curriculum"): False,
 }
 """Recipe fields that are newer than the recording, with their defaults."""
 ENVIRONMENT = {
