@@ -22,7 +22,7 @@ In ``needs`` a string is the name of a built-in column, as in ``frozenset({"entr
 :func:`resolve` replaces it by the column.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -49,6 +49,14 @@ class Column:
 
     def check_unused(self, recipe: Any, method: str) -> list[str]:
         """Return settings that have no effect because the method does not need this column."""
+        return []
+
+    def check_prompts(self, prompts: Sequence[Any], method: str) -> list[str]:
+        """Return problems of the training prompts for this column.
+
+        Args:
+            prompts: All prompts (:class:`segcredit.types.Prompt`), or the first of a world's.
+        """
         return []
 
 
@@ -121,6 +129,10 @@ class Baseline(Column):
                 f"{method} takes one response per prompt: set rollout.samples=1; got "
                 f"{recipe.rollout.samples}"
             )
+        if recipe.data.curriculum:
+            problems.append(
+                f"{method} draws prompts by their tracked values already: set data.curriculum=false"
+            )
         return problems
 
 
@@ -172,6 +184,40 @@ class Continuations(Column):
 
 
 @dataclass(frozen=True)
+class ImageKL(Column):
+    """How much the probability of each token depends on the prompt's images (VPPO).
+
+    k3 between π_old and the same policy that reads the images with random black patches, at most
+    10, with log-ratios within ±20. NaN at all tokens of a response whose prompt has no image.
+    """
+
+    name = "image_kl"
+    description = "KL of each token between the policy with its images and with hidden ones"
+
+    patch: int = 14
+    """Side of a patch, in pixels of the image file."""
+    probability: float = 0.5
+    """Probability with which a patch is black; 1: the whole image."""
+
+    def __post_init__(self) -> None:
+        if self.patch < 1:
+            raise ValueError(f"patch must be at least 1 pixel; got {self.patch}. VPPO uses 14.")
+        if not 0.0 < self.probability <= 1.0:
+            raise ValueError(
+                f"probability must be in (0, 1]; got {self.probability}. VPPO hides half of the "
+                f"patches: 0.5."
+            )
+
+    def check_prompts(self, prompts: Sequence[Any], method: str) -> list[str]:
+        if any(prompt.images for prompt in prompts):
+            return []
+        return [
+            f"{method} weights tokens by their dependence on the prompt's images; got no training "
+            f"prompt with an image. Use data with images, or dapo, which is vppo without them"
+        ]
+
+
+@dataclass(frozen=True)
 class InitialPolicy(Column):
     """The policy at the start of reinforcement learning; each update starts from it (RestEM)."""
 
@@ -181,7 +227,7 @@ class InitialPolicy(Column):
 
 LOGP_OLD, ENTROPY, VALUE, LOGP_REF = LogpOld(), Entropy(), Value(), LogpRef()
 PIECES, BASELINE, PARENT = Pieces(), Baseline(), Parent()
-CONTINUATIONS, INITIAL_POLICY = Continuations(), InitialPolicy()
+CONTINUATIONS, INITIAL_POLICY, IMAGE_KL = Continuations(), InitialPolicy(), ImageKL()
 
 _BUILT_IN = (
     LOGP_OLD,
@@ -189,6 +235,7 @@ _BUILT_IN = (
     VALUE,
     INITIAL_POLICY,
     LOGP_REF,
+    IMAGE_KL,
     PIECES,
     BASELINE,
     PARENT,

@@ -158,6 +158,8 @@ class Rollouts:
     """V of the prefix before each token."""
     logp_ref: Float[Tensor, "B T"] | None = None
     """log π_ref of each token."""
+    image_kl: Float[Tensor, "B T"] | None = None
+    """KL of each token between the policy with its images and with hidden ones; NaN without."""
     pieces: Sequence[Sequence[str]] | None = None
     """Text of each token; special tokens are ''."""
     baseline: Float[Tensor, " B"] | None = None

@@ -69,6 +69,7 @@ class Story:
             entropy=column("entropy"),
             value=column("value"),
             logp_ref=column("logp_ref"),
+            image_kl=column("image_kl"),
             pieces=place.texts(self.texts),
             baseline=torch.tensor(self.baseline, dtype=dtype),
             parent=torch.tensor(self.parent),
@@ -88,6 +89,7 @@ def story(num_groups: int = 3, per_group: int = 4, longest: int = 24, seed: int 
         rows.append(
             {
                 "entropy": [round(chooser.random() * 2, 1) for _ in range(length)],
+                "image_kl": [(7 * place + 3 * length) % 11 / 8 for place in range(length)],
                 "value": [chooser.gauss(0.4, 0.3) for _ in range(length)],
                 "value_now": [chooser.gauss(0.4, 0.6) for _ in range(length)],
                 "logp_old": old,

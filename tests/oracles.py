@@ -438,6 +438,24 @@ def quantile_linear(xs: list[float], q: str | float) -> float:
     return ordered[below] + float(position - below) * (ordered[above] - ordered[below])
 
 
+def image_weights(image_kl: list[list[float] | None], floor: float) -> list[float]:
+    """Weights of responses by their mean KL (VPPO); None: the prompt has no image."""
+    means = [None if row is None else sum(row) / len(row) for row in image_kl]
+    seen = [x for x in means if x is not None]
+    if not seen or max(seen) - min(seen) <= 1e-6:
+        return [1.0] * len(means)
+    scaled = {x: (x - min(seen)) / (max(seen) - min(seen)) for x in seen}
+    highest = floor + (1 - floor) / (sum(scaled[x] for x in seen) / len(seen))
+    return [1.0 if x is None else floor + scaled[x] * (highest - floor) for x in means]
+
+
+def most_dependent(image_kl: list[float], fraction: str) -> list[bool]:
+    """The ⌈T · fraction⌉ tokens of largest KL; ties go to the earlier token."""
+    ranked = sorted(range(len(image_kl)), key=lambda t: (-image_kl[t], t))
+    kept = set(ranked[: math.ceil(Fraction(fraction) * len(image_kl))])
+    return [t in kept for t in range(len(image_kl))]
+
+
 def lift(entropy: list[float], value_jump: list[float], q: str | float, d: str | float) -> float:
     """Lift = P(D | A)/P(D), A = {H ≥ quantile_q(H)}, D = {ΔV ≥ quantile_d(ΔV)} (Eq. 12, §5)."""
     high_entropy = [h >= quantile_linear(entropy, q) for h in entropy]

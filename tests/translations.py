@@ -129,6 +129,7 @@ SETTINGS: dict[str, Case] = {
     "data.settings": refused(r"data\.world: ", *WORLD, "data.settings={}"),
     "data.allow_outside": unused("data.allow_outside=true"),
     "data.size": unused("data.size=7"),
+    "data.curriculum": refused(r"data\.curriculum: ", "data.curriculum=true"),
     "reward": arrives("reward=math", to={REWARD: "math"}),
     "algorithm": arrives("algorithm=ppo", to={"segment.algorithm": "ppo"}),
     "stages.warm_start.steps": refused(WARM, _stages("warm_start", "steps: 3")),
@@ -259,6 +260,12 @@ SETTINGS: dict[str, Case] = {
     ),
     "evaluation.top_p": arrives("evaluation.top_p=0.8", to={f"{ROLLOUT}.val_kwargs.top_p": 0.8}),
     "evaluation.watch": unused("evaluation.watch=2"),
+    "evaluation.metric": refused(r"save\.best: ", "evaluation.metric=reward", "save.best=true"),
+    "evaluation.patience": refused(r"evaluation\.patience: ", "evaluation.patience=3"),
+    "evaluation.min_gain": refused(
+        r"evaluation\.patience: ", "evaluation.min_gain=0.1", "evaluation.patience=3"
+    ),
+    "save.best": refused(r"save\.best: ", "save.best=true"),
     "save.every": arrives("save.every=3", to={"trainer.save_freq": 3}),
     "save.keep": arrives(
         "save.keep=5",

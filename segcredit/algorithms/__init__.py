@@ -33,6 +33,7 @@ from segcredit.algorithms.methods import (
     vapo,
     vc_ppo,
     vineppo,
+    vppo,
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.restem import restem
@@ -73,4 +74,5 @@ __all__ = [
     "vapo",
     "vc_ppo",
     "vineppo",
+    "vppo",
 ]

@@ -7,9 +7,19 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from segcredit.columns import BASELINE, ENTROPY, PARENT, VALUE, Continuations, Needs
+from segcredit.columns import (
+    BASELINE,
+    ENTROPY,
+    IMAGE_KL,
+    PARENT,
+    VALUE,
+    Continuations,
+    ImageKL,
+    Needs,
+)
 from segcredit.core.advantages import (
     Credit,
+    image_weight,
     length_adaptive_lambda,
     return_to_go,
     rewards_before,
@@ -18,17 +28,20 @@ from segcredit.core.advantages import (
     value_difference,
 )
 from segcredit.core.checks import (
+    finite,
     keep,
     positions,
+    require,
     require_at_least,
     require_positive,
+    require_shape,
     require_unit_interval,
 )
 from segcredit.core.group import Std, check_std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.segments import Segments, ValueAt, check_value_at
 from segcredit.core.tracker import batch_normalise
 from segcredit.partition import Partition, Response, Token
-from segcredit.partition.entropy import check_fraction, highest_in_batch
+from segcredit.partition.entropy import check_fraction, highest_in_batch, most
 from segcredit.types import MonteCarlo, Rollouts
 
 
@@ -366,6 +379,51 @@ class TopEntropyOnly:
         entropy = case.rollouts.column("entropy", "TopEntropyOnly")
         highest = highest_in_batch(entropy, case.rollouts.mask, self.fraction)
         return replace(credit, advantage=keep(highest, credit.advantage))
+
+
+@dataclass(frozen=True)
+class ImageDependence:
+    """Credit of another estimator, weighted by the dependence on the images (VPPO).
+
+    The advantages of a response are multiplied by its weight (:func:`image_weight`). Outside of the
+    response's ⌈T · fraction⌉ most dependent tokens they are 0: these tokens have no gradient, but
+    count in the denominator of the mean. A response without an image keeps its credit.
+    """
+
+    credit: CreditPart
+    fraction: float = 0.4
+    floor: float = 0.9
+    """β, the weight of the response that depends least on its images; 1: all weights are 1."""
+    column: ImageKL = IMAGE_KL
+    """The measure of dependence."""
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+        require_unit_interval("floor", self.floor, "VPPO uses 0.9; 1.0 weights all responses by 1.")
+
+    @property
+    def compares_groups(self) -> bool:
+        return bool(getattr(self.credit, "compares_groups", False))
+
+    @property
+    def over(self) -> Partition:
+        return self.credit.over
+
+    @property
+    def needs(self) -> Needs:
+        return self.credit.needs | {self.column}
+
+    def __call__(self, case: Case) -> Credit:
+        credit, mask = self.credit(case), case.rollouts.mask
+        image_kl = case.rollouts.column("image_kl", "ImageDependence")
+        require_shape("image_kl", image_kl, "the mask", mask)
+        has_image = (mask & ~image_kl.isnan()).any(dim=1)
+        seen = mask & has_image[:, None]
+        require(finite(seen, image_kl=image_kl))
+        weight = image_weight(image_kl, mask, has_image, self.floor)
+        dependent = most(keep(seen, image_kl), mask, self.fraction) | ~has_image[:, None]
+        shaped = credit.advantage * weight[:, None].to(credit.advantage.dtype)
+        return replace(credit, advantage=keep(mask & dependent, shaped))
 
 
 def _to_responses(advantage: Float[Tensor, " B"], segments: Segments) -> Credit:

@@ -13,6 +13,7 @@ from segcredit.algorithms.credit import (
     GAE,
     CreditPart,
     GroupZScore,
+    ImageDependence,
     LeaveOneOut,
     LengthAdaptiveGAE,
     ReturnToGo,
@@ -53,6 +54,7 @@ from segcredit.algorithms.objective import (
 )
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.algorithms.restem import restem
+from segcredit.columns import ImageKL
 from segcredit.core.group import Std
 from segcredit.core.losses import k2, k3
 from segcredit.core.segments import ValueAt
@@ -555,6 +557,35 @@ def high_entropy(
     return replace(base, credit=TopEntropyOnly(base.credit, fraction))
 
 
+def vppo(
+    fraction: float = 0.4,
+    floor: float = 0.9,
+    clip: tuple[float, float] = (0.2, 0.28),
+    dual_clip: float | None = 3.0,
+    eps: float = 1e-6,
+    patch: int = 14,
+    probability: float = 0.5,
+) -> PolicyGradient:
+    """Visually-Perceptive Policy Optimization (arXiv 2510.09285): DAPO, weighted by image use.
+
+    A token depends on the image as far as its probability changes when random patches of the image
+    are black. Each response keeps the gradient of its 40 % most dependent tokens, and responses
+    that depend on the image more have larger advantages.
+
+    Defaults are its repository's (huaixuheqing/VPPO-RL at a23c54b). Its entropy penalty of .06 is
+    left out. Responses are compared over the rollout batch; there, over a mini-batch.
+
+    Args:
+        fraction: Share of each response's tokens that keep their gradient; 1: all.
+        floor: Weight of the response that depends least on the image; 1: no weights.
+        patch: Side of the patches in pixels.
+        probability: Probability with which a patch is black.
+    """
+    base = dapo(clip, dual_clip, eps)
+    column = ImageKL(patch, probability)
+    return replace(base, credit=ImageDependence(base.credit, fraction, floor, column))
+
+
 def reinforce_pp(
     gamma: float = 1.0, clip: tuple[float, float] = (0.2, 0.2), kl: float = 0.01
 ) -> PolicyGradient:
@@ -634,6 +665,7 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
         "gmpo": gmpo,
         "soft_adaptive": soft_adaptive,
         "high_entropy": high_entropy,
+        "vppo": vppo,
         "reinforce_pp": reinforce_pp,
         "reinforce_pp_baseline": reinforce_pp_baseline,
         "sae": sae,

@@ -93,6 +93,12 @@ def evaluate(
     ] = None,
     trust_run: TrustRun = False,
     allow_outside: AllowOutside = False,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best", help="The run's best checkpoint (save.best), instead of its last one."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -128,6 +134,7 @@ def evaluate(
             output=output,
             trust_run=trust_run,
             allow_outside=allow_outside,
+            best=best,
             **(PAPER if paper else {}) | given,
         )
     if as_json:

@@ -186,6 +186,8 @@ def _run(
     if (page := _report(result.folder)) is not None:
         console.print(f"report  {page}", markup=False, highlight=False)
     console.print(f"model   {result.model}", markup=False, highlight=False)
+    if result.best is not None:
+        console.print(f"best    {result.best}", markup=False, highlight=False)
 
 
 def _draw(folder: Path) -> Path | None:

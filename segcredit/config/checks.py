@@ -26,6 +26,8 @@ def recipe_problems(recipe: "Recipe") -> list[str]:
         *_stage_problems(recipe),
         *_engine_problems(recipe),
         *_memory_problems(recipe),
+        *_best_problems(recipe),
+        *_curriculum_problems(recipe),
         *_tiny_problems(recipe),
         *prompt_problems(recipe, size),
     ]
@@ -134,6 +136,57 @@ def _memory_problems(recipe: "Recipe") -> Iterator[str]:
         yield (
             "model.critic is a complete critic, but with model.lora the critic is an adapter: "
             "remove one of the two"
+        )
+
+
+def _best_problems(recipe: "Recipe") -> Iterator[str]:
+    """Check that the best result is measured if it is asked for, and asked for if it is set."""
+    evaluation, has_test = recipe.evaluation, recipe.data.world or recipe.data.test
+    asked = [
+        name
+        for name, is_set in (
+            ("save.best", recipe.save.best),
+            ("evaluation.patience", evaluation.patience is not None),
+        )
+        if is_set
+    ]
+    for name in asked:
+        if not has_test:
+            yield f"{name} compares held-out results: set data.test, or remove it"
+        if not evaluation.every:
+            yield (
+                f"{name} compares evaluations during optimization, and evaluation.every is 0: set "
+                f"it to a number of steps, such as 10, or remove {name}"
+            )
+    if not asked and evaluation.metric != "auto":
+        yield (
+            "evaluation.metric has no effect without save.best or evaluation.patience: set one of "
+            "them, or remove it"
+        )
+    if evaluation.min_gain and evaluation.patience is None:
+        yield (
+            "evaluation.min_gain has no effect without evaluation.patience: set it, such as 5, or "
+            "remove min_gain"
+        )
+    if evaluation.metric in ("greedy", "greedy_reward") and not evaluation.greedy:
+        yield (
+            f"evaluation.metric is {evaluation.metric}, but evaluation.greedy is false: set it to "
+            f"true, or compare sampled responses (sampled, reward)"
+        )
+
+
+def _curriculum_problems(recipe: "Recipe") -> Iterator[str]:
+    if not recipe.data.curriculum:
+        return
+    if recipe.data.world is not None and recipe.data.size is None:
+        yield (
+            "data.curriculum draws prompts again by their success rate, so they must repeat: set "
+            "data.size to the number of distinct prompts, or data.curriculum=false"
+        )
+    if recipe.rollout.tree is not None:
+        yield (
+            "data.curriculum counts the successes of independent responses: remove rollout.tree, "
+            "or set data.curriculum=false"
         )
 
 

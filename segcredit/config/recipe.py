@@ -155,6 +155,9 @@ class DataSettings(Settings):
     """Settings of the world, such as its difficulty."""
     size: Whole | None = Field(None, ge=1)
     """Number of distinct training prompts of a world. None: prompts never repeat."""
+    curriculum: bool = False
+    """Whether optimization draws training prompts by their success rate so far, those that are
+    solved half of the time most often, instead of in passes over the data."""
 
     @field_validator("template")
     @classmethod
@@ -430,6 +433,17 @@ class EvaluationSettings(Settings):
     watch: Whole = Field(4, ge=0)
     """Number of held-out prompts whose responses are recorded with per-token credit at every
     evaluation. They are always the same prompts, to show what changes."""
+    metric: Literal["auto", "sampled", "greedy", "reward", "greedy_reward"] = "auto"
+    """Held-out result that save.best and patience compare: accuracy (sampled, greedy) or mean
+    reward (reward, greedy_reward). auto: sampled, or reward if the reward does not say which
+    responses are correct."""
+    patience: Whole | None = Field(None, ge=1)
+    """Early stopping: end the run after this number of evaluations in a row without a gain, as
+    early_stopping_patience of transformers. Evaluations before optimization do not count. None:
+    off."""
+    min_gain: Number = Field(0.0, ge=0)
+    """Least increase of the metric, compared with the last gain, that counts as a gain for
+    patience. 0: any increase."""
 
 
 class SaveSettings(Settings):
@@ -439,6 +453,10 @@ class SaveSettings(Settings):
     """Number of steps between checkpoints."""
     keep: Whole = Field(2, ge=1)
     """Number of checkpoints to keep; the final one is always kept."""
+    best: bool = False
+    """Whether to keep the checkpoint with the best held-out result (evaluation.metric), too. It is
+    saved right after the evaluation, named in best.json, and chosen by segcredit evaluate
+    --best."""
     rollouts_every: Whole = Field(10, ge=0)
     """Number of steps between files of recorded rollouts. 0: record none."""
     rollouts: Whole = Field(16, ge=1)

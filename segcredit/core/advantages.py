@@ -329,6 +329,31 @@ def whiten(
     return (centered / (variance + eps).sqrt()).to(x.dtype)
 
 
+def image_weight(
+    image_kl: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    has_image: Bool[Tensor, " B"],
+    floor: float,
+) -> Float[Tensor, " B"]:
+    """β + (1 − β) s / mean(s): weights of responses by their dependence on the images (VPPO).
+
+    s ∈ [0, 1] is a response's mean KL, shifted and scaled by the minimum and maximum of the batch,
+    so the mean weight is 1. Responses without an image have weight 1 and do not enter s; so have
+    all responses if their mean KLs differ by less than 1e-6.
+
+    Args:
+        floor: β, the weight of the response that depends least on its images.
+    """
+    total = keep(mask & has_image[:, None], at_least_float32(image_kl)).sum(dim=1)
+    mean = total / mask.sum(dim=1)
+    low = keep(has_image, mean, torch.inf).amin()
+    high = keep(has_image, mean, -torch.inf).amax()
+    spread = high - low
+    scaled = keep(has_image & (spread > 1e-6), (mean - low) / spread)
+    ratio = scaled / (scaled.sum() / has_image.sum())
+    return keep(has_image & (spread > 1e-6), floor + (1.0 - floor) * ratio, 1.0)
+
+
 def clamp(x: Float[Tensor, "B T"], limit: float) -> Float[Tensor, "B T"]:
     """Clamp x to ±limit (the authors' code: advantages to ±5 after whitening)."""
     require_positive("limit", limit, "The authors' code uses 5.")

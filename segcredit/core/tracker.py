@@ -1,4 +1,4 @@
-"""Per-prompt value tracker of single-stream SPO: a Beta distribution with forgetting."""
+"""Per-prompt success rates with forgetting: single-stream SPO's tracker, and the curriculum."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -61,6 +61,46 @@ def tracker_update(
     )
     rho = tracker_forgetting(drift)
     return rho * alpha + reward, rho * beta + 1.0 - reward
+
+
+FORGETTING = 0.5
+"""Factor of earlier successes and failures when a prompt is drawn again (curriculum)."""
+
+
+def count_successes(
+    alpha: Float[Tensor, " P"],
+    beta: Float[Tensor, " P"],
+    successes: Float[Tensor, " P"],
+    samples: Float[Tensor, " P"],
+    prior: float,
+) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+    """α ← ½α + ½α₀ + s, β ← ½β + ½β₀ + n − s for prompts with n > 0 responses in this step.
+
+    The rule is that of MoPPS (arXiv 2507.04632; verl's recipe/mopps at 2d93d38), which has a
+    setting in place of ½.
+
+    Args:
+        prior: α₀ = β₀.
+    """
+    require(
+        none(
+            ~((successes >= 0) & (successes <= samples)),
+            lambda: (
+                "data.curriculum counts successes, so rewards must be in [0, 1]; got others. "
+                "Rescale the reward, let it report which responses are correct, or set "
+                "data.curriculum=false."
+            ),
+        )
+    )
+    seen = samples > 0
+    old = (
+        FORGETTING * alpha + (1 - FORGETTING) * prior,
+        FORGETTING * beta + (1 - FORGETTING) * prior,
+    )
+    return (
+        alpha.where(~seen, old[0] + successes),
+        beta.where(~seen, old[1] + samples - successes),
+    )
 
 
 def tracker_weight(value: Float[Tensor, " P"]) -> Float[Tensor, " P"]:

@@ -102,6 +102,7 @@ def evaluate_checkpoint(
     output: Path | None = None,
     trust_run: bool = False,
     allow_outside: bool = False,
+    best: bool = False,
 ) -> Evaluation:
     """Evaluate a policy on held-out prompts.
 
@@ -123,6 +124,7 @@ def evaluate_checkpoint(
         output: JSON lines file for all responses.
         trust_run: Run the code that the run's config.yaml names; if False, refuse such a run.
         allow_outside: Allow rows to name images outside the folder of their file.
+        best: Evaluate the run's best checkpoint (``save.best``) instead of its last.
     """
     given = {
         "reward": reward,
@@ -130,7 +132,8 @@ def evaluate_checkpoint(
         "model.family": family,
         "data.allow_outside": data is not None or allow_outside or None,
     }
-    found = find_policy(checkpoint, trust_run, [name for name, x in given.items() if x is not None])
+    typed = [name for name, x in given.items() if x is not None]
+    found = find_policy(checkpoint, trust_run, typed, best=best)
     recipe = found.recipe
     if data is None and (recipe is None or "test" in found.objects):
         raise ValueError(f"{checkpoint} has no test data on file: pass --data FILE")
@@ -185,9 +188,13 @@ class PolicySource:
 
 
 def find_policy(
-    checkpoint: str, trust_run: bool, typed: Sequence[str], command: str = "evaluate"
+    checkpoint: str,
+    trust_run: bool,
+    typed: Sequence[str],
+    command: str = "evaluate",
+    best: bool = False,
 ) -> PolicySource:
-    """Find the last complete checkpoint of a run, one checkpoint of it, or a model.
+    """Find the last complete checkpoint of a run (or the best), one checkpoint of it, or a model.
 
     A run whose settings name code is refused, unless ``trust_run`` is set or the user has typed
     these settings (``typed``). The message says to repeat ``command``.
@@ -196,6 +203,12 @@ def find_policy(
     if problem := not_found(checkpoint, "a run directory, a Hugging Face folder"):
         raise ValueError(problem)
     is_checkpoint = (path / MANIFEST).is_file() and is_run(path.parents[1])
+    if best and (is_checkpoint or not is_run(path)):
+        what = "a checkpoint" if is_checkpoint else "a model"
+        raise ValueError(
+            f"--best: expected a run directory, whose best checkpoint it chooses; got {what}, "
+            f"{checkpoint}. Leave --best out"
+        )
     if not is_checkpoint and not is_run(path):
         return PolicySource(locate(checkpoint))
     run = read_run(path.parents[1] if is_checkpoint else path)
@@ -208,9 +221,9 @@ def find_policy(
     if not isinstance(objects, dict | list):
         objects = ()
     recipe = parse_recipe(resolve_files(run.config, run.path), str(run.folder.config))
-    return PolicySource(
-        str((path if is_checkpoint else _last_checkpoint(run)) / "policy"), recipe, objects
-    )
+    if not is_checkpoint:
+        path = run.best_checkpoint() if best else _last_checkpoint(run)
+    return PolicySource(str(path / "policy"), recipe, objects)
 
 
 def _last_checkpoint(run: Run) -> Path:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,18 @@ class Codec:
         return {"role": message["role"], "content": parts}
 
     def encode(
-        self, prompt: Prompt, device: torch.device | str = "cpu"
+        self, prompt: Prompt, device: torch.device | str = "cpu", cache: bool = True
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return token ids and the inputs of the vision tower; small images stay on the device."""
+        """Return token ids and the inputs of the vision tower.
+
+        Args:
+            cache: Keep small images on the device, for prompts that repeat.
+        """
         text = self._rendered(prompt)
         images: dict[str, Tensor] = {}
         if prompt.images:
-            images = self._process_cached(prompt.images, device)
+            process = partial(self._process_cached, device=device) if cache else self._process
+            images = process(prompt.images)
             counts = self._vision.count_image_tokens(self.image_processor, images)
             text = self.repeat_image_tokens(text, counts)
         return torch.tensor(self._ids(prompt, text), dtype=torch.long), images

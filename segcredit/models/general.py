@@ -269,9 +269,9 @@ class ProcessorCodec(Codec):
         return self.template is not None or not (start and text.startswith(start))
 
     def encode(
-        self, prompt: Prompt, device: torch.device | str = "cpu"
+        self, prompt: Prompt, device: torch.device | str = "cpu", cache: bool = True
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return token ids and the model's other inputs; small images stay on the device."""
+        """Return token ids and the model's other inputs, as :meth:`Codec.encode`."""
         text = self._rendered(prompt)
         if not prompt.images:
             return torch.tensor(self._ids(prompt, text), dtype=torch.long), {}
@@ -283,7 +283,7 @@ class ProcessorCodec(Codec):
         for name in ("attention_mask", "labels"):  # PaliGemma's processor makes labels, too
             made.pop(name, None)
         numbers = sum(x.numel() for x in made.values())
-        if numbers <= CACHED_NUMBERS and len(self._prompt_cache) < CACHED_IMAGES:
+        if cache and numbers <= CACHED_NUMBERS and len(self._prompt_cache) < CACHED_IMAGES:
             made[PIXELS] = made[PIXELS].to(device)
             self._prompt_cache[key] = (tokens, dict(made))
         return tokens, made

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
@@ -61,6 +62,24 @@ def to_png(image: Image.Image) -> bytes:
     except (OSError, ValueError, SyntaxError) as error:
         raise ImageError(f"expected a PIL image that loads; got {_reason(error)}") from None
     return written.getvalue()
+
+
+def blacken(
+    source: bytes | Path, patch: int, probability: float, generator: torch.Generator
+) -> bytes:
+    """Return the image as PNG with random square patches black.
+
+    Args:
+        patch: Side of a patch in pixels; those at the right and bottom edge may be smaller.
+        probability: Probability with which a patch is black.
+    """
+    image = open_image(source)
+    columns, rows = -(-image.width // patch), -(-image.height // patch)
+    black = torch.rand(rows * columns, generator=generator) < probability
+    hidden = Image.frombytes("L", (columns, rows), bytes((255 * black.int()).tolist()))
+    hidden = hidden.resize((columns * patch, rows * patch), Image.Resampling.NEAREST)
+    image.paste("black", mask=hidden.crop((0, 0, *image.size)))
+    return to_png(image)
 
 
 @contextmanager

@@ -273,9 +273,9 @@ class Policy:
         banned = torch.tensor([token not in known for token in range(width)])
         return banned.to(self.device) if bool(banned.any()) else None
 
-    def encode(self, prompt: Prompt) -> Encoded:
-        """Encode a prompt, with its rotary positions."""
-        tokens, images = self.codec.encode(prompt, self.device)
+    def encode(self, prompt: Prompt, cache: bool = True) -> Encoded:
+        """Encode a prompt, with its rotary positions; small images are kept if ``cache``."""
+        tokens, images = self.codec.encode(prompt, self.device, cache)
         types = {name: images.pop(name)[0] for name in TOKEN_TYPES if name in images}
         return Encoded(prompt, tokens, self._positions(tokens, images), images, types)
 

@@ -19,6 +19,7 @@ from segcredit.columns import (
     PARENT,
     VALUE,
     Continuations,
+    ImageKL,
 )
 from segcredit.config import Optimize, Recipe
 from segcredit.data import load_prompts
@@ -285,6 +286,8 @@ class Job:
     tracked: bool = False
     """Whether the previous and the current responses are scored after the step (single-stream
     SPO)."""
+    hides_images: bool = False
+    """Whether responses are scored again with hidden images (VPPO)."""
     rescored: bool = False
     """Whether log π_old comes from a separate forward pass."""
     half: bool = True
@@ -443,6 +446,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         critic=VALUE in columns,
         reference=bool(columns & {LOGP_REF, INITIAL_POLICY}),
         tracked=BASELINE in columns,
+        hides_images=needed.needs(ImageKL),
         rescored=recipe.recomputes and bool(columns & {LOGP_OLD, ENTROPY}),
         half=half,
         packed=packed and shape.full_attention,

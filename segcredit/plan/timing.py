@@ -201,13 +201,13 @@ def _decode_with_vllm(job: Job) -> float:
 def _annotate(job: Job) -> float:
     """Estimate the scoring passes; a value tracker scores previous and current responses."""
     tracked = 2 * job.tracked
-    passes = job.rescored + job.reference + tracked
+    passes = job.rescored + job.reference + job.hides_images + tracked
     total = passes * job.responses * (trunk_forward(job) + _head_forward(job))
     total += job.responses * trunk_forward(job) if job.critic else 0.0
     micros = job.micro_count(job.responses, job.mean_row)
     turns = math.ceil(micros / job.gpus)
     # π_ref runs without an adapter, unless it is one
-    adapted = job.rescored + job.critic + tracked
+    adapted = job.rescored + job.critic + job.hides_images + tracked
     adapted += job.reference and job.adapter is not None and job.adapter.reference
     adding = _lora_traffic(job, job.responses * job.mean_row) * adapted
     busy = (total / (annotate_share(job) * peak_flops(job) * 1e12) + adding) * turns / micros

@@ -42,6 +42,8 @@ class RunFolder:
         self.benchmarks = self.path / "benchmarks"
         """Answers of checkpoints to benchmarks, for the report: CHECKPOINT/SET.json."""
         self.checkpoints = self.path / "checkpoints"
+        self.best = self.path / "best.json"
+        """Step, metric and value of the best checkpoint (``save.best``)."""
         self.tensorboard = self.path / "tensorboard"
         self.plots = self.path / "plots"
         self.rolled_back = self.path / "rolled_back"

@@ -10,7 +10,7 @@ from typing import Any
 
 from segcredit.registry import nearest
 from segcredit.runlog.files import read_lines, restore_nonfinite
-from segcredit.runlog.folder import RunFolder, by_step, require_run
+from segcredit.runlog.folder import RunFolder, by_step, require_run, step_name
 from segcredit.runlog.records import WARNING, read_rollouts
 from segcredit.runlog.storage import CheckpointError, verify
 from segcredit.runlog.untrusted import FLAG, read_yaml, require_trust
@@ -110,6 +110,22 @@ class Run:
         found = by_step(self.folder.checkpoints)
         return [path for _, path in found if (path / "manifest.json").is_file()]
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """``step``, ``metric`` and ``value`` of the best checkpoint; None without save.best."""
+        return read_best(self.folder)
+
+    def best_checkpoint(self) -> Path:
+        """Return the checkpoint with the best held-out result, verified."""
+        if self.best is None:
+            raise ValueError(
+                f"expected a run that kept its best checkpoint (save.best=true); got {self.path}, "
+                f"which has no best.json. Use its last checkpoint: leave --best out"
+            )
+        path = self.folder.checkpoints / step_name(self.best["step"])
+        verify(path)
+        return path
+
     def last_whole_checkpoint(self) -> Path | None:
         """Return the newest undamaged checkpoint, with a warning for each newer damaged one."""
         for path in reversed(self.checkpoints):
@@ -152,6 +168,20 @@ def as_number(x: Any) -> float:
 
 def _files(folder: Path) -> dict[int, Path]:
     return {step: path for step, path in by_step(folder) if path.suffix == ".jsonl"}
+
+
+def read_best(folder: RunFolder) -> dict[str, Any] | None:
+    """Read best.json; None if there is none."""
+    try:
+        found = json.loads(folder.best.read_bytes())
+        return {"step": int(found["step"]), "metric": found["metric"], "value": found["value"]}
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"expected step, metric and value of the best checkpoint in {folder.best}; reading it "
+            f"failed: {error!r}. Delete it; the next best evaluation writes it again"
+        ) from None
 
 
 def read_run(path: str | Path, trusted: bool = False) -> Run:

@@ -517,6 +517,9 @@ def _check(plan: RunPlan) -> None:
             problems.append(f"save.trackers: {name} is not installed. Type: pip install {name}")
     problems += method_problems(recipe, plan.algorithm, "this method")
     problems += prompt_problems(recipe, plan.train.size)
+    some = plan.train.prompts if isinstance(plan.train, PromptList) else plan.train.take(0, SOME)
+    for column in requirements(plan.algorithm).columns:
+        problems += column.check_prompts(some, "this method")
     problems += _demonstration_problems(plan)
     if problems:
         raise RecipeError("\n".join(["the recipe cannot run", *(f"  {x}" for x in problems)]))

@@ -30,6 +30,7 @@ __all__ = [
     "load_state",
     "mark_unsaved",
     "never_saved",
+    "prune",
     "save_checkpoint",
     "save_state",
     "verify",
@@ -104,11 +105,16 @@ def save_checkpoint(
         raise CheckpointError(_cannot_write(root, name, reason, written, free + written)) from error
     finally:
         _busy.discard(temporary)
+    prune(root, keep, {name, *protect})
+    return final
+
+
+def prune(root: Path, keep: int, protect: Collection[str] = ()) -> None:
+    """Delete all checkpoints of steps but the newest ``keep`` and those to protect, by name."""
     steps = [path for _, path in by_step(root) if path.is_dir()]
     for path in steps[:-keep]:
-        if path != final and path.name not in protect:
+        if path.name not in protect:
             _delete(path)
-    return final
 
 
 def mark_unsaved(root: Path) -> None:

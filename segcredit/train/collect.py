@@ -135,9 +135,9 @@ def refill(
     settings, log = context.state.recipe.rollout, context.log
     wanted = len(first.rollouts)
     spread = varied_rewards(first.rollouts.reward, first.rollouts.group)
-    parts, batches, tokens = [first.select(spread.nonzero().flatten())], 0, 0
-    while sum(len(x.rollouts) for x in parts) < wanted and batches < settings.refills:
-        again = context.within("refill", batches)
+    parts, batches = [first.select(spread.nonzero().flatten())], list[RolloutBatch]()
+    while sum(len(x.rollouts) for x in parts) < wanted and len(batches) < settings.refills:
+        again = context.within("refill", len(batches))
         with log.time("sample"):
             drawn = sampler.sample(again, more())
         with log.time("score"):
@@ -145,19 +145,18 @@ def refill(
         kept = varied_rewards(batch.rollouts.reward, batch.rollouts.group)
         missing = wanted - sum(len(x.rollouts) for x in parts)
         parts.append(batch.select(kept.nonzero().flatten()[:missing]))
-        tokens += int(batch.rollouts.mask.sum())
-        batches += 1
+        batches.append(batch)
     found = sum(len(x.rollouts) for x in parts)
     parts.append(first.select((~spread).nonzero().flatten()[: wanted - found]))
     log.add(
         {
-            "refill/batches": float(batches),
+            "refill/batches": float(len(batches)),
             "refill/groups_found": found / wanted,
-            "refill/extra_tokens": float(tokens),
+            "refill/extra_tokens": float(sum(int(x.rollouts.mask.sum()) for x in batches)),
         }
     )
     joined = RolloutBatch.join([x for x in parts if len(x.rollouts)])
-    return replace(joined, unfiltered=first)
+    return replace(joined, unfiltered=first, refills=tuple(batches))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ in tracker.py, trees of responses in tree.py, Monte-Carlo values in continuation
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from torch import Tensor
 from segcredit import columns as named
 from segcredit.columns import VALUE, Column, in_order
 from segcredit.config import MismatchUnits, RecipeError
+from segcredit.core.checks import keep, sent
+from segcredit.core.losses import k3
 from segcredit.core.ratios import raw_ratio
 from segcredit.models import Critic, Policy
 from segcredit.models import lora as adapters
+from segcredit.models.images import blacken
+from segcredit.models.inputs import distinct, encode_all
 from segcredit.models.layers import set_attention
 from segcredit.partition import response, tokens
 from segcredit.runlog.folder import CRITIC, REFERENCE, exists
@@ -33,7 +38,7 @@ from segcredit.train.provider import Provider, SavedRun
 from segcredit.train.state import State
 from segcredit.train.tracker import UnstartedTracker
 from segcredit.train.tree import TreeProvider
-from segcredit.types import Batch, Rollouts
+from segcredit.types import Batch, Encoded, Prompt, Rollouts
 
 ADAPTERS = "adapters"
 """Directory in a checkpoint with the trained LoRA adapters, in PEFT's format."""
@@ -325,6 +330,49 @@ class ReferenceProvider(KeptPolicy):
         return rollouts.replace(logp_ref=logp)
 
 
+@dataclass(frozen=True)
+class ImageKLProvider(Provider):
+    """Provider of each token's dependence on its prompt's images."""
+
+    prepares_at_build = True
+
+    column: named.ImageKL
+
+    def fill(self, context: Context, rollouts: Rollouts) -> Rollouts:
+        """Score the responses again, with hidden images; a prompt's responses share them."""
+        state = context.state
+        assert rollouts.prompts is not None
+        missing = torch.full_like(rollouts.logp_old, torch.nan)
+        rows = torch.tensor([n for n, x in enumerate(rollouts.prompts) if x.prompt.images])
+        if not len(rows):
+            return rollouts.replace(image_kl=missing)
+        few, which = distinct([rollouts.prompts[row] for row in rows.tolist()])
+        hidden = encode_all(partial(self._hidden, context), [x.prompt for x in few])
+        # only the images: the tokens of a tree's prompt contain the beginning of a response
+        seen = [replace(x, vision=y.vision) for x, y in zip(few, hidden, strict=True)]
+        again = rollouts.select(rows).replace(prompts=[seen[x] for x in which.tolist()])
+        temperature = state.recipe.rollout.temperature
+        (logp,) = forward_in_parts(
+            state, again, lambda part: state.policy.score(part, temperature)[:1]
+        )
+        image_kl = keep(again.mask, k3(again.logp_old, logp, limit=10.0, log_ratio_limit=20.0))
+        return rollouts.replace(image_kl=missing.index_copy(0, sent(rows, logp.device), image_kl))
+
+    def _hidden(self, context: Context, prompt: Prompt) -> Encoded:
+        patch, probability = self.column.patch, self.column.probability
+        drawn = context.generator("hidden images", prompt.id, *context.purpose)
+        images = tuple(blacken(x, patch, probability, drawn) for x in prompt.images)
+        return context.state.policy.encode(replace(prompt, images=images), cache=False)
+
+    def describe(self, rollouts: Rollouts) -> dict[str, float]:
+        image_kl = rollouts.column("image_kl", "the metrics")
+        seen = rollouts.mask & ~image_kl.isnan()
+        found = {"image/responses": float(seen.any(dim=1).float().mean())}
+        if bool(seen.any()):
+            found["image/kl"] = float(image_kl[seen].mean())
+        return found
+
+
 class RestartProvider(KeptPolicy):
     """Provider that resets the policy to its initial weights before each update (RestEM)."""
 
@@ -347,6 +395,7 @@ PROVIDERS: dict[type[Column], Callable[[Any], Provider]] = {
     named.Value: lambda _: ValueProvider(),
     named.InitialPolicy: lambda _: InitialPolicyProvider(restarts=True),
     named.LogpRef: lambda _: InitialPolicyProvider(restarts=False),
+    named.ImageKL: ImageKLProvider,
     named.Pieces: lambda _: PiecesProvider(),
     named.Baseline: lambda _: UnstartedTracker(),
     named.Parent: lambda _: TreeProvider(),

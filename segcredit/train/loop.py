@@ -17,6 +17,14 @@ from segcredit.rollout.sampling import NotFiniteLogits
 from segcredit.runlog import MetricsWriter, RunFolder, resume_command, write_rollouts
 from segcredit.runlog.files import read_lines
 from segcredit.runlog.folder import by_step, step_name
+from segcredit.train.best import (
+    after_evaluation,
+    is_best,
+    is_followed,
+    metric_of,
+    stop_message,
+    stops_early,
+)
 from segcredit.train.health import READ, Health, begin_token_warning
 from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
@@ -143,6 +151,8 @@ class Loop:
                     if isinstance(stage, Optimize) and not self._evaluated_before():
                         self._evaluate("before")
                 while state.stage_step < stage.steps:
+                    if stops_early(state):
+                        return self._stop_early()
                     self._step(stage)
                     self._stop_if_asked(interrupted())
                 state.stage += 1
@@ -184,7 +194,21 @@ class Loop:
                 self._evaluate(None)
         self._save_is_due |= state.step % state.recipe.save.every == 0
         # do not overwrite good checkpoints with weights whose gradients are not finite
-        if self._save_is_due and not last and not any(x.refused for x in state.optimizers()):
+        due = self._save_is_due and not any(x.refused for x in state.optimizers())
+        if not last and (due or is_best(state)):
+            self._save()
+
+    def _stop_early(self) -> None:
+        """End the run; a resumed run ends again unless ``evaluation.patience`` was raised."""
+        message = stop_message(self.state)
+        if self.folder is not None:
+            command = resume_command(self.folder.path)
+            message += f" To train on, run: {command} evaluation.patience=null"
+        if self._begun_at == self.state.step:
+            self.watch.note(message)
+            return
+        self._warn("early_stop", message)
+        if self.saved_step != self.state.step:
             self._save()
 
     def _evaluated_before(self) -> bool:
@@ -224,14 +248,18 @@ class Loop:
         found = evaluate_state(self.state)
         if found is None:
             return
-        state = self.state
+        state, measured = self.state, found.metrics()
+        if is_followed(state.recipe):
+            metric_of(state, measured)  # before optimization: report a wrong setting at once
+        if name != "before":
+            state.best = after_evaluation(state, measured)
+            name = "after" if stops_early(state) else name
         if name is not None:
-            measured = found.metrics()
             for key in ("sampled", "greedy", "reward", "greedy_reward"):
                 if key in measured:
                     state.noted[f"{key}_{name}"] = measured[key]
         if self.metrics is not None:
-            self.metrics.write(state.step, "evaluation", found.metrics())
+            self.metrics.write(state.step, "evaluation", measured)
         if self.folder is not None and state.parallel.first:
             with add_resume_command(self.folder.evaluations):
                 write_rollouts(self.folder.evaluations, state.step, found.rows)

@@ -99,6 +99,8 @@ class RolloutBatch:
     """Weight of each row in means over responses; None: equal weights."""
     unfiltered: "RolloutBatch | None" = None
     """With dynamic sampling, the step's first batch, whose rewards are not selected."""
+    refills: "tuple[RolloutBatch, ...]" = ()
+    """With dynamic sampling, the batches that were sampled in addition, before selection."""
 
     def select(self, rows: Tensor) -> "RolloutBatch":
         """Return some of the responses, in the given order."""

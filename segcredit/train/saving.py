@@ -36,12 +36,13 @@ from segcredit.runlog.folder import (
 )
 from segcredit.runlog.records import lines_after
 from segcredit.runlog.untrusted import requests_of
-from segcredit.train import checkpoint
+from segcredit.train import best, checkpoint
 from segcredit.train.columns import ADAPTERS, restore_columns
+from segcredit.train.curriculum import Curriculum
 from segcredit.train.distributed import CollectiveWrite, whole_model
 from segcredit.train.optim import PolicyLearner, ShardedOptimizer, load_moments, save_part
 from segcredit.train.provider import SavedRun, trained_policy
-from segcredit.train.stages import stage_of
+from segcredit.train.stages import stage_of, training_prompts
 from segcredit.train.state import State
 
 ROLLBACKS = 3
@@ -68,7 +69,10 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
         card = _card(state, read_lines(metrics.path))  # here, so that a disk error is reported
         _write(state, place, position, card)
 
-    return checkpoint.save_checkpoint(folder.checkpoints, name, write_all, keep)
+    protect = best.protected(state, folder)
+    place = checkpoint.save_checkpoint(folder.checkpoints, name, write_all, keep, protect)
+    best.record(state, folder)
+    return place
 
 
 def _card(state: State, rows: list[dict[str, Any]]) -> str:
@@ -120,6 +124,8 @@ def _write(state: State, place: Path | None, metrics_position: int, card: str = 
         "rates": {x.name: x.lr for x in state.optimizers()},
         "tracker": None,  # replaced by the tracker's own, if there is one
         "base": None if lora is None else lora.fingerprint(),
+        **best.as_saved(state.best),
+        **({} if state.curriculum is None else {"curriculum": state.curriculum.state_dict()}),
         **_column_states(state),
     }
     if state.shards:
@@ -252,8 +258,11 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.stage, state.stage_step = found["stage"], found["stage_step"]
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
+    state.best = best.restored(state, folder, found.get("best"))
     _reopen_longer_stage(state)
-    restore_columns(state, SavedRun(folder, place, found))
+    saved = SavedRun(folder, place, found)
+    restore_columns(state, saved)
+    _restore_curriculum(state, saved)
     for name, kept in found["optimizers"].items():
         lr = found["rates"][name]
         if name == PolicyLearner.name:
@@ -266,6 +275,19 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
         stage_of(state).adopt_settings()
     _check_vocabulary(state, place)
     return int(found["metrics_position"])
+
+
+def _restore_curriculum(state: State, saved: SavedRun) -> None:
+    """Restore the prompts' success rates; without any, the curriculum begins anew."""
+    kept = saved.state.get("curriculum")
+    if kept is None or not state.recipe.data.curriculum:
+        return
+    curriculum = Curriculum(training_prompts(state))
+    curriculum.load_state_dict(kept)
+    if len(curriculum.alpha) != state.train.size:
+        count = len(curriculum.alpha)
+        raise saved.lacks(f"data.curriculum tracks success rates of {count} prompts", state.recipe)
+    state.curriculum = curriculum
 
 
 def _check_same_kind(state: State, place: Path, found: dict[str, Any]) -> None:

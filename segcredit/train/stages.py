@@ -1,7 +1,7 @@
 """The kinds of stages of a run: how each is prepared, and what one of its steps does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,11 +13,12 @@ from segcredit.config import Optimize, PretrainCritic, WarmStart
 from segcredit.data.worlds import Demonstration
 from segcredit.train.collect import Context, collect
 from segcredit.train.columns import prepare_columns
+from segcredit.train.curriculum import Curriculum
 from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewards
 from segcredit.train.optim import CriticLearner, PolicyLearner, rate
-from segcredit.train.source import WorldPrompts
-from segcredit.train.state import State
+from segcredit.train.source import PromptList, WorldPrompts
+from segcredit.train.state import State, generator
 from segcredit.train.step import train_step
 from segcredit.train.update import update
 from segcredit.types import Algorithm, Prompt, Rollouts
@@ -220,8 +221,13 @@ class OptimizeStage:
             optimizer.warmup_steps,
             optimizer.min_lr_ratio,
         )
+        if state.recipe.data.curriculum and state.curriculum is None:
+            state.curriculum = Curriculum(training_prompts(state))
         more = partial(next_prompts, state) if state.recipe.rollout.refills else None
         result = train_step(state, next_prompts(state), factor, more)
+        if state.curriculum is not None:
+            found = state.curriculum.update(result.sampled)
+            result = replace(result, metrics=result.metrics | found)
         return result.metrics, result
 
 
@@ -244,10 +250,19 @@ def stage_of(state: State, settings: AnyStage | None = None) -> Stage:
 
 
 def next_prompts(state: State, count: int | None = None) -> list[Prompt]:
-    """Return the prompts of this step: those that a column chooses, or the next of the source."""
+    """Return the next prompts: chosen by a column, by the curriculum, or in the source's order."""
     count = count or state.recipe.rollout.prompts
     if (chosen := state.prepared.choose_prompts(state, count)) is not None:
         return chosen
-    prompts = state.train.take(state.position, count)
+    position = state.position
     state.position += count
-    return prompts
+    if state.curriculum is None:
+        return state.train.take(position, count)
+    prompts, drawn = training_prompts(state), generator(state.seed, "curriculum", position)
+    return [prompts[i] for i in state.curriculum.draw(count, drawn)]
+
+
+def training_prompts(state: State) -> Sequence[Prompt]:
+    """Return all training prompts, of a run whose prompts repeat."""
+    assert isinstance(state.train, PromptList), "checked when the run was planned"
+    return state.train.prompts

@@ -20,6 +20,8 @@ from segcredit.data.worlds import World
 from segcredit.models import Policy
 from segcredit.models.layers import copy_weights
 from segcredit.rollout import HFEngine
+from segcredit.train.best import Best
+from segcredit.train.curriculum import Curriculum
 from segcredit.train.distributed import Parallel
 from segcredit.train.optim import Learner, Optimizer, PolicyLearner, make_optimizer
 from segcredit.train.provider import Provider, Providers
@@ -57,6 +59,10 @@ class State:
     """Prompts taken from the training source."""
     noted: dict[str, float] = field(default_factory=dict)
     """Results of the evaluations before and after optimization, reported at the end of the run."""
+    best: Best | None = None
+    """The best evaluation so far, if a setting needs it."""
+    curriculum: Curriculum | None = None
+    """Success rates of the training prompts, from the first step that draws by them."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """Content of the run's config.yaml, for the model card; on rank 0 only."""

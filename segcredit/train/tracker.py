@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from segcredit.core.tracker import tracker_init, tracker_update, tracker_value, tracker_weight
+from segcredit.core.tracker import tracker_init, tracker_update
 from segcredit.train.collect import Context, current_logp
+from segcredit.train.curriculum import PromptCounts
 from segcredit.train.metrics import Metrics
 from segcredit.train.provider import Provider, SavedRun
 from segcredit.train.source import PromptList
@@ -23,13 +24,11 @@ OFFLINE_SAMPLES = 8
 """Number of responses per prompt from which its first value is estimated."""
 
 
-class ValueTracker:
+class ValueTracker(PromptCounts):
     """Beta(α, β) per prompt, and the prompt's last response, to measure how far π has moved."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self.place = {prompt.id: i for i, prompt in enumerate(prompts)}
-        self.alpha = torch.full((len(prompts),), 0.5)
-        self.beta = torch.full((len(prompts),), 0.5)
+        super().__init__(prompts, 0.5)
         self.last: dict[int, tuple[Tensor, Tensor]] = {}
         """Each prompt's last response: its tokens, and their log π after the step that drew it."""
 
@@ -41,17 +40,6 @@ class ValueTracker:
         samples = int(count.max())
         assert bool((count == samples).all()), "every prompt is sampled equally often"
         self.alpha, self.beta = tracker_init(successes, samples)
-
-    def value(self, names: Sequence[str]) -> Float[Tensor, " B"]:
-        """Return v̂ of these prompts, before this step's update."""
-        where = self._where(names)
-        return tracker_value(self.alpha[where], self.beta[where])
-
-    def draw(self, count: int, generator: torch.Generator) -> list[int]:
-        """Sample distinct prompts, those of medium difficulty more often; returns their indices."""
-        weight = tracker_weight(tracker_value(self.alpha, self.beta))
-        drawn = torch.multinomial(weight, min(count, len(weight)), generator=generator)
-        return drawn.tolist()
 
     @torch.no_grad()
     def update(self, rollouts: Rollouts, score: Score) -> dict[str, float]:
@@ -104,15 +92,12 @@ class ValueTracker:
         drift[torch.tensor(known)] = moved
         return drift
 
-    def _where(self, names: Sequence[str]) -> Tensor:
-        return torch.tensor([self.place[name] for name in names])
-
     def state_dict(self) -> dict[str, Any]:
         last = {str(place): list(pair) for place, pair in self.last.items()}
-        return {"alpha": self.alpha, "beta": self.beta, "last": last}
+        return {**super().state_dict(), "last": last}
 
     def load_state_dict(self, kept: Mapping[str, Any]) -> None:
-        self.alpha, self.beta = kept["alpha"], kept["beta"]
+        super().load_state_dict(kept)
         self.last = {int(place): (pair[0], pair[1]) for place, pair in kept["last"].items()}
 
 

@@ -23,9 +23,10 @@ from segcredit.runlog import (
 )
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
-from segcredit.runlog.folder import INITIAL, POLICY, exists
+from segcredit.runlog.folder import INITIAL, POLICY, exists, step_name
+from segcredit.runlog.reader import read_best
 from segcredit.runlog.records import lines_after
-from segcredit.train import checkpoint
+from segcredit.train import best, checkpoint
 from segcredit.train.arguments import (
     LoadedModel,
     check_algorithm,
@@ -76,6 +77,8 @@ class Result:
     """Why a callback stopped the run before its last step; None: it did not."""
     report: Path | None = None
     """The report page, if it was written."""
+    best: Path | None = None
+    """The policy with the best held-out result, if ``save.best`` is set."""
 
     def __repr__(self) -> str:
         parts = [] if self.folder is None else [f"folder={str(self.folder)!r}"]
@@ -91,8 +94,13 @@ class Result:
         return result_page(self)
 
     def paths(self) -> dict[str, Path]:
-        """Return the run directory, the report and the trained policy, those that exist."""
-        found = {"run": self.folder, "report": self.report, "model": self.model}
+        """Return the run directory, the report and the policies, those that exist."""
+        found = {
+            "run": self.folder,
+            "report": self.report,
+            "model": self.model,
+            "best": self.best,
+        }
         return {name: path for name, path in found.items() if path is not None}
 
     @property
@@ -329,13 +337,17 @@ class Trainer:
             stopped = stop.reason
         finally:
             state.engine.close()
-        kept = checkpoint.find_latest(run.checkpoints).path if run is not None else None
+        before, after = (_held_out_results(state, when) for when in ("before", "after"))
+        if run is None:
+            return Result(None, None, before, after, stopped)
+        kept, found = checkpoint.find_latest(run.checkpoints).path, read_best(run)
         return Result(
-            folder=None if run is None else run.path,
+            folder=run.path,
             model=None if kept is None else kept / POLICY,
-            before=_held_out_results(state, "before"),
-            after=_held_out_results(state, "after"),
+            before=before,
+            after=after,
             stopped=stopped,
+            best=None if found is None else run.checkpoints / step_name(found["step"]) / POLICY,
         )
 
     def _record(self) -> dict[str, Any]:
@@ -355,7 +367,9 @@ class Trainer:
             written = read_run(run.path).config
             write_yaml_atomically(run.config, keep_written(self._record(), written, run.path))
         self._note_environment(run, state, watch)
-        return roll_back(state, run, position)
+        aside = roll_back(state, run, position)
+        best.record(state, run)
+        return aside
 
     def _note_environment(self, run: RunFolder, state: State, watch: Observer) -> None:
         """Report and record changes of the environment since the run was last started."""

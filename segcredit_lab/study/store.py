@@ -43,6 +43,11 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "refills"): 0,
     ("update", "mask_truncated"): False,
     ("update", "entropy_coef"): 0.0,
+    ("evaluation", "metric"): "auto",
+    ("evaluation", "patience"): None,
+    ("evaluation", "min_gain"): 0.0,
+    ("save", "best"): False,
+    ("data", "curriculum"): False,
 }
 """Recipe fields that were added after the first studies, with their defaults. A digest leaves them
 out at the default, so that runs made before are found again."""

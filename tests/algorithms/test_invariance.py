@@ -149,7 +149,10 @@ def test_float32_is_close_to_float64(name: str) -> None:
             rollouts = rollouts.replace(
                 **{
                     column: getattr(rollouts, column).double()
-                    for column in ("logp_old", "reward", "entropy", "value", "logp_ref", "baseline")
+                    for column in (
+                        *("logp_old", "reward", "entropy", "value", "logp_ref", "baseline"),
+                        "image_kl",
+                    )
                 }
             )
         algorithm = METHODS[name]()
@@ -170,7 +173,7 @@ def test_needs_are_exactly_what_is_read(name: str) -> None:
     told = story(seed=10)
     rollouts, _ = told.lay_out(0, holes=True)
     algorithm = METHODS[name]()
-    optional = ("entropy", "value", "logp_ref", "pieces", "baseline", "parent")
+    optional = ("entropy", "value", "logp_ref", "image_kl", "pieces", "baseline", "parent")
     needed = {column.name for column in algorithm.needs} & set(optional)
     lean = rollouts.replace(**{c: None for c in optional if c not in needed})
 

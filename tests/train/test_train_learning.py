@@ -33,6 +33,7 @@ METHODS = {
     "gmpo": ("gmpo", {"samples": 4}),
     "soft_adaptive": ("soft_adaptive", {"samples": 4}),
     "high_entropy": ("high_entropy", {"samples": 4}),
+    "vppo": ("vppo", {"samples": 4}),
     "reinforce_pp": ("reinforce_pp", {}),
     "reinforce_pp_baseline": ("reinforce_pp_baseline", {"samples": 4}),
     "sae": ("sae", {}),
@@ -42,9 +43,10 @@ METHODS = {
 }
 FAST = ("sapo", "grpo", "single_stream_spo")
 """One per kind of baseline: critic, group, tracker. The others run with the slow tests."""
-SLOW = [name for name in METHODS if name not in FAST]
-WITH_PICTURES = ("sapo", "ppo", "vc_ppo", "grpo_verl")
-"""The paper's Table 1; to the others a response is tokens, whatever its prompt was."""
+SLOW = [name for name in METHODS if name not in FAST and name != "vppo"]
+WITH_PICTURES = ("sapo", "ppo", "vc_ppo", "grpo_verl", "vppo")
+"""The paper's Table 1, and the one that reads the images itself; to the others a response is
+tokens, whatever its prompt was."""
 
 
 def ends(metrics: list[dict[str, float]]) -> tuple[float, float]:

@@ -31,6 +31,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "restem": {"algorithm": {"name": "restem", **SOME}, "rollout__samples": 2},
     "dpo": {"algorithm": {"name": "dpo", "pairs_per_prompt": 1}, "rollout__samples": 3},
     "dvo": {"algorithm": {"name": "dvo", "samples": 2, "partition": UNITS}},
+    "vppo": {
+        "algorithm": "vppo",
+        "rollout__samples": 2,
+        "model": {"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
+        "data": {
+            "world": "shape_grid",
+            "settings": {"size": 2, "colours": 2, "shapes": 2, "terms": 1, "twice": False},
+        },
+    },
 }
 SHARED: dict[str, dict[str, Any]] = {
     **METHODS,
@@ -43,7 +52,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "method",
     [
         *("vineppo", "spo_tree", "restem", "dpo"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spo_chain", "dvo")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spo_chain", "dvo", "vppo")),
     ],
 )
 def test_killed_and_resumed_it_is_the_same_run(method: str, tmp_path: Path) -> None:
@@ -60,7 +69,9 @@ def test_killed_and_resumed_it_is_the_same_run(method: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["vineppo", "spo_tree", "restem", "dpo", "single_stream_spo"])
+@pytest.mark.parametrize(
+    "method", ["vineppo", "spo_tree", "restem", "dpo", "single_stream_spo", "vppo"]
+)
 def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     changes = {
         **SHORT,
@@ -76,7 +87,7 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["restem", "spo_tree", "single_stream_spo"])
+@pytest.mark.parametrize("method", ["restem", "spo_tree", "single_stream_spo", "vppo"])
 def test_divided_models_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     changes = {
         **SHORT,

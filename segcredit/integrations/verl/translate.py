@@ -196,6 +196,18 @@ def _size_problems(recipe: Recipe, cluster: Cluster) -> Iterator[str]:
             "rollout.refills: verl's trainer has no dynamic sampling (its DAPO recipe does). Set "
             "it to 0, or use segcredit train"
         )
+    if recipe.data.curriculum:
+        yield (
+            "data.curriculum: verl draws prompts in passes over the data. Set it to false, or use "
+            "segcredit train"
+        )
+    if recipe.save.best:
+        yield (
+            "save.best: verl keeps the last checkpoints only. Set it to false, and choose by "
+            "verl's validation scores; or use segcredit train"
+        )
+    if recipe.evaluation.patience is not None:
+        yield ("evaluation.patience: verl has no early stopping. Remove it, or use segcredit train")
     if update.mask_truncated:
         yield "update.mask_truncated: verl keeps truncated responses in the loss. Set it to false"
     if rollout.old_logp == "sampler":
