@@ -62,6 +62,13 @@ class Reward:
     verdict: bool = True
     """False: the grader timed out, crashed or refused to compute, and ``reason`` says why. Such a
     response counts as not correct."""
+    each: "Mapping[str, Reward]" = field(default_factory=dict)
+    """The rewards of a weighted sum by label, before their weights; empty for a single reward."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a verdict, in a weighted sum from each of its rewards."""
+        return self.verdict and all(x.verdict for x in self.each.values())
 
 
 def correctness(rewards: Sequence[Reward]) -> list[bool] | None:

@@ -282,6 +282,10 @@ NOTES = {
 """Changes that verl follows in another way, and how the note begins."""
 
 MORE: dict[str, Case] = {
+    "reward: several": arrives(
+        "reward=[geo3k, {name: exact, weight: 0.5}]",
+        to={REWARD: ["geo3k", {"name": "exact", "weight": 0.5}]},
+    ),
     "evaluation.every=0: before and after": arrives(
         "evaluation.every=0", to={"trainer.test_freq": 200}
     ),

@@ -470,8 +470,10 @@ class Recipe(Settings):
     """The model to train."""
     data: DataSettings
     """The prompts."""
-    reward: str | dict[str, Any] = "math"
-    """Reward: math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
+    reward: str | dict[str, Any] | list[str | dict[str, Any]] = "math"
+    """Reward: math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}.
+    Several with weights: [{name: math, weight: 0.9}, {name: file.py:function, weight: 0.1}]; their
+    sum is learned, and each is logged as reward/LABEL (label: LABEL; by default its name)."""
     algorithm: str | dict[str, Any] = "sapo"
     """Name of the method; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
@@ -514,7 +516,8 @@ class Recipe(Settings):
     @field_validator("algorithm", "reward", mode="before")
     @classmethod
     def _has_name(cls, spec: Any, info: ValidationInfo) -> Any:
-        if isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str)):
+        several = info.field_name == "reward" and isinstance(spec, list) and spec
+        if all(_is_named(x) for x in (spec if several else [spec])):
             return spec
         example = "{name: sapo, lam: 0.95}" if info.field_name == "algorithm" else "{name: math}"
         raise ValueError(f"expected a name, or settings with a name, as in {example}; got {spec!r}")
@@ -525,8 +528,8 @@ class Recipe(Settings):
         try:
             if info.field_name == "algorithm":
                 algorithm_of(spec)
-            elif not names_code(spec if isinstance(spec, str) else spec["name"]):
-                make_reward(spec)  # a file may be written later; train/build.py looks for it
+            else:
+                _check_reward(spec)
         except TypeError as error:
             raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None
         return spec
@@ -547,6 +550,27 @@ class Recipe(Settings):
     def as_dict(self) -> dict[str, Any]:
         """Return the complete settings as plain data, for config.yaml."""
         return self.model_dump(mode="json")
+
+
+def _is_named(spec: object) -> bool:
+    return isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str))
+
+
+def _check_reward(spec: str | dict[str, Any] | list[Any]) -> None:
+    """Make the reward, except for files: they may be written later; train/build.py finds them."""
+    if isinstance(spec, list):
+        # a stand-in under the same label, so that weights and labels are checked, too
+        make_reward([_without_file(x) for x in spec])
+    elif not names_code(spec if isinstance(spec, str) else spec["name"]):
+        make_reward(spec)
+
+
+def _without_file(spec: str | dict[str, Any]) -> str | dict[str, Any]:
+    settings = {"name": spec} if isinstance(spec, str) else spec
+    if not names_code(settings["name"]):
+        return spec
+    label = settings.get("label", settings["name"].rpartition(":")[2])
+    return {"name": "exact", "label": label, "weight": settings.get("weight", 1.0)}
 
 
 def algorithm_of(spec: str | dict[str, Any]) -> Algorithm:

@@ -26,7 +26,7 @@ from segcredit.models.loading import (
 from segcredit.models.template import BrokenTemplate, LimitedChat, check_questions, check_template
 from segcredit.printable import printable
 from segcredit.registry import resolve_files
-from segcredit.rewards import CustomReward, compares_answers, make_reward
+from segcredit.rewards import compares_answers, functions_in, make_reward
 from segcredit.rollout import engine_problem, make_engine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.files import to_line
@@ -145,8 +145,8 @@ def evaluate_checkpoint(
         check_questions(asked)
     if grade is None:
         grade = make_reward(_default_reward(checkpoint, asked))
-    if isinstance(grade, CustomReward):
-        grade.check_signature(asked)
+    for function in functions_in(grade):
+        function.check_signature(asked)
     sampling = sampling_settings(recipe, max_tokens, temperature, top_p)
     settings = rollout_settings(recipe, engine, sampling)
     policy, longest = load_policy(
@@ -220,7 +220,9 @@ def _last_checkpoint(run: Run) -> Path:
     return path
 
 
-def _named_reward(found: PolicySource, given: str | None) -> str | dict[str, Any] | None:
+def _named_reward(
+    found: PolicySource, given: str | None
+) -> str | dict[str, Any] | list[Any] | None:
     """Return the user's reward, else the run's; None: the default of the dataset."""
     if given is not None:
         return given

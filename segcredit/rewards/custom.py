@@ -11,7 +11,7 @@ Two rules where TRL leaves a choice:
 
 - Prompts and completions are plain strings. A function written for TRL's conversational rows
   (``completion[0]["content"]``) is given lists of messages if ``conversational=True``.
-- None is an error. In TRL it means "not applicable" when several functions are added up; here one
+- None is an error. In TRL it means "not applicable" when several functions are added up; here each
   function grades every response.
 """
 
@@ -235,7 +235,7 @@ class CustomReward:
         value = fields["reward"]
         if value is None:
             self._fail(
-                "returned None, which to TRL means 'not applicable'; here one function grades "
+                "returned None, which to TRL means 'not applicable'; here each function grades "
                 "every response: return 0.0 for no reward. It was",
                 response,
             )

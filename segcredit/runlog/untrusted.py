@@ -92,7 +92,9 @@ def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
     Reading a recipe imports the code it names (``algorithm: mine.py:Method``), so this must be
     checked on the settings as they are in the file, before they become a recipe.
     """
-    found = dict(code_settings(config))
+    found: dict[str, str] = {}
+    for key, value in code_settings(config):  # the items of a list have one key
+        found[key] = f"{found[key]}, {value}" if key in found else value
     model, data = config.get("model"), config.get("data")
     if isinstance(model, dict) and model.get("trust_remote_code"):
         found["model.trust_remote_code"] = "true"

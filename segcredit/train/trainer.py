@@ -1,6 +1,6 @@
 """The Python API: ``Trainer(model=…, algorithm=…, reward=…, data=…).train()``."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
 from segcredit.registry import keep_written
+from segcredit.rewards import make_reward
 from segcredit.runlog import (
     MetricsWriter,
     Run,
@@ -79,7 +80,9 @@ class Trainer:
         data: Training data: files, rows, a ``datasets.Dataset``, a data frame, or settings such as
             ``{"train": …, "suffix": …}``.
         algorithm: Name of a method, a name with settings, or an ``Algorithm`` object.
-        reward: Name of a reward, a name with settings, a function or a ``RewardFn``.
+        reward: Name of a reward, a name with settings, a function, a ``RewardFn``, or a list of
+            these, which is a weighted sum.
+        reward_weights: Weight of each reward of a list. None: the ``weight`` of its settings, or 1.
         test: Held-out data: files or rows.
         steps: Number of optimization steps.
         settings: Other sections of a recipe, such as ``rollout={"prompts": 64}``.
@@ -93,6 +96,7 @@ class Trainer:
         reward: str | dict[str, Any] | list[Any] | Callable[..., Any] | RewardFn = "math",
         test: str | Path | Iterable[Any] | None = None,
         steps: int = 100,
+        reward_weights: Sequence[float] | None = None,
         **settings: Any,
     ) -> None:
         found: dict[str, Any] = {"stages": [{"kind": "optimize", "steps": steps}], **settings}
@@ -103,10 +107,11 @@ class Trainer:
             found["algorithm"] = algorithm
         else:
             objects["algorithm"] = algorithm
-        if isinstance(reward, str | dict):
+        reward = _with_weights(reward, reward_weights)
+        if isinstance(reward, str | dict) or _all_named(reward):
             found["reward"] = reward
         else:
-            objects["reward"] = reward
+            objects["reward"] = make_reward(reward)
         self._objects = objects
         self.plan = make_plan(parse_recipe(found, "Trainer", objects.get("algorithm")), **objects)
 
@@ -270,6 +275,24 @@ class Trainer:
             for name, x in self._objects.items()
         }
         return {GIVEN_IN_PYTHON: shown} if shown else {}
+
+
+def _all_named(reward: object) -> bool:
+    """Whether a list of rewards has no Python object, so that config.yaml can hold it."""
+    return isinstance(reward, list) and all(isinstance(x, str | dict) for x in reward)
+
+
+def _with_weights(reward: Any, weights: Sequence[float] | None) -> Any:
+    """Write the weights into a list of named rewards; a list with objects becomes a reward."""
+    if not isinstance(reward, list | tuple):
+        return reward if weights is None else make_reward(reward, weights)
+    if not _all_named(list(reward)):
+        return make_reward(reward, weights)
+    if weights is None:
+        return list(reward)
+    make_reward(reward, weights)  # the checks of both together
+    named = [x if isinstance(x, dict) else {"name": x} for x in reward]
+    return [x | {"weight": weight} for x, weight in zip(named, weights, strict=True)]
 
 
 def _model(model: str | Path | dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,9 @@ def _data(recipe: Recipe) -> VerlSettings:
     }
 
 
-def _reward(spec: str | Mapping[str, Any]) -> Any:
+def _reward(spec: str | Mapping[str, Any] | list[Any]) -> Any:
+    if isinstance(spec, list):
+        return [_reward(x) for x in spec]
     if isinstance(spec, Mapping):
         return {**spec, "name": _reward(str(spec["name"]))}
     return absolute(spec)
