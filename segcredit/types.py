@@ -131,6 +131,13 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """Number of most probable tokens to sample from; 0: all."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response: its last token is the one with which it first contains one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the parameters for a record; ``stop`` only if there are stop strings."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return found if self.stop else {key: x for key, x in found.items() if key != "stop"}
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ SETTINGS: dict[str, Case] = {
     ),
     "data.train": arrives("data.train=[/x/a.parquet]", to={"data.train_files": ["/x/a.parquet"]}),
     "data.test": arrives("data.test=[/x/b.jsonl]", to={"data.val_files": ["/x/b.jsonl"]}),
+    "data.system": refused(r"data\.system is applied by our reader", "data.system=Think."),
     "data.suffix": refused(r"data\.suffix is applied by our reader", "data.suffix=Think."),
     "data.template": refused(
         r"data\.template is applied by our reader", "data.template='Q: {question} A:'"
@@ -175,6 +176,8 @@ SETTINGS: dict[str, Case] = {
         },
     ),
     "rollout.temperature": arrives("rollout.temperature=0.7", to={f"{ROLLOUT}.temperature": 0.7}),
+    "rollout.top_p": arrives("rollout.top_p=0.9", to={f"{ROLLOUT}.top_p": 0.9}),
+    "rollout.stop": refused(r"rollout\.stop: verl's rollout settings", "rollout.stop=[x]"),
     "rollout.prefixes": refused(r"rollout\.prefixes limits", "rollout.prefixes=8"),
     "rollout.tree.branching": refused("rollout.tree is for", "rollout.tree={branching: [2, 2]}"),
     "rollout.tree.tokens": refused("rollout.tree is for", "rollout.tree={tokens: 5}"),

@@ -23,7 +23,7 @@ from segcredit.registry import names_code, nearest
 from segcredit.rewards import make_reward
 from segcredit.rollout.engines import DEFAULT_PROMPT_TOKENS, ENGINES, EngineSettings
 from segcredit.runlog.trackers import TRACKERS
-from segcredit.types import Algorithm
+from segcredit.types import Algorithm, Sampling
 
 
 def _refuse_bool(x: Any) -> Any:
@@ -138,6 +138,9 @@ class DataSettings(Settings):
     """Held-out prompts for evaluation: files or hub ids."""
     suffix: str | None = None
     """Text that is appended to the last user message, after a space."""
+    system: str | None = Field(None, min_length=1)
+    """System prompt: a message before the row's own ones. A row that has one itself is a bad row.
+    None: only what the rows and the model's chat template contain."""
     template: str | None = None
     """Prompt for a base model without a chat template; {question} is replaced by the question."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
@@ -166,6 +169,13 @@ class DataSettings(Settings):
             raise ValueError("give exactly one of train (files of prompts) and world (generated)")
         if self.settings and self.world is None:
             raise ValueError("settings belong to a world: set world, or remove settings")
+        if self.system is not None and self.world is not None:
+            raise ValueError("system is for rows; a world writes its own prompts: remove system")
+        if self.system is not None and self.template is not None:
+            raise ValueError(
+                "system is a chat message, and template replaces the chat template: write the "
+                "system prompt into template, before {question}, and remove system"
+            )
         if self.world is not None:
             try:
                 make_world(self.world, **self.settings)
@@ -209,6 +219,13 @@ class RolloutSettings(Settings):
     """Maximum length of a response in tokens."""
     temperature: Number = Field(1.0, gt=0)
     """Sampling temperature of training responses."""
+    top_p: Number = Field(1.0, gt=0, le=1)
+    """Top-p of training responses: sample from the most probable tokens with this total
+    probability. Log-probabilities and ratios are those of the whole policy, as in TRL and verl, so
+    below 1 the gradient is biased; a run warns once."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Stop strings, such as ["\\n\\n"]: a response ends with the token that completes one of
+    them, also in evaluations. The text is part of the response."""
     prefixes: Whole | None = Field(None, ge=1)
     """Maximum number of distinct prefixes that are continued in a step (vineppo, spo_chain, dvo).
     The first segments of all responses come first; segments beyond the limit get no value and no
@@ -252,6 +269,15 @@ class RolloutSettings(Settings):
     @classmethod
     def _known_engine(cls, name: str) -> str:
         return ENGINES.check_name(name)
+
+    def sampling(self, max_tokens: int | None = None, temperature: float | None = None) -> Sampling:
+        """Return the sampling parameters of training; other limits and temperatures on request."""
+        return Sampling(
+            self.max_tokens if max_tokens is None else max_tokens,
+            self.temperature if temperature is None else temperature,
+            self.top_p,
+            stop=tuple(self.stop),
+        )
 
     def engine_settings(
         self,
@@ -490,6 +516,16 @@ class Recipe(Settings):
     """Held-out accuracy during training."""
     save: SaveSettings = SaveSettings()
     """Checkpoints, recorded rollouts and trackers."""
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        """Sampling parameters of evaluations; the length limit and stop strings are training's."""
+        return Sampling(
+            self.rollout.max_tokens,
+            self.evaluation.temperature,
+            self.evaluation.top_p,
+            stop=tuple(self.rollout.stop),
+        )
 
     @property
     def total_steps(self) -> int:

@@ -1,7 +1,7 @@
 """Sample responses to held-out prompts, grade them, and compute accuracies with intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,7 +149,7 @@ class Evaluation:
         optional = ("by_source", "rewards")  # left out if empty
         left_out = {"rows", *(x for x in optional if not getattr(self, x))}
         found = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in left_out}
-        return found | {"sampling": asdict(self.sampling)}
+        return found | {"sampling": self.sampling.as_dict()}
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers for metrics.jsonl."""
@@ -204,7 +204,7 @@ def evaluate(
     best: list[float] | None = None
     best_reward = None
     if greedy:
-        argmax = Sampling(sampling.max_tokens, temperature=0.0)
+        argmax = Sampling(sampling.max_tokens, temperature=0.0, stop=sampling.stop)
         chosen = peers.gather(_graded(encoded, engine, reward, decode, argmax, generator))
         marks = correctness([x for _, x in chosen])
         if right is not None and marks is not None:

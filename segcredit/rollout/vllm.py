@@ -67,6 +67,9 @@ class VllmEngine:
 
     vLLM starts with empty weights and gets the policy's before each call, in memory. Between calls
     it holds neither weights nor a KV cache.
+
+    With top-p, it records log π of the truncated distribution. A stop string that begins in the
+    prefix of a continuation does not end it: vLLM searches only the text that it writes itself.
     """
 
     model: Any
@@ -221,7 +224,10 @@ class VllmEngine:
                 ignore_eos=True,  # only stop_token_ids end a response
                 logprobs=0 if number % every == 0 else None,
                 flat_logprobs=True,
-                detokenize=False,
+                # without text of its own there is nothing to stop at, and no time to spend on it
+                stop=list(sampling.stop),
+                include_stop_str_in_output=True,
+                detokenize=bool(sampling.stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             rows_of[str(number)] = rows

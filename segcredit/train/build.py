@@ -438,6 +438,7 @@ def _listed(
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
+            "system": settings.system,
             "max_prompt_tokens": None if count is None else settings.max_prompt_tokens,
             "count_tokens": count,
             "one_answer": one_answer,

@@ -36,6 +36,7 @@ COPIED: Mapping[str, tuple[str, ...]] = {
     "rollout.prompts": ("data.train_batch_size",),
     "rollout.samples": (f"{ROLLOUT}.n",),
     "rollout.temperature": (f"{ROLLOUT}.temperature",),
+    "rollout.top_p": (f"{ROLLOUT}.top_p",),
     "rollout.max_tokens": ("data.max_response_length", f"+{REWARD}.reward_kwargs.max_tokens"),
     "update.epochs": (f"{ACTOR}.ppo_epochs",),
     "update.entropy_coef": (f"{ACTOR}.entropy_coeff",),

@@ -124,7 +124,7 @@ def _data_problems(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if data.world is not None:
         yield ("data.world: verl reads files of rows. Set data.train, and data.test for evaluation")
-    for key in ("suffix", "template"):
+    for key in ("suffix", "system", "template"):
         if getattr(data, key) is not None:
             yield (
                 f"data.{key} is applied by our reader; verl applies the model's chat template "
@@ -190,6 +190,11 @@ def _size_problems(recipe: Recipe, cluster: Cluster) -> Iterator[str]:
             "rollout.mismatch_mask: verl masks weights outside a lower and an upper bound, or "
             "truncates them at an upper one. Set both mismatch_mask=true and mismatch_floor, or "
             "neither"
+        )
+    if rollout.stop:
+        yield (
+            f"rollout.stop: verl's rollout settings have no stop strings; got {rollout.stop}. Set "
+            f"it to [], or use segcredit train"
         )
     if rollout.refills:
         yield (
