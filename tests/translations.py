@@ -462,12 +462,34 @@ def group_cases() -> dict[str, Case]:
     }
 
 
+LIMITS = {"url": "http://localhost:2", "deadline": 9, "batch_seconds": 9, "workers": 9}
+REMOTE: dict[str, dict[str, Any]] = {
+    "judge": {
+        **LIMITS,
+        "model": "m",
+        "prompt": "{response}",
+        "highest": 9,
+        "correct_from": 1,
+        "max_tokens": 9,
+    },
+    "server": {**LIMITS, "batch": 9},
+}
+"""Settings of the rewards that ask a server, and a value."""
+
+
 def reward_cases() -> dict[str, Case]:
     """One case for each setting of each reward that has a name."""
     values = {"length_penalty": "authors", "extract": "hash"}
     found = {}
     for name, make in REWARDS.items():
         for key, parameter in signature(make).parameters.items():
+            if name in REMOTE:
+                spec = {"name": name, "url": "http://localhost:1", key: REMOTE[name][key]}
+                found[f"{name}.{key}"] = refused(
+                    f"reward: verl grades one response at a time, and {name} sends",
+                    f"reward={spec}",
+                )
+                continue
             usual = parameter.default
             value = values.get(key, usual + 1 if isinstance(usual, int | float) else usual)
             spec = {"name": name, key: value}

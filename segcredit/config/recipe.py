@@ -497,7 +497,8 @@ class Recipe(Settings):
     data: DataSettings
     """The prompts."""
     reward: str | dict[str, Any] | list[str | dict[str, Any]] = "math"
-    """Reward: math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}.
+    """Reward: math, geo3k, gsm8k, exact, judge, server, or file.py:function; with settings as
+    {name: …, …}.
     Several with weights: [{name: math, weight: 0.9}, {name: file.py:function, weight: 0.1}]; their
     sum is learned, and each is logged as reward/LABEL (label: LABEL; by default its name)."""
     algorithm: str | dict[str, Any] = "sapo"

@@ -1,4 +1,4 @@
-"""Reward functions: mathematics, equal text, or a function of your own.
+"""Reward functions: mathematics, equal text, a judge, a server, or a function of your own.
 
 >>> reward = make_reward("geo3k")
 >>> reward = make_reward({"name": "math", "deadline": 2.0})
@@ -17,6 +17,7 @@ from segcredit.rewards.custom import CustomReward
 from segcredit.rewards.extract import ExactReward, boxed, format_ok, hash_answer
 from segcredit.rewards.math import MathReward, authors_length_penalty, geo3k, geo3k_strict, gsm8k
 from segcredit.rewards.math import math as math_reward
+from segcredit.rewards.remote import JudgeReward, ServerReward
 from segcredit.rewards.several import WeightedRewards
 from segcredit.types import RewardFn
 
@@ -28,6 +29,8 @@ REWARDS: Registry[Callable[..., RewardFn]] = Registry(
         "geo3k_strict": geo3k_strict,
         "gsm8k": gsm8k,
         "exact": ExactReward,
+        "judge": JudgeReward,
+        "server": ServerReward,
     },
 )
 """Built-in rewards by name."""
@@ -36,8 +39,10 @@ __all__ = [
     "REWARDS",
     "CustomReward",
     "ExactReward",
+    "JudgeReward",
     "MathReward",
     "RewardError",
+    "ServerReward",
     "WeightedRewards",
     "authors_length_penalty",
     "boxed",
