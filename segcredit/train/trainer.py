@@ -107,11 +107,14 @@ class Trainer:
             found["algorithm"] = algorithm
         else:
             objects["algorithm"] = algorithm
-        reward = _with_weights(reward, reward_weights)
+        try:
+            reward = _with_weights(reward, reward_weights)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"reward: {error}") from None
         if isinstance(reward, str | dict) or _all_named(reward):
             found["reward"] = reward
         else:
-            objects["reward"] = make_reward(reward)
+            objects["reward"] = reward
         self._objects = objects
         self.plan = make_plan(parse_recipe(found, "Trainer", objects.get("algorithm")), **objects)
 

@@ -265,3 +265,16 @@ def test_functions_of_python_have_weights(file: str, tmp_path: Path) -> None:
     (step,) = [x for x in read_run(path).metrics if x["stage"] == "optimize"]
     each_one = 0.5 * step["reward/exact"] + 2 * step["reward/by_length"]
     assert step["reward"] == pytest.approx(each_one)
+
+
+@each(
+    ("rewards", "message"),
+    [
+        ({"reward": "math", "reward_weights": [1.0]}, "reward: reward_weights belong to a list"),
+        ({"reward": ["math", by_length], "reward_weights": [1.0]}, "reward: reward_weights must"),
+        ({"reward": ["math", by_length, by_length]}, "reward: each reward of a list needs a label"),
+    ],
+)
+def test_mistakes_in_python(rewards: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Trainer("no-model", "no-data.jsonl", **rewards)
