@@ -178,7 +178,6 @@ COLUMNS: Mapping[str, str] = {
     "logp_old": "log π_old of each token",
     "reward": "outcome reward",
     "reason": "reason for the reward",
-    "rewards": "each of several rewards by label: reward before its weight, correct, reason",
     "correct": "whether the answer was right, null if the reward does not say",
     "truncated": "whether it reached the length limit",
     "answer": "expected answer",
