@@ -1,6 +1,8 @@
 """Stop strings: the response ends after the token that completes one, whatever the engine does."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from segcredit.models import Policy
 from segcredit.models.inputs import as_responses
-from segcredit.rollout import EngineSettings, HFEngine, hf, make_engine
+from segcredit.rollout import EngineSettings, HFEngine, hf, make_engine, vllm
 from segcredit.rollout import graphs as fixed
 from segcredit.rollout.stop import StopStrings
 from segcredit.types import Rollouts, Sampling
@@ -218,3 +220,39 @@ def test_the_policy_gives_the_engine_its_tokenizer() -> None:
         bare.sample(encoded(TEXT[0]), Sampling(9, stop=("x",)), seeded())
     with pytest.raises(ValueError, match="a stop string has at least one character"):
         bare.sample(encoded(TEXT[0]), Sampling(9, stop=("",)), seeded())
+
+
+@dataclass
+class Output:
+    """What vLLM returns of a response."""
+
+    token_ids: list[int]
+    finish_reason: str
+
+    @property
+    def logprobs(self) -> SimpleNamespace:
+        return SimpleNamespace(logprobs=[-1.0] * len(self.token_ids))
+
+
+def test_what_vllm_returns_follows_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "vllm_problem", lambda: None)
+    owner, prompts = policy(TEXT[0]), encoded(TEXT[0])[:3]
+    made = vllm.VllmEngine(
+        owner.model, owner.end_tokens, lambda _: None, lambda _: iter(()), 100, codec=owner.codec
+    )
+    names = ["a ", "b ", "c ", "d ", "e "]
+    a, b, c, d, e = owner.codec.tokenizer.convert_tokens_to_ids(names)
+    outputs = [
+        Output([b, c, d, e], "length"),  # "a b" begins in its prefix
+        Output([a, b, c], "stop"),  # with a token too many
+        Output([b, c, d], "length"),
+    ]
+    prefixes = [torch.tensor(x, dtype=torch.long) for x in ([a], [], [])]
+    found = made._rollouts(outputs, prompts, prefixes, Sampling(4, stop=("a b",)))
+    assert found.mask.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+    assert found.tokens.tolist() == [[b, 0, 0, 0], [a, b, 0, 0], [b, c, d, 0]]
+    assert found.truncated.tolist() == [False, False, True]
+    assert found.logp_old.tolist() == (-found.mask.float()).tolist()
+    free = made._rollouts(outputs, prompts, prefixes, Sampling(4))
+    assert free.mask.sum(dim=1).tolist() == [4, 3, 3]
+    assert free.truncated.tolist() == [True, False, True]
