@@ -16,7 +16,11 @@ if importlib.util.find_spec("beartype"):
 
     package = Path(__file__).parent.parent / "segcredit"
     modules = [f"segcredit.core.{file.stem}" for file in (package / "core").glob("*.py")]
-    for name in ("kernels", "head_kernels"):  # Triton compiles the functions it finds there
+    for name in (
+        "kernels",
+        "head_kernels",
+        "layer_kernels",
+    ):  # Triton compiles the functions it finds there
         modules.remove(f"segcredit.core.{name}")
     rest = [
         *("algorithms", "data", "evaluate", "integrations", "models", "partition", "report"),

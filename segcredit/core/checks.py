@@ -186,6 +186,15 @@ def has_head_kernels(logits: Tensor) -> bool:
     return logits.is_cuda and logits.dtype in known and _has_triton()
 
 
+def has_layer_kernels(x: Tensor) -> bool:
+    """Whether the kernels of a decoder layer can be used, and agree with torch on this GPU."""
+    if not (x.is_cuda and _has_triton()):
+        return False
+    from segcredit.core.layer_kernels import agree
+
+    return agree(x.device)
+
+
 def sent(x: Tensor, device: torch.device | str) -> Tensor:
     """Copy a tensor to a device; copying from CPU memory does not wait for the device.
 

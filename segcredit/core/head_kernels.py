@@ -137,3 +137,93 @@ def slope_in_place(
         num_warps=8,
     )
     return logits
+
+
+@triton.jit
+def _draw(
+    logits,
+    uniform,
+    banned,
+    picked,
+    logp,
+    entropy,
+    width,
+    stride,
+    inverse,
+    HAS_BANNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per row: log Σ exp, H, and the token at which the cumulative sum exceeds u."""
+    row = tl.program_id(0).to(tl.int64)
+    start = logits + row * stride
+    m = tl.full((), float("-inf"), tl.float32)
+    for first in range(0, width, BLOCK):
+        x = _block(start, banned, first, width, inverse, HAS_BANNED, BLOCK)
+        m = tl.maximum(m, tl.max(x, axis=0))
+    total = tl.zeros((), tl.float64)
+    weighted = tl.zeros((), tl.float32)
+    for first in range(0, width, BLOCK):
+        x = _block(start, banned, first, width, inverse, HAS_BANNED, BLOCK)
+        e = tl.exp(x - m)
+        total += tl.sum(e.to(tl.float64), axis=0)
+        weighted += tl.sum(tl.where(e > 0.0, e * (x - m), 0.0), axis=0)
+    log_total = tl.log(total.to(tl.float32))
+    threshold = tl.load(uniform + row).to(tl.float64) * total
+    before = tl.zeros((), tl.float64)
+    token = tl.full((), 0, tl.int64)
+    found = tl.full((), 0, tl.int32)
+    for first in range(0, width, BLOCK):
+        x = _block(start, banned, first, width, inverse, HAS_BANNED, BLOCK)
+        e = tl.exp(x - m).to(tl.float64)
+        after = before + tl.sum(e, axis=0)
+        if (found == 0) & (after > threshold):
+            low = (before + tl.cumsum(e, 0) <= threshold).to(tl.int64)
+            # rounding may leave the whole block below: then its last token that has a probability
+            last = tl.max(tl.where(e > 0.0, tl.arange(0, BLOCK), 0), axis=0).to(tl.int64)
+            token = first + tl.minimum(tl.sum(low, axis=0), last)
+            found = tl.full((), 1, tl.int32)
+        before = after
+    x = tl.load(start + token).to(tl.float32) * inverse
+    tl.store(picked + row, token)
+    tl.store(logp + row, x - m - log_total)
+    tl.store(entropy + row, log_total - weighted / total.to(tl.float32))
+
+
+@triton.jit
+def _block(start, banned, first, width, inverse, HAS_BANNED: tl.constexpr, BLOCK: tl.constexpr):
+    """Scaled logits of a block of the vocabulary; −∞ where there is no token or it is banned."""
+    j = first + tl.arange(0, BLOCK)
+    inside = j < width
+    if HAS_BANNED:
+        inside = inside & (tl.load(banned + j, mask=inside, other=1) == 0)
+    x = tl.load(start + j, mask=inside, other=float("-inf")).to(tl.float32)
+    return tl.where(inside, x * inverse, float("-inf"))
+
+
+def draw(
+    logits: Tensor, uniform: Tensor, banned: Tensor | None, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample a token per row by its random number; return tokens, log π and H.
+
+    The token is the first at which the cumulative probability, in float64, exceeds u. Logits that
+    are not finite give a log π that is not finite.
+    """
+    rows, width = logits.shape
+    picked = torch.empty(rows, dtype=torch.long, device=logits.device)
+    logp, entropy = (torch.empty(rows, device=logits.device) for _ in range(2))
+    with torch.cuda.device_of(logits):
+        _draw[(rows,)](
+            logits,
+            uniform,
+            banned if banned is not None else uniform,
+            picked,
+            logp,
+            entropy,
+            width,
+            logits.stride(0),
+            1.0 / temperature,
+            HAS_BANNED=banned is not None,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
+    return picked, logp, entropy

@@ -1,4 +1,4 @@
-"""Faster and smaller layers: fused norms, compilation, recomputed activations, attention, sharding.
+"""Faster and smaller layers: fused kernels, compilation, recomputation, attention, sharding.
 
 The last part iterates over the full weights of a model that may be sharded (FSDP2).
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from segcredit.core.checks import has_layer_kernels
 from segcredit.models.families import Family, find_family
 from segcredit.models.lora import Lora, merge_adapter
 
@@ -93,6 +94,123 @@ def _is_norm(module: Any) -> bool:
             weight.data = kept
         expected = rms_norm(x, w.shape, w, module.variance_epsilon)
     return output.shape == expected.shape and float((output - expected).abs().max()) < CLOSE
+
+
+ROTARY = "apply_rotary_pos_emb"
+"""Name by which attention modules of transformers call their rotary embedding."""
+
+
+def fuse_rotary(model: nn.Module) -> int:
+    """Rotate queries and keys by one kernel per attention module; return the number of modules.
+
+    Only modules of this model change: their class gets a copy of its forward function that calls
+    the kernel. Inputs that the kernel does not support go to the original function.
+    """
+    modules = [x for x in model.modules() if _calls_rotary(_kind(x))]
+    for module in modules:
+        plain: Any = type(module)
+        module.__class__ = _rotary_class(plain)
+    return len(modules)
+
+
+def _kind(module: Any) -> Any:
+    return type(module)
+
+
+@cache
+def _calls_rotary(kind: Any) -> bool:
+    """Whether a module's forward function calls the usual rotary embedding, tried on an example."""
+    forward: Any = getattr(kind, "forward", None)
+    if not isinstance(forward, FunctionType) or ROTARY not in forward.__code__.co_names:
+        return False
+    rotate = forward.__globals__.get(ROTARY)
+    if rotate is None or hasattr(rotate, "_plain"):
+        return False
+    q, k, cos, sin = (torch.linspace(-1, 2, 48).view(2, 2, 3, 4) ** n for n in (1, 2, 3, 4))
+    cos, sin = cos[:, 0], sin[:, 0]
+    try:
+        found = rotate(q, k, cos, sin)
+    except Exception:  # another function of that name
+        return False
+    expected = [
+        x * cos[:, None] + torch.cat([-x[..., 2:], x[..., :2]], dim=-1) * sin[:, None]
+        for x in (q, k)
+    ]
+    return all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@cache
+def _rotary_class(plain: Any) -> Any:
+    """Make a subclass whose forward function calls the kernel."""
+    forward = plain.forward
+    rotate = forward.__globals__[ROTARY]
+
+    def fused(*args: Any, **given: Any) -> Any:
+        if len(args) == 4 and not given and has_layer_kernels(args[0]):
+            from segcredit.core.layer_kernels import rotary, rotary_fits
+
+            if rotary_fits(*args):
+                return rotary(*args)
+        return rotate(*args, **given)
+
+    fused._plain = rotate  # type: ignore[attr-defined]
+    own = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, ROTARY: fused},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    return type(f"Rotary{plain.__name__}", (plain,), {"forward": own})
+
+
+class _FusedGate(nn.Module):
+    """Mixin that precedes a gated MLP's own class in the method resolution order."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not has_layer_kernels(x):
+            output: Tensor = super().forward(x)
+            return output
+        from segcredit.core.layer_kernels import gated_silu
+
+        found: Tensor = self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x)))
+        return found
+
+
+@cache
+def _gate_class(plain: Any) -> Any:
+    return type(f"Fused{plain.__name__}", (_FusedGate, plain), {})
+
+
+def fuse_gates(model: nn.Module) -> int:
+    """Compute silu(gate) · up of gated MLPs by one kernel each; return their number."""
+    gates = [x for x in model.modules() if _is_gate(x)]
+    for gate in gates:
+        plain: Any = type(gate)
+        gate.__class__ = _gate_class(plain)
+    return len(gates)
+
+
+@torch.no_grad()
+def _is_gate(module: Any) -> bool:
+    """Whether a module is a gated MLP with SiLU, by its parts and by its output."""
+    parts: list[Any] = [getattr(module, f"{x}_proj", None) for x in ("gate", "up", "down")]
+    named = all(isinstance(x, nn.Linear) for x in parts) and hasattr(module, "act_fn")
+    if not named or isinstance(module, _FusedGate):
+        return False
+    weight = parts[0].weight
+    x = torch.linspace(-1.0, 2.0, weight.shape[1], device=weight.device, dtype=weight.dtype)[None]
+    try:
+        output = module(x)
+    except Exception:  # it takes other inputs
+        return False
+    expected = parts[2](nn.functional.silu(parts[0](x)) * parts[1](x))
+    return isinstance(output, Tensor) and torch.allclose(output, expected)
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
@@ -198,9 +316,14 @@ def grouped_attention(
 def _one_token(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Compute one decoding step: two matrix products and a softmax in float32."""
+    """Compute one decoding step, with the softmax in float32; on a GPU by one kernel."""
     batch, heads, _, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
+    if has_layer_kernels(query):
+        from segcredit.core.layer_kernels import decode, decode_fits
+
+        if decode_fits(query, key, value, mask):
+            return decode(query, key, value, None if mask is None else _bias(mask), scale)
     grouped = query.view(batch, key.shape[1], heads // key.shape[1], size) * scale
     scores = torch.matmul(grouped, key.transpose(2, 3)).float()
     if mask is not None:

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from segcredit.core.logits import entropy
+from segcredit.core.checks import has_layer_kernels
 from segcredit.models.inputs import Inputs
-from segcredit.rollout.sampling import Prefill, pick
+from segcredit.rollout.sampling import Prefill, draw
 from segcredit.rollout.stop import StopStrings
 from segcredit.types import Sampling
 
@@ -139,6 +139,11 @@ class FixedLayer(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         """Write keys and values in place; the mask excludes columns that are still empty."""
+        if key_states.shape[2] == 1 and has_layer_kernels(key_states):
+            from segcredit.core.layer_kernels import store_column
+
+            store_column(self.keys, self.values, key_states, value_states, self.column)
+            return self.keys, self.values
         self.keys.index_copy_(2, self.column, key_states)
         self.values.index_copy_(2, self.column, value_states)
         return self.keys, self.values
@@ -302,12 +307,11 @@ class DecodingStep:
         state = self.state
         here = (state.row[:rows], state.step)
         alive = state.alive[:rows]
-        log_pi, picked = pick(logits, state.uniform[here], self.sampling, self.banned)
-        chosen = log_pi.gather(-1, picked[:, None]).squeeze(-1)
+        picked, chosen, h = draw(logits, state.uniform[here], self.sampling, self.banned)
         state.tokens.index_put_(here, picked)
         state.mask.index_put_(here, alive)
         state.logp.index_put_(here, chosen.to(state.logp.dtype))
-        state.entropies.index_put_(here, entropy(log_pi).to(state.entropies.dtype))
+        state.entropies.index_put_(here, h.to(state.entropies.dtype))
         ended = (picked[:, None] == self.ends).any(dim=-1)
         alive.logical_and_(~ended & (state.step + 1 < state.budget[:rows]))
         state.token[:rows].copy_(picked)

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from segcredit.core.logits import entropy
 from segcredit.models import Policy
 from segcredit.models.inputs import Inputs
 from segcredit.rollout.engines import EngineSettings
@@ -20,8 +19,8 @@ from segcredit.rollout.sampling import (
     Prefill,
     check_finite,
     check_sampling,
+    draw,
     next_logits,
-    pick,
     prefill,
     select_rows,
     tokens_left,
@@ -253,11 +252,11 @@ class HFEngine:
         row = torch.arange(num, device=device)  # which response each row of the cache belongs to
         alive = torch.ones_like(row, dtype=torch.bool)
         for step in range(width):
-            log_pi, picked = pick(logits, uniform[row, step], sampling, self.banned)
+            picked, chosen, h = draw(logits, uniform[row, step], sampling, self.banned)
             tokens[row, step] = picked
             mask[row, step] = alive
-            logp[row, step] = log_pi.gather(-1, picked[:, None]).squeeze(-1)
-            entropies[row, step] = entropy(log_pi)
+            logp[row, step] = chosen.to(logp.dtype)
+            entropies[row, step] = h.to(entropies.dtype)
             alive = alive & ~torch.isin(picked, ends) & (step + 1 < budget)
             if stops is not None and (step + 1) % DECODE_EVERY == 0:
                 alive = alive & ~stops.check(tokens, mask, step + 1)[row]

@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from segcredit.core.logits import scaled
+from segcredit.core.checks import has_head_kernels, has_layer_kernels
+from segcredit.core.logits import entropy, scaled
 from segcredit.models.inputs import Inputs, distinct, prompt_inputs
 from segcredit.types import Encoded, Sampling
 
@@ -56,6 +57,23 @@ def pick(
     if sampling.top_p < 1.0 or sampling.top_k:
         allowed = nucleus(log_pi, sampling.top_p, sampling.top_k)
     return log_pi, choose(allowed, uniform)
+
+
+def draw(
+    logits: Float[Tensor, "B V"],
+    uniform: Float[Tensor, " B"],
+    sampling: Sampling,
+    banned: Bool[Tensor, " V"] | None,
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Sample a token per row; return the tokens, their log π, and the entropies H."""
+    plain = sampling.temperature > 0.0 and sampling.top_p == 1.0 and not sampling.top_k
+    usable = has_head_kernels(logits) and has_layer_kernels(logits) and logits.stride(-1) == 1
+    if plain and usable:
+        from segcredit.core import head_kernels
+
+        return head_kernels.draw(logits, uniform, banned, sampling.temperature)
+    log_pi, picked = pick(logits, uniform, sampling, banned)
+    return picked, log_pi.gather(-1, picked[:, None]).squeeze(-1), entropy(log_pi)
 
 
 def tokens_left(

@@ -9,13 +9,19 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from segcredit.config import Recipe, RecipeError
 from segcredit.models import Family, ModelError, Policy, find_family
-from segcredit.models.layers import compile_layers, fuse_norms, recompute_activations
+from segcredit.models.layers import (
+    compile_layers,
+    fuse_gates,
+    fuse_norms,
+    fuse_rotary,
+    recompute_activations,
+)
 from segcredit.models.lora import VARIANTS, Lora
 
 
 def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
-    """Freeze, compile and checkpoint activations as the recipe says; on a GPU, fuse norms."""
-    fuse_on_gpu(model)
+    """Freeze, compile and checkpoint activations as the recipe says; on a GPU, fuse kernels."""
+    fuse_on_gpu(model, recipe.model.compile)
     if recipe.model.freeze_vision:
         freeze_vision(model, find_family(model.config, recipe.model.family))
     if recipe.model.compile:
@@ -26,10 +32,17 @@ def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None)
         recompute_activations(model, lora)
 
 
-def fuse_on_gpu(model: PreTrainedModel) -> None:
-    """On a GPU, replace each norm by one fused kernel."""
-    if model.device.type == "cuda":
-        fuse_norms(model)
+def fuse_on_gpu(model: PreTrainedModel, compiled: bool = False) -> None:
+    """On a GPU, compute norms, rotary embeddings and gated MLPs by one kernel each.
+
+    ``compiled``: torch.compile fuses the latter two itself.
+    """
+    if model.device.type != "cuda":
+        return
+    fuse_norms(model)
+    if not compiled:
+        fuse_rotary(model)
+        fuse_gates(model)
 
 
 def freeze_vision(model: nn.Module, family: Family) -> None:
