@@ -54,7 +54,8 @@ def names_code(text: object) -> bool:
 
 NOT_CODE = {
     *("name", "version", "model.path", "model.critic"),
-    *("data.train", "data.test", "data.suffix", "data.template"),
+    *("data.train", "data.test", "data.suffix", "data.system", "data.template", "rollout.stop"),
+    *("reward.url", "reward.prompt", "reward.model", "reward.label"),
 }
 """Keys of settings that never name code, whatever their value looks like."""
 

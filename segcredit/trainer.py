@@ -23,7 +23,9 @@ class Trainer(trainer.Trainer):
         data: Training data: files, rows, a ``datasets.Dataset``, a data frame of pandas or polars,
             or settings such as ``{"train": …, "suffix": …}``.
         algorithm: Name of a method, a name with settings, or an ``Algorithm`` object.
-        reward: Name of a reward, a name with settings, a function or a ``RewardFn``.
+        reward: Name of a reward, a name with settings, a function, a ``RewardFn``, or a list of
+            these, which is a weighted sum.
+        reward_weights: Weight of each reward of a list. None: the ``weight`` of its settings, or 1.
         test: Held-out data: files or rows.
         steps: Number of optimization steps.
         tokenizer: Tokenizer or processor of a model in memory, or ``(tokenizer,

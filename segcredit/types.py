@@ -62,6 +62,13 @@ class Reward:
     verdict: bool = True
     """False: the grader timed out, crashed or refused to compute, and ``reason`` says why. Such a
     response counts as not correct."""
+    each: "Mapping[str, Reward]" = field(default_factory=dict)
+    """The rewards of a weighted sum by label, before their weights; empty for a single reward."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a verdict, in a weighted sum from each of its rewards."""
+        return self.verdict and all(x.verdict for x in self.each.values())
 
 
 def correctness(rewards: Sequence[Reward]) -> list[bool] | None:
@@ -124,6 +131,13 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """Number of most probable tokens to sample from; 0: all."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response: its last token is the one with which it first contains one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the parameters for a record; ``stop`` only if there are stop strings."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return found if self.stop else {key: x for key, x in found.items() if key != "stop"}
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ SETTINGS: dict[str, Case] = {
     ),
     "data.train": arrives("data.train=[/x/a.parquet]", to={"data.train_files": ["/x/a.parquet"]}),
     "data.test": arrives("data.test=[/x/b.jsonl]", to={"data.val_files": ["/x/b.jsonl"]}),
+    "data.system": refused(r"data\.system is applied by our reader", "data.system=Think."),
     "data.suffix": refused(r"data\.suffix is applied by our reader", "data.suffix=Think."),
     "data.template": refused(
         r"data\.template is applied by our reader", "data.template='Q: {question} A:'"
@@ -176,6 +177,8 @@ SETTINGS: dict[str, Case] = {
         },
     ),
     "rollout.temperature": arrives("rollout.temperature=0.7", to={f"{ROLLOUT}.temperature": 0.7}),
+    "rollout.top_p": arrives("rollout.top_p=0.9", to={f"{ROLLOUT}.top_p": 0.9}),
+    "rollout.stop": refused(r"rollout\.stop: verl's rollout settings", "rollout.stop=[x]"),
     "rollout.prefixes": refused(r"rollout\.prefixes limits", "rollout.prefixes=8"),
     "rollout.tree.branching": refused("rollout.tree is for", "rollout.tree={branching: [2, 2]}"),
     "rollout.tree.tokens": refused("rollout.tree is for", "rollout.tree={tokens: 5}"),
@@ -289,6 +292,10 @@ NOTES = {
 """Changes that verl follows in another way, and how the note begins."""
 
 MORE: dict[str, Case] = {
+    "reward: several": arrives(
+        "reward=[geo3k, {name: exact, weight: 0.5}]",
+        to={REWARD: ["geo3k", {"name": "exact", "weight": 0.5}]},
+    ),
     "evaluation.every=0: before and after": arrives(
         "evaluation.every=0", to={"trainer.test_freq": 200}
     ),
@@ -462,12 +469,34 @@ def group_cases() -> dict[str, Case]:
     }
 
 
+LIMITS = {"url": "http://localhost:2", "deadline": 9, "batch_seconds": 9, "workers": 9}
+REMOTE: dict[str, dict[str, Any]] = {
+    "judge": {
+        **LIMITS,
+        "model": "m",
+        "prompt": "{response}",
+        "highest": 9,
+        "correct_from": 1,
+        "max_tokens": 9,
+    },
+    "server": {**LIMITS, "batch": 9},
+}
+"""Settings of the rewards that ask a server, and a value."""
+
+
 def reward_cases() -> dict[str, Case]:
     """One case for each setting of each reward that has a name."""
     values = {"length_penalty": "authors", "extract": "hash"}
     found = {}
     for name, make in REWARDS.items():
         for key, parameter in signature(make).parameters.items():
+            if name in REMOTE:
+                spec = {"name": name, "url": "http://localhost:1", key: REMOTE[name][key]}
+                found[f"{name}.{key}"] = refused(
+                    f"reward: verl grades one response at a time, and {name} sends",
+                    f"reward={spec}",
+                )
+                continue
             usual = parameter.default
             value = values.get(key, usual + 1 if isinstance(usual, int | float) else usual)
             spec = {"name": name, key: value}

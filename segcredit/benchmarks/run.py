@@ -407,7 +407,7 @@ def _fingerprint(
     found: PolicySource, settings: BenchmarkSettings, sampling: Sampling
 ) -> dict[str, Any]:
     """Return all settings on which the answers depend."""
-    used = asdict(settings) | asdict(sampling)
+    used = asdict(settings) | sampling.as_dict()
     if used["engine"] is None:
         used["engine"] = "hf" if found.recipe is None else found.recipe.rollout.engine
     return {"model": found.source, "weights": _weights_digest(found.source)} | used

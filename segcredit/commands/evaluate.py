@@ -83,7 +83,14 @@ def evaluate(
         ),
     ] = None,
     max_tokens: MaxTokens = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop string; may be repeated.", show_default="the run's"),
+    ] = None,
     suffix: Annotated[str | None, typer.Option(help="Text appended to each question.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="System prompt.", show_default="the run's, on its own data")
+    ] = None,
     template: Template = None,
     engine: Engine = None,
     family: ModelFamily = None,
@@ -126,7 +133,9 @@ def evaluate(
             reward=reward,
             samples=samples,
             max_tokens=max_tokens,
+            stop=stop,
             suffix=suffix,
+            system=system,
             template=template,
             engine=engine,
             family=family,

@@ -99,6 +99,12 @@ def _engine_problems(recipe: "Recipe") -> Iterator[str]:
             "rollout.mismatch_cap corrects the sampler's log-probabilities by recomputed ones: set "
             "rollout.old_logp=recompute, or remove it"
         )
+    if rollout.mismatch_cap is not None and rollout.top_p < 1:
+        yield (
+            "rollout.mismatch_cap weights tokens by π_old / π_sampler, and with rollout.top_p < 1 "
+            "that ratio contains the probability that top-p cuts off: set rollout.top_p=1, or "
+            "remove rollout.mismatch_cap"
+        )
     if rollout.refills and (rollout.samples < 2 or rollout.tree is not None):
         yield (
             "rollout.refills compares the rewards of a prompt's independent responses: set "

@@ -120,7 +120,10 @@ def _override(settings: dict[str, Any], override: str) -> None:
 def _enter(place: Any, name: str, path: str) -> Any:
     """Return the mapping or list under a key; create a mapping if the key is missing."""
     if isinstance(place, list):
-        return place[_index(place, name, path)]
+        number = _index(place, name, path)
+        if isinstance(place[number], str) and path.partition(".")[0] in NAMED:
+            place[number] = {"name": place[number]}
+        return place[number]
     inner = place.get(name)
     if inner is None:
         inner = place[name] = {}

@@ -23,7 +23,7 @@ from segcredit.registry import names_code, nearest
 from segcredit.rewards import make_reward
 from segcredit.rollout.engines import DEFAULT_PROMPT_TOKENS, ENGINES, EngineSettings
 from segcredit.runlog.trackers import TRACKERS
-from segcredit.types import Algorithm
+from segcredit.types import Algorithm, Sampling
 
 
 def _refuse_bool(x: Any) -> Any:
@@ -139,6 +139,9 @@ class DataSettings(Settings):
     """Held-out prompts for evaluation: files or datasets on the Hub."""
     suffix: str | None = None
     """Text that is appended to the last user message, after a space."""
+    system: str | None = Field(None, min_length=1)
+    """System prompt: a message before the row's own ones. A row that has one itself is a bad row.
+    None: only what the rows and the model's chat template contain."""
     template: str | None = None
     """Prompt for a base model without a chat template; {question} is replaced by the question."""
     max_prompt_tokens: Whole | None = Field(None, ge=1)
@@ -170,6 +173,13 @@ class DataSettings(Settings):
             raise ValueError("give exactly one of train (files of prompts) and world (generated)")
         if self.settings and self.world is None:
             raise ValueError("settings belong to a world: set world, or remove settings")
+        if self.system is not None and self.world is not None:
+            raise ValueError("system is for rows; a world writes its own prompts: remove system")
+        if self.system is not None and self.template is not None:
+            raise ValueError(
+                "system is a chat message, and template replaces the chat template: write the "
+                "system prompt into template, before {question}, and remove system"
+            )
         if self.world is not None:
             try:
                 make_world(self.world, **self.settings)
@@ -213,6 +223,13 @@ class RolloutSettings(Settings):
     """Maximum length of a response in tokens."""
     temperature: Number = Field(1.0, gt=0)
     """Sampling temperature of training responses."""
+    top_p: Number = Field(1.0, gt=0, le=1)
+    """Top-p of training responses: sample from the most probable tokens with this total
+    probability. Log-probabilities and ratios are those of the whole policy, as in TRL and verl, so
+    below 1 the gradient is biased; a run warns once."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Stop strings, such as ["\\n\\n"]: a response ends with the token that completes one of
+    them, also in evaluations. The text is part of the response."""
     prefixes: Whole | None = Field(None, ge=1)
     """Maximum number of distinct prefixes that are continued in a step (vineppo, spo_chain, dvo).
     The first segments of all responses come first; segments beyond the limit get no value and no
@@ -256,6 +273,15 @@ class RolloutSettings(Settings):
     @classmethod
     def _known_engine(cls, name: str) -> str:
         return ENGINES.check_name(name)
+
+    def sampling(self, max_tokens: int | None = None, temperature: float | None = None) -> Sampling:
+        """Return the sampling parameters of training; other limits and temperatures on request."""
+        return Sampling(
+            self.max_tokens if max_tokens is None else max_tokens,
+            self.temperature if temperature is None else temperature,
+            self.top_p,
+            stop=tuple(self.stop),
+        )
 
     def engine_settings(
         self,
@@ -489,8 +515,11 @@ class Recipe(Settings):
     """The model to train."""
     data: DataSettings
     """The prompts."""
-    reward: str | dict[str, Any] = "math"
-    """Reward: math, geo3k, gsm8k, exact, or file.py:function; with settings as {name: …, …}."""
+    reward: str | dict[str, Any] | list[str | dict[str, Any]] = "math"
+    """Reward: math, geo3k, gsm8k, exact, judge, server, or file.py:function; with settings as
+    {name: …, …}.
+    Several with weights: [{name: math, weight: 0.9}, {name: file.py:function, weight: 0.1}]; their
+    sum is learned, and each is logged as reward/LABEL (label: LABEL; by default its name)."""
     algorithm: str | dict[str, Any] = "sapo"
     """Name of the method; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
@@ -507,6 +536,16 @@ class Recipe(Settings):
     """Held-out accuracy during training."""
     save: SaveSettings = SaveSettings()
     """Checkpoints, recorded rollouts and trackers."""
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        """Sampling parameters of evaluations; the length limit and stop strings are training's."""
+        return Sampling(
+            self.rollout.max_tokens,
+            self.evaluation.temperature,
+            self.evaluation.top_p,
+            stop=tuple(self.rollout.stop),
+        )
 
     @property
     def total_steps(self) -> int:
@@ -533,7 +572,8 @@ class Recipe(Settings):
     @field_validator("algorithm", "reward", mode="before")
     @classmethod
     def _has_name(cls, spec: Any, info: ValidationInfo) -> Any:
-        if isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str)):
+        several = info.field_name == "reward" and isinstance(spec, list) and spec
+        if all(_is_named(x) for x in (spec if several else [spec])):
             return spec
         example = "{name: sapo, lam: 0.95}" if info.field_name == "algorithm" else "{name: math}"
         raise ValueError(f"expected a name, or settings with a name, as in {example}; got {spec!r}")
@@ -544,8 +584,8 @@ class Recipe(Settings):
         try:
             if info.field_name == "algorithm":
                 algorithm_of(spec)
-            elif not names_code(spec if isinstance(spec, str) else spec["name"]):
-                make_reward(spec)  # a file may be written later; train/build.py looks for it
+            else:
+                _check_reward(spec)
         except TypeError as error:
             raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None
         return spec
@@ -566,6 +606,27 @@ class Recipe(Settings):
     def as_dict(self) -> dict[str, Any]:
         """Return the complete settings as plain data, for config.yaml."""
         return self.model_dump(mode="json")
+
+
+def _is_named(spec: object) -> bool:
+    return isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str))
+
+
+def _check_reward(spec: str | dict[str, Any] | list[Any]) -> None:
+    """Make the reward, except for files: they may be written later; train/build.py finds them."""
+    if isinstance(spec, list):
+        # a stand-in under the same label, so that weights and labels are checked, too
+        make_reward([_without_file(x) for x in spec])
+    elif not names_code(spec if isinstance(spec, str) else spec["name"]):
+        make_reward(spec)
+
+
+def _without_file(spec: str | dict[str, Any]) -> str | dict[str, Any]:
+    settings = {"name": spec} if isinstance(spec, str) else spec
+    if not names_code(settings["name"]):
+        return spec
+    label = settings.get("label", settings["name"].rpartition(":")[2])
+    return {"name": "exact", "label": label, "weight": settings.get("weight", 1.0)}
 
 
 def algorithm_of(spec: str | dict[str, Any]) -> Algorithm:

@@ -52,6 +52,7 @@ class RowOptions(TypedDict, total=False):
     count_tokens: CountTokens | None
     skip_bad_rows: bool
     suffix: str | None
+    system: str | None
     answer_pattern: str | None
     need_answer: bool
     one_answer: bool
@@ -79,6 +80,7 @@ def load_prompts(
         count_tokens: Called for every row; if it raises a ValueError, the row is bad.
         skip_bad_rows: Return bad rows in ``.bad`` instead of raising BadRows.
         suffix: Appended, after a space, to a last user message that does not end with it.
+        system: System prompt, a message before the row's own; a row that has one is a bad row.
         answer_pattern: Regular expression; the answer is its last match (the first group). By
             default the answer is ``ground_truth`` unchanged; in ``answer`` and ``solution`` it is
             what follows ``####`` in the last line, else the last ``\boxed{}``, else everything.
@@ -122,6 +124,7 @@ class _Collector:
     count_tokens: CountTokens | None = None
     skip_bad_rows: bool = False
     suffix: str | None = None
+    system: str | None = None
     answer_pattern: str | None = None
     need_answer: bool = True
     one_answer: bool = False
@@ -213,6 +216,7 @@ class _Collector:
             if parts.answer is None and self.need_answer:
                 raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
             self._append_suffix(parts)
+            self._add_system(parts)
             return parts, self._images(parts.images, source)
         except RowError as error:
             return error
@@ -240,6 +244,16 @@ class _Collector:
         last = parts.messages[-1]
         if self.suffix and not last["content"].endswith(self.suffix):
             last["content"] += f" {self.suffix}"
+
+    def _add_system(self, parts: RowParts) -> None:
+        if self.system is None:
+            return
+        if any(message["role"] == "system" for message in parts.messages):
+            raise RowError(
+                "expected messages without a system prompt, since data.system sets one; got one "
+                "in the row. Remove it there, or remove data.system"
+            )
+        parts.messages.insert(0, {"role": "system", "content": self.system})
 
     def _id(self, parts: RowParts, place: str) -> str:
         name = parts.id

@@ -26,7 +26,7 @@ from segcredit.models.loading import (
 from segcredit.models.template import BrokenTemplate, LimitedChat, check_questions, check_template
 from segcredit.printable import printable
 from segcredit.registry import resolve_files
-from segcredit.rewards import CustomReward, compares_answers, make_reward
+from segcredit.rewards import compares_answers, functions_in, make_reward
 from segcredit.rollout import engine_problem, make_engine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.files import to_line
@@ -46,6 +46,7 @@ def _load_prompts(
     data: Sequence[str] | None,
     count: int | None,
     suffix: str | None,
+    system: str | None,
     one_answer: bool,
     allow_outside: bool,
 ) -> list[Prompt]:
@@ -59,10 +60,16 @@ def _load_prompts(
         if not settings.test:
             raise ValueError("the run has no test data: pass --data FILE")
         suffix = settings.suffix if suffix is None else suffix
+        system = settings.system if system is None else system
         allow_outside = allow_outside or settings.allow_outside
     files = list(settings.test) if data is None else [_prepared_file(name) for name in data]
     return load_prompts(
-        files, limit=count, suffix=suffix, one_answer=one_answer, allow_outside=allow_outside
+        files,
+        limit=count,
+        suffix=suffix,
+        system=system,
+        one_answer=one_answer,
+        allow_outside=allow_outside,
     ).prompts
 
 
@@ -93,7 +100,9 @@ def evaluate_checkpoint(
     temperature: float | None = None,
     top_p: float | None = None,
     max_tokens: int | None = None,
+    stop: Sequence[str] | None = None,
     suffix: str | None = None,
+    system: str | None = None,
     template: str | None = None,
     greedy: bool = True,
     engine: str | None = None,
@@ -115,7 +124,9 @@ def evaluate_checkpoint(
         reward: Name of a reward, or file.py:function.
         prompts: Maximum number of prompts; None: all.
         samples: Number of sampled responses per prompt.
+        stop: Stop strings; None: those of the run.
         suffix: Text appended to each question, after a space.
+        system: System prompt; None: that of the run, with the run's own test data.
         template: Prompt for a base model without a chat template, with ``{question}`` in it.
         greedy: Whether to sample the greedy response, too.
         engine: Rollout engine: hf, vllm, or file.py:Name; None: as in the run.
@@ -142,15 +153,15 @@ def evaluate_checkpoint(
     named = _named_reward(found, reward)
     grade = None if named is None else make_reward(named)
     one_answer = grade is None or compares_answers(grade)
-    asked = _load_prompts(recipe, data, prompts, suffix, one_answer, allow_outside)
+    asked = _load_prompts(recipe, data, prompts, suffix, system, one_answer, allow_outside)
     if template is not None:
         check_template(template)
         check_questions(asked)
     if grade is None:
         grade = make_reward(_default_reward(checkpoint, asked))
-    if isinstance(grade, CustomReward):
-        grade.check_signature(asked)
-    sampling = sampling_settings(recipe, max_tokens, temperature, top_p)
+    for function in functions_in(grade):
+        function.check_signature(asked)
+    sampling = sampling_settings(recipe, max_tokens, temperature, top_p, stop)
     settings = rollout_settings(recipe, engine, sampling)
     policy, longest = load_policy(
         found.source, recipe, template, family, asked, sampling.max_tokens
@@ -233,7 +244,9 @@ def _last_checkpoint(run: Run) -> Path:
     return path
 
 
-def _named_reward(found: PolicySource, given: str | None) -> str | dict[str, Any] | None:
+def _named_reward(
+    found: PolicySource, given: str | None
+) -> str | dict[str, Any] | list[Any] | None:
     """Return the user's reward, else the run's; None: the default of the dataset."""
     if given is not None:
         return given
@@ -252,17 +265,19 @@ def _default_reward(checkpoint: str, prompts: Sequence[Prompt]) -> str:
 
 
 def sampling_settings(
-    recipe: Recipe | None, max_tokens: int | None, temperature: float | None, top_p: float | None
+    recipe: Recipe | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    stop: Sequence[str] | None = None,
 ) -> Sampling:
     """Return the given settings; the defaults are those of the run's own evaluations."""
-    usual = Sampling(MAX_TOKENS)
-    if recipe is not None:
-        settings = recipe.evaluation
-        usual = Sampling(recipe.rollout.max_tokens, settings.temperature, settings.top_p)
+    usual = Sampling(MAX_TOKENS) if recipe is None else recipe.evaluation_sampling
     return Sampling(
         max_tokens or usual.max_tokens,
         usual.temperature if temperature is None else temperature,
         usual.top_p if top_p is None else top_p,
+        stop=usual.stop if stop is None else tuple(stop),
     )
 
 

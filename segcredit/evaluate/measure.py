@@ -1,7 +1,7 @@
 """Sample responses to held-out prompts, grade them, and compute accuracies with intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,12 +141,15 @@ class Evaluation:
     """Every response with its grade."""
     by_source: dict[str, float] = field(default_factory=dict)
     """``sampled`` by test set, if the prompts come from several files."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Mean of each reward of a weighted sum, before its weight; empty for a single reward."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers and the sampling settings; ``by_source`` if there are several sets."""
-        left_out = {"rows"} if self.by_source else {"rows", "by_source"}
+        optional = ("by_source", "rewards")  # left out if empty
+        left_out = {"rows", *(x for x in optional if not getattr(self, x))}
         found = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in left_out}
-        return found | {"sampling": asdict(self.sampling)}
+        return found | {"sampling": self.sampling.as_dict()}
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers for metrics.jsonl."""
@@ -166,6 +169,7 @@ class Evaluation:
                 found[f"{name}_low"], found[f"{name}_high"] = interval
         found |= {f"pass@{k}": x for k, x in self.pass_at.items() if k > 1}
         found |= {f"sampled/{source}": x for source, x in self.by_source.items()}
+        found |= {f"reward/{name}": x for name, x in self.rewards.items()}
         return {name: x for name, x in found.items() if x is not None}
 
 
@@ -200,7 +204,7 @@ def evaluate(
     best: list[float] | None = None
     best_reward = None
     if greedy:
-        argmax = Sampling(sampling.max_tokens, temperature=0.0)
+        argmax = Sampling(sampling.max_tokens, temperature=0.0, stop=sampling.stop)
         chosen = peers.gather(_graded(encoded, engine, reward, decode, argmax, generator))
         marks = correctness([x for _, x in chosen])
         if right is not None and marks is not None:
@@ -228,10 +232,13 @@ def evaluate(
         reward_interval=bootstrap_interval(_per_prompt([x.value for x in rewards], samples)),
         greedy_reward=best_reward,
         answered=None if None in found else sum(map(bool, found)) / count,
-        no_verdict=sum(not x.verdict for x in rewards) / count,
+        no_verdict=sum(not x.complete for x in rewards) / count,
         truncated=sum(x.truncated for x, _ in drawn) / count,
         response_length=sum(x.num_tokens for x, _ in drawn) / count,
         sampling=sampling,
+        rewards={
+            name: sum(x.each[name].value for x in rewards) / count for name in rewards[0].each
+        },
         warning=no_verdict_warning(rewards, "the evaluation"),
         rows=rows,
         by_source={} if means is None else mean_by_source(prompts, means),
@@ -294,6 +301,6 @@ def _rows(
             "answer": response.prompt.answer,
             "reward": reward.value,
             "correct": reward.correct,
-            "verdict": reward.verdict,
+            "verdict": reward.complete,
             "reason": reward.reason,
         }

@@ -233,6 +233,7 @@ def _from_data(recipe: Recipe, tower: Tower | None) -> tuple[tuple[float, int, f
             limit=NUM_READ,
             skip_bad_rows=True,
             suffix=data.suffix,
+            system=data.system,
             allow_outside=data.allow_outside,
         ).prompts
         where = f"the first {len(prompts)} prompts of the data"

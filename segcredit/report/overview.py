@@ -128,6 +128,8 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _name(part: Any) -> Any:
+    if isinstance(part, list):  # several rewards
+        return ", ".join(str(_name(x)) for x in part)
     return part.get("name") if isinstance(part, Mapping) else part
 
 

@@ -25,7 +25,7 @@ def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
 
     ``where`` completes the phrase "responses of".
     """
-    reasons = [x.reason for x in rewards if not x.verdict]
+    reasons = [_why(x) for x in rewards if not x.complete]
     if len(reasons) <= MOST_WITHOUT_VERDICT * len(rewards):
         return None
     return (
@@ -34,6 +34,12 @@ def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
         f"reward.deadline (seconds for one), reward.batch_seconds (for all of a batch) or "
         f"reward.workers (processes)."
     )
+
+
+def _why(reward: Reward) -> str:
+    """Return the reason for which there is no verdict, in a weighted sum with the label."""
+    named = (f"{name}: {x.reason}" for name, x in reward.each.items() if not x.verdict)
+    return next(named, reward.reason)
 
 
 def require_extract(extract: object, known: Sequence[str]) -> None:

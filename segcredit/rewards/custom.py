@@ -11,7 +11,7 @@ Two rules where TRL leaves a choice:
 
 - Prompts and completions are plain strings. A function written for TRL's conversational rows
   (``completion[0]["content"]``) is given lists of messages if ``conversational=True``.
-- None is an error. In TRL it means "not applicable" when several functions are added up; here one
+- None is an error. In TRL it means "not applicable" when several functions are added up; here each
   function grades every response.
 """
 
@@ -95,6 +95,11 @@ def _unsendable(column: list[Any]) -> str:
     return ""
 
 
+def can_be_json(column: list[Any]) -> bool:
+    """Whether a column can be sent as JSON."""
+    return not _unsendable(column)
+
+
 def _search_path() -> str:
     """Return this process's module search path, so that a worker can import the same modules."""
     return os.pathsep.join(place or os.getcwd() for place in sys.path)
@@ -154,7 +159,8 @@ class CustomReward:
             self._find_culprit(responses, answer)
         if "unusable" in answer:
             raise RewardError(f"the reward function {self.name} {answer['unusable']}")
-        return self._checked(answer["rewards"], responses)
+        who = f"the reward function {self.name}"
+        return read_grades(who, self.name, answer["rewards"], responses)
 
     def check_signature(self, prompts: Sequence[Prompt]) -> None:
         """Raise RewardError unless the rows have a column for every required parameter.
@@ -206,57 +212,73 @@ class CustomReward:
             f"only slow, raise its deadline (now {self.deadline:g} s)."
         )
 
-    def _checked(self, rewards: Any, responses: Sequence[Response]) -> list[Reward]:
-        if isinstance(rewards, dict):
-            self._fail(
-                f"must return a list with one number per response; it returned "
-                f"{quoted(rewards['not'])}",
-                responses[0],
-            )
-        if len(rewards) != len(responses):
-            self._fail(
-                f"must return one number per response; it returned {len(rewards)} for "
-                f"{len(responses)}, beginning",
-                responses[0],
-            )
-        found = [self._reward(x, y) for x, y in zip(rewards, responses, strict=True)]
-        known = [x.correct is not None for x in found]
-        if any(known) and not all(known):
-            self._fail(
-                f"must say 'correct' for all responses or for none; it did for {sum(known)} of "
-                f"{len(known)}, but not",
-                responses[known.index(False)],
-            )
-        return found
-
-    def _reward(self, grade: Any, response: Response) -> Reward:
-        """Convert the function's return value for one response into a Reward."""
-        fields = grade if isinstance(grade, dict) and "reward" in grade else {"reward": grade}
-        value = fields["reward"]
-        if value is None:
-            self._fail(
-                "returned None, which to TRL means 'not applicable'; here one function grades "
-                "every response: return 0.0 for no reward. It was",
-                response,
-            )
-        if isinstance(value, dict):
-            wanted = value.get("expected", "numbers")
-            self._fail(f"must return {wanted}; it returned {quoted(value['not'])}", response)
-        if not isfinite(value):
-            self._fail(f"must return finite numbers; it returned {value}", response)
-        verdict = fields.get("verdict", True)
-        return Reward(
-            value=value,
-            reason=printable(fields.get("reason") or f"{self.name}: {value:g}", _REASON),
-            correct=fields.get("correct") if verdict else False,
-            verdict=verdict,
-        )
-
     def _fail(self, what: str, response: Response) -> NoReturn:
-        raise RewardError(
-            f"the reward function {self.name} {what} on prompt {quoted(response.prompt.id)}, "
-            f"response {quoted(response.text)}.{_hint(what)}"
+        _fail(f"the reward function {self.name}", what, response)
+
+
+def read_grades(who: str, name: str, rewards: Any, responses: Sequence[Response]) -> list[Reward]:
+    """Convert what a function or server returned, as ``worker.plain_grades`` gives it, to rewards.
+
+    Args:
+        who: Subject of the error message, such as "the reward function f".
+        name: Short name for the reasons.
+    """
+    if isinstance(rewards, dict):
+        _fail(
+            who,
+            f"must return a list with one number per response; it returned "
+            f"{quoted(rewards['not'])}",
+            responses[0],
         )
+    if len(rewards) != len(responses):
+        _fail(
+            who,
+            f"must return one number per response; it returned {len(rewards)} for "
+            f"{len(responses)}, beginning",
+            responses[0],
+        )
+    found = [_read_grade(who, name, x, y) for x, y in zip(rewards, responses, strict=True)]
+    known = [x.correct is not None for x in found]
+    if any(known) and not all(known):
+        _fail(
+            who,
+            f"must say 'correct' for all responses or for none; it did for {sum(known)} of "
+            f"{len(known)}, but not",
+            responses[known.index(False)],
+        )
+    return found
+
+
+def _read_grade(who: str, name: str, grade: Any, response: Response) -> Reward:
+    """Convert the grade of one response into a Reward."""
+    fields = grade if isinstance(grade, dict) and "reward" in grade else {"reward": grade}
+    value = fields["reward"]
+    if value is None:
+        _fail(
+            who,
+            "returned None, which to TRL means 'not applicable'; here each function grades "
+            "every response: return 0.0 for no reward. It was",
+            response,
+        )
+    if isinstance(value, dict):
+        wanted = value.get("expected", "numbers")
+        _fail(who, f"must return {wanted}; it returned {quoted(value['not'])}", response)
+    if not isfinite(value):
+        _fail(who, f"must return finite numbers; it returned {value}", response)
+    verdict = fields.get("verdict", True)
+    return Reward(
+        value=value,
+        reason=printable(fields.get("reason") or f"{name}: {value:g}", _REASON),
+        correct=fields.get("correct") if verdict else False,
+        verdict=verdict,
+    )
+
+
+def _fail(who: str, what: str, response: Response) -> NoReturn:
+    raise RewardError(
+        f"{who} {what} on prompt {quoted(response.prompt.id)}, response "
+        f"{quoted(response.text)}.{_hint(what)}"
+    )
 
 
 def arguments(responses: Sequence[Response], conversational: bool = False) -> dict[str, list[Any]]:

@@ -145,7 +145,7 @@ def call(
             import asyncio
 
             result = asyncio.run(_awaited(result))
-        return {"rewards": _plain(result)}
+        return {"rewards": plain_grades(result)}
     except UnusableError as error:
         return {"unusable": str(error)}
     except BaseException as error:  # also SystemExit: a function cannot end the run
@@ -190,7 +190,7 @@ def _missing(name: str, arguments: Mapping[str, Any], unsendable: Mapping[str, s
     return f"requires {name!r}; it can have {', '.join(arguments)}."
 
 
-def _plain(result: Any) -> Any:
+def plain_grades(result: Any) -> Any:
     """Convert to a list of numbers, None or dicts; anything else is ``{"not": description}``."""
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
         return {"not": _described(result)}

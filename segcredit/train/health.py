@@ -178,3 +178,15 @@ def _surprise(policy: Policy, tokens: Tensor) -> Tensor:
     """Compute −log π of each token after the first."""
     logits = policy.model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
     return -logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
+
+
+def top_p_warning(recipe: Recipe) -> str | None:
+    """Explain what top-p below 1 means for training; None if the run does not use it."""
+    top_p = recipe.rollout.top_p
+    if top_p == 1 or all(x.kind == "warm_start" for x in recipe.stages):
+        return None
+    return (
+        f"responses are sampled with rollout.top_p={top_p:g}, but log-probabilities and ratios are "
+        f"those of the whole policy, as in TRL and verl, so the gradient is biased toward tokens "
+        f"that top-p keeps. For an unbiased one set rollout.top_p=1."
+    )

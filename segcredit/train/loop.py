@@ -25,14 +25,13 @@ from segcredit.train.best import (
     stop_message,
     stops_early,
 )
-from segcredit.train.health import READ, Health, begin_token_warning
+from segcredit.train.health import READ, Health, begin_token_warning, top_p_warning
 from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
 from segcredit.train.saving import help_save, save
 from segcredit.train.stages import AnyStage, stage_of
 from segcredit.train.state import State, derive
 from segcredit.train.step import held_out_step
-from segcredit.types import Sampling
 
 
 @runtime_checkable
@@ -142,6 +141,7 @@ class Loop:
         if state.step == 0:
             some = state.train.take(0, READ)
             self._warn_once("begin_token", begin_token_warning(state.whole_policy(), some))
+        self._warn_once("top_p", top_p_warning(state.recipe))
         with interrupts() as interrupted:
             while state.stage < len(stages):
                 stage = stages[state.stage]
@@ -368,7 +368,7 @@ def evaluate_state(state: State) -> Evaluation | None:
         state.reward,
         state.policy.encode,
         state.policy.codec.decode,
-        Sampling(state.recipe.rollout.max_tokens, settings.temperature, settings.top_p),
+        state.recipe.evaluation_sampling,
         settings.samples,
         settings.greedy,
         derive(state.seed, "evaluate", _optimization_steps(state)) % 2**31,

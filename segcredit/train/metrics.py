@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,8 +146,9 @@ def describe_rewards(sampled: RolloutBatch) -> dict[str, float]:
         "response_length": float(length.mean()),
         "response_length_max": float(length.max()),
         "truncated": float(rollouts.truncated.float().mean()),
-        "no_verdict": sum(not x.verdict for x in rewards) / len(rewards),
+        "no_verdict": sum(not x.complete for x in rewards) / len(rewards),
     }
+    found |= _describe_each(rewards, lambda values: sum(values) / len(values))
     if (share := _zero_std(values, rollouts.group)) is not None:
         found["groups/zero_std"] = share
     if (right := correctness(rewards)) is not None:
@@ -197,13 +198,27 @@ def _describe_tree(sampled: RolloutBatch, weight: Tensor) -> dict[str, float]:
         "response_length": mean([float(x.num_tokens) for x in responses]),
         "response_length_max": float(max(x.num_tokens for x in responses)),
         "truncated": mean([float(x.truncated) for x in responses]),
-        "no_verdict": mean([float(not x.verdict) for x in rewards]),
+        "no_verdict": mean([float(not x.complete) for x in rewards]),
         "tree/branches": float(len(weight)),
         "tree/responses": float(len(finished)),
         "tree/tokens": float(sampled.rollouts.mask.sum()),
     }
+    found |= _describe_each(rewards, mean)
     if (right := correctness(rewards)) is not None:
         found["accuracy"] = mean([float(x) for x in right])
+    return found
+
+
+def _describe_each(
+    rewards: Sequence[Reward], mean: Callable[[list[float]], float]
+) -> dict[str, float]:
+    """Compute the mean of each reward of a weighted sum, before its weight."""
+    found = {}
+    for name in rewards[0].each:
+        each = [x.each[name] for x in rewards]
+        found[f"reward/{name}"] = mean([x.value for x in each])
+        if any(not x.verdict for x in each):
+            found[f"no_verdict/{name}"] = mean([float(not x.verdict) for x in each])
     return found
 
 
@@ -272,11 +287,25 @@ def rollout_rows(
             "reward": reward.value,
             "reason": reward.reason,
             "parts": dict(reward.parts),
+            **({"rewards": record_each(reward)} if reward.each else {}),
             "correct": reward.correct,
-            "verdict": reward.verdict,
+            "verdict": reward.complete,
             "truncated": response.truncated,
             "answer": response.prompt.answer,
         }
+
+
+def record_each(reward: Reward) -> dict[str, dict[str, Any]]:
+    """Return the rewards of a weighted sum for a record: value, correctness, verdict, reason."""
+    return {
+        name: {
+            "reward": x.value,
+            "correct": x.correct,
+            "verdict": x.verdict,
+            "reason": x.reason,
+        }
+        for name, x in reward.each.items()
+    }
 
 
 def _ratio(algorithm: Algorithm, batch: Batch, units: Segments, logp: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
 from segcredit.printable import change_texts
 from segcredit.registry import keep_written
+from segcredit.rewards import make_reward
 from segcredit.runlog import (
     MetricsWriter,
     Run,
@@ -140,6 +141,7 @@ class Trainer:
         steps: int = 100,
         tokenizer: Any = None,
         callbacks: Sequence[Callback] = (),
+        reward_weights: Sequence[float] | None = None,
         **settings: Any,
     ) -> None:
         check_algorithm(algorithm)
@@ -154,7 +156,11 @@ class Trainer:
             found["algorithm"] = algorithm
         else:
             objects["algorithm"] = algorithm
-        if isinstance(reward, str | dict):
+        try:
+            reward = _with_weights(reward, reward_weights)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"reward: {error}") from None
+        if isinstance(reward, str | dict) or _all_named(reward):
             found["reward"] = reward
         else:
             objects["reward"] = reward
@@ -392,6 +398,24 @@ class Trainer:
             for name, x in self._objects.items()
         }
         return {GIVEN_IN_PYTHON: shown} if shown else {}
+
+
+def _all_named(reward: object) -> bool:
+    """Whether a list of rewards has no Python object, so that config.yaml can hold it."""
+    return isinstance(reward, list) and all(isinstance(x, str | dict) for x in reward)
+
+
+def _with_weights(reward: Any, weights: Sequence[float] | None) -> Any:
+    """Write the weights into a list of named rewards; a list with objects becomes a reward."""
+    if not isinstance(reward, list | tuple):
+        return reward if weights is None else make_reward(reward, weights)
+    if not _all_named(list(reward)):
+        return make_reward(reward, weights)
+    if weights is None:
+        return list(reward)
+    make_reward(reward, weights)  # the checks of both together
+    named = [x if isinstance(x, dict) else {"name": x} for x in reward]
+    return [x | {"weight": weight} for x, weight in zip(named, weights, strict=True)]
 
 
 def _plan_with(loaded: LoadedModel | None, recipe: Recipe, objects: dict[str, Any]) -> RunPlan:

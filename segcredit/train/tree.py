@@ -84,7 +84,7 @@ def draw_tree(context: Context, prompts: Sequence[Prompt]) -> Branches:
             break
         begin = [node for node in open_ends for _ in range(branching)]
         limit = _limit(settings.tree, depth, settings.max_tokens)
-        sampling = Sampling(limit, settings.temperature)
+        sampling = settings.sampling(limit)
         made = _draw_level(context.within("level", depth), begin, sampling)
         first = len(origins)
         levels.append(made)

@@ -37,6 +37,9 @@ LETTERS = 10
 
 ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("model", "family"): None,
+    ("data", "system"): None,
+    ("rollout", "top_p"): 1.0,
+    ("rollout", "stop"): [],
     ("rollout", "mismatch_over"): "token",
     ("rollout", "mismatch_mask"): False,
     ("rollout", "mismatch_floor"): None,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tables import choice_row, read, write_tsv
 
-from segcredit.benchmarks import judge as module
 from segcredit.benchmarks import make_benchmark
 from segcredit.benchmarks.judge import Judge
 from segcredit.benchmarks.run import BenchmarkSettings, _graded, load_questions, run_benchmarks
+from segcredit.rewards import client
 from segcredit.rewards.verify import Verifier
 from segcredit.types import Response
 
@@ -73,7 +73,7 @@ def serving(reply: Reply) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", 0.001)
+    monkeypatch.setattr(client, "PAUSE", 0.001)
 
 
 def test_replies_are_in_the_order_of_the_prompts() -> None:

@@ -259,7 +259,7 @@ def test_a_judge_finds_answers_that_the_rules_do_not(
 def test_a_judge_that_cannot_be_reached_stops_before_sampling(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("segcredit.benchmarks.judge.PAUSE", 0.01)
+    monkeypatch.setattr("segcredit.rewards.client.PAUSE", 0.01)
     with pytest.raises(ValueError, match=r"expected an OpenAI-compatible judge at http://127\.0"):
         answered(model, data, tmp_path, judge="http://127.0.0.1:9/v1")
     assert not (tmp_path / "answers").exists()

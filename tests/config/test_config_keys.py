@@ -103,7 +103,7 @@ def test_a_recipe_of_this_version_has_a_mistake(version: Any) -> None:
         ({"model__dtype": "float8"}, "model.dtype: Input should be 'float32' or 'bfloat16'"),
         ({"algorithm": 3}, "algorithm: expected a name, or settings with a name"),
         ({"algorithm": {"lam": 1}}, "algorithm: expected a name, or settings with a name"),
-        ({"reward": ["math"]}, "reward: expected a name, or settings with a name"),
+        ({"reward": [5]}, "reward: expected a name, or settings with a name"),
     ],
 )
 def test_wrong_types_and_values(changes: Any, expected: str) -> None:

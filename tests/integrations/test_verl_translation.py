@@ -210,6 +210,15 @@ def test_a_reward_without_the_responses_length_is_an_error() -> None:
         compute_score("x", r"\boxed{4}", "4", {}, reward="exact")
 
 
+def test_several_rewards_are_summed_and_reported() -> None:
+    extra = {NUM_TOKENS: 3, TRUNCATED: False}
+    spec = ["geo3k_strict", {"name": "exact", "weight": 2.0}]
+    found = compute_score("geo3k", r"\boxed{4}", "4", extra, reward=spec)
+    assert found["score"] == pytest.approx(2.9)
+    assert (found["reward/geo3k_strict"], found["reward/exact"]) == (pytest.approx(0.9), 1.0)
+    assert found["acc"] == 1.0
+
+
 def test_no_accuracy_is_made_up_for_a_function_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "half.py"
     file.write_text(

@@ -36,6 +36,7 @@ COPIED: Mapping[str, tuple[str, ...]] = {
     "rollout.prompts": ("data.train_batch_size",),
     "rollout.samples": (f"{ROLLOUT}.n",),
     "rollout.temperature": (f"{ROLLOUT}.temperature",),
+    "rollout.top_p": (f"{ROLLOUT}.top_p",),
     "rollout.max_tokens": ("data.max_response_length", f"+{REWARD}.reward_kwargs.max_tokens"),
     "update.epochs": (f"{ACTOR}.ppo_epochs",),
     "update.entropy_coef": (f"{ACTOR}.entropy_coeff",),
@@ -155,7 +156,9 @@ def _data(recipe: Recipe) -> VerlSettings:
     }
 
 
-def _reward(spec: str | Mapping[str, Any]) -> Any:
+def _reward(spec: str | Mapping[str, Any] | list[Any]) -> Any:
+    if isinstance(spec, list):
+        return [_reward(x) for x in spec]
     if isinstance(spec, Mapping):
         return {**spec, "name": _reward(str(spec["name"]))}
     return absolute(spec)

@@ -1,7 +1,7 @@
 """Our reward functions in verl's signature: one response at a time, in verl's reward workers."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from segcredit.rewards import make_reward
@@ -18,7 +18,7 @@ def compute_score(
     solution_str: str,
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
-    reward: str | Mapping[str, Any] = "math",
+    reward: str | Mapping[str, Any] | Sequence[Any] = "math",
     max_tokens: int = 0,
     **_: Any,
 ) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def compute_score(
         solution_str: The response's text.
         ground_truth: The row's answer.
         extra_info: The row's extra_info, with the response's length from our reward manager.
-        reward: The recipe's reward: a name, or a name with settings.
+        reward: The recipe's reward: a name, a name with settings, or a list of these.
         max_tokens: Length limit of a response.
     """
     extra = dict(extra_info or {})
@@ -54,14 +54,22 @@ def compute_score(
     scores: dict[str, Any] = {
         "score": grade.value,
         "reason": grade.reason,
-        "no_verdict": float(not grade.verdict),
+        "no_verdict": float(not grade.complete),
+        **{f"reward/{name}": x.value for name, x in grade.each.items()},
     }
     # without "acc", verl validates by the reward
     return scores if grade.correct is None else {**scores, "acc": float(grade.correct)}
 
 
-def _grader(spec: str | Mapping[str, Any]) -> RewardFn:
+def _grader(spec: str | Mapping[str, Any] | Sequence[Any]) -> RewardFn:
     known = repr(spec)
     if known not in _made:
-        _made[known] = make_reward(spec if isinstance(spec, str) else dict(spec))
+        _made[known] = make_reward(_plain(spec))
     return _made[known]
+
+
+def _plain(spec: str | Mapping[str, Any] | Sequence[Any]) -> Any:
+    """Convert verl's configuration objects to dicts and lists."""
+    if isinstance(spec, str):
+        return spec
+    return dict(spec) if isinstance(spec, Mapping) else [_plain(x) for x in spec]

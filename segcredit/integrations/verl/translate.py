@@ -44,6 +44,8 @@ from segcredit.registry import names_code
 
 FORMATS = (".parquet", ".json", ".jsonl")
 """File formats that verl reads."""
+REMOTE = ("judge", "server")
+"""Rewards that ask a server."""
 GROUP_EPS = 1e-6
 """Constant that verl's GRPO adds to the standard deviation; it cannot be configured."""
 LOG_RATIO_LIMIT = 20.0
@@ -82,6 +84,7 @@ def translate(
         *_stage_problems(recipe),
         *_size_problems(recipe, cluster),
         *_optimizer_problems(recipe),
+        *_reward_problems(recipe),
         *_method_problems(recipe),
     ]
     departures = _group_departures(recipe)
@@ -124,7 +127,7 @@ def _data_problems(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if data.world is not None:
         yield ("data.world: verl reads files of rows. Set data.train, and data.test for evaluation")
-    for key in ("suffix", "template"):
+    for key in ("suffix", "system", "template"):
         if getattr(data, key) is not None:
             yield (
                 f"data.{key} is applied by our reader; verl applies the model's chat template "
@@ -145,6 +148,18 @@ def _data_problems(recipe: Recipe) -> Iterator[str]:
                     f"{name} holds rows that verl cannot read: it needs prompt as a list of "
                     f"messages, and reward_model.ground_truth. Type: segcredit prepare --help"
                 )
+
+
+def _reward_problems(recipe: Recipe) -> Iterator[str]:
+    specs = recipe.reward if isinstance(recipe.reward, list) else [recipe.reward]
+    for spec in specs:
+        name = spec if isinstance(spec, str) else spec["name"]
+        if name in REMOTE:
+            yield (
+                f"reward: verl grades one response at a time, and {name} sends batches to a "
+                f"server and stops the run if none of a batch is answered. Use verl's own reward "
+                f"model (--verl reward.reward_model…) with another reward, or segcredit train"
+            )
 
 
 def _stage_problems(recipe: Recipe) -> Iterator[str]:
@@ -190,6 +205,11 @@ def _size_problems(recipe: Recipe, cluster: Cluster) -> Iterator[str]:
             "rollout.mismatch_mask: verl masks weights outside a lower and an upper bound, or "
             "truncates them at an upper one. Set both mismatch_mask=true and mismatch_floor, or "
             "neither"
+        )
+    if rollout.stop:
+        yield (
+            f"rollout.stop: verl's rollout settings have no stop strings; got {rollout.stop}. Set "
+            f"it to [], or use segcredit train"
         )
     if rollout.refills:
         yield (

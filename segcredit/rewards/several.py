@@ -1,0 +1,85 @@
+"""A weighted sum of several rewards, each of which is logged by its own name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from segcredit.printable import printable
+from segcredit.rewards.checks import RewardError, quoted
+from segcredit.types import Response, Reward, RewardFn, correctness
+
+
+@dataclass(frozen=True)
+class WeightedRewards:
+    """Σ weight · reward. What is correct is what the first reward that reports it says.
+
+    ``correct`` and ``answered`` are those of that reward. A response for which any of the rewards
+    gave no verdict counts in ``no_verdict``; the sum then has the value that this reward gave
+    with its missing verdict (0 for the built-in ones).
+    """
+
+    rewards: Mapping[str, RewardFn]
+    """Rewards by label."""
+    weights: Mapping[str, float]
+    """Weights by label; a reward with weight 0 is logged and not learned."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        if not responses:
+            return []
+        graded = {name: self._graded(name, responses) for name in self.rewards}
+        judge = next((name for name, x in graded.items() if correctness(x) is not None), None)
+        return [
+            self._sum({name: x[row] for name, x in graded.items()}, judge)
+            for row in range(len(responses))
+        ]
+
+    def close(self) -> None:
+        """Stop the processes of all rewards."""
+        for reward in self.rewards.values():
+            reward.close()
+
+    def __enter__(self) -> "WeightedRewards":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _graded(self, name: str, responses: Sequence[Response]) -> list[Reward]:
+        """Call one reward; name it if it fails."""
+        first = responses[0]
+        where = f"prompt {quoted(first.prompt.id)}, response {quoted(first.text)}"
+        try:
+            found = self.rewards[name](responses)
+        except RewardError as error:
+            raise RewardError(f"reward {name!r}: {error}") from error
+        except Exception as error:
+            raise RewardError(
+                f"the reward {name!r} raised {type(error).__name__}: {printable(str(error), 300)} "
+                f"on {len(responses)} responses, beginning with {where}. Correct it, or remove it "
+                f"from the list of rewards."
+            ) from error
+        if len(found) != len(responses):
+            raise RewardError(
+                f"the reward {name!r} must return one Reward per response; it returned "
+                f"{len(found)} for {len(responses)}, beginning with {where}."
+            )
+        for response, reward in zip(responses, found, strict=True):
+            if not isfinite(reward.value):
+                raise RewardError(
+                    f"the reward {name!r} must return finite numbers; it returned {reward.value} "
+                    f"on prompt {quoted(response.prompt.id)}, response {quoted(response.text)}."
+                )
+        return found
+
+    def _sum(self, each: Mapping[str, Reward], judge: str | None) -> Reward:
+        parts = {name: self.weights[name] * x.value for name, x in each.items()}
+        says = None if judge is None else each[judge]
+        return Reward(
+            value=sum(parts.values()),
+            reason="; ".join(f"{name} {x.value:g}: {x.reason}" for name, x in each.items()),
+            correct=None if says is None else says.correct,
+            answered=None if says is None else says.answered,
+            parts=parts,
+            verdict=all(x.verdict for x in each.values()) if says is None else says.verdict,
+            each=each,
+        )

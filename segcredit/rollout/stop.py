@@ -1,0 +1,86 @@
+"""Stop strings: find the token with which the text of a response first contains one."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+Decode = Callable[[list[int]], str]
+
+MARGIN = 8
+"""Tokens of context before the longest possible stop string: the first decoded tokens may lack a
+leading space or the beginning of a character."""
+
+
+class StopStrings:
+    """Finds responses whose text contains a stop string, while they are sampled.
+
+    Text is decoded every few steps. A response is then cut after the token that completed the
+    string, so that the result does not depend on when it was decoded: each row has its own random
+    numbers, and tokens after the cut influence nothing.
+    """
+
+    def __init__(
+        self,
+        strings: Sequence[str],
+        decode: Decode,
+        prefixes: Sequence[Int[Tensor, "_"]],
+        device: torch.device,
+    ) -> None:
+        """``prefixes``: response tokens before the sampled ones; a string may begin in them."""
+        self.strings = tuple(strings)
+        self.decode = decode
+        # a token has at least one byte
+        self.window = max(len(x.encode()) for x in strings) + MARGIN
+        self.before = [x[-self.window :].tolist() for x in prefixes]
+        self.ends: dict[int, int] = {}
+        """Index of the token that completed a stop string, by row."""
+        self.stopped = torch.zeros(len(prefixes), dtype=torch.bool, device=device)
+        self._checked = 0
+
+    def check(
+        self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"], done: int
+    ) -> Bool[Tensor, " B"]:
+        """Look at the tokens since the last check; return the rows that have stopped so far.
+
+        Args:
+            tokens: Sampled tokens; only the first ``done`` columns are read.
+            mask: False after a row's end token.
+        """
+        first = self._checked
+        self._checked = done
+        if first >= done:
+            return self.stopped
+        begin = max(0, first - self.window)
+        recent, alive = tokens[:, begin:done].tolist(), mask[:, first:done].sum(dim=1).tolist()
+        for row, (read, count) in enumerate(zip(recent, alive, strict=True)):
+            if count == 0 or row in self.ends:
+                continue
+            context = read[: first - begin]
+            if begin == 0:
+                context = self.before[row] + context
+            new = read[first - begin : first - begin + int(count)]
+            end = self._first_end(context[-self.window :], new)
+            if end is not None:
+                self.ends[row] = first + end
+                self.stopped[row] = True
+        return self.stopped
+
+    def cut(self, mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+        """Remove the tokens after a stop string from the mask."""
+        last = torch.full((len(mask),), mask.shape[1], device=mask.device)
+        for row, end in self.ends.items():
+            last[row] = end
+        return mask & (torch.arange(mask.shape[1], device=mask.device) <= last[:, None])
+
+    def _first_end(self, context: list[int], new: list[int]) -> int | None:
+        """Return the index of the first new token with which the text contains a stop string."""
+        if not self._holds(context + new):
+            return None
+        ends = (n for n in range(len(new)) if self._holds(context + new[: n + 1]))
+        return next(ends, None)
+
+    def _holds(self, tokens: list[int]) -> bool:
+        text = self.decode(tokens)
+        return any(x in text for x in self.strings)
