@@ -88,7 +88,13 @@ def panel(axis: Axes, look: Look, task: int) -> None:
         found, word = difference(place)
         # a wide interval lies behind the note
         behind = {"facecolor": look.page, "edgecolor": "none", "pad": 1.0}
-        note: dict[str, Any] = {"color": look.dim, "ha": "right", "va": "center", "fontsize": 8, "zorder": 5}
+        note: dict[str, Any] = {
+            "color": look.dim,
+            "ha": "right",
+            "va": "center",
+            "fontsize": 8,
+            "zorder": 5,
+        }
         axis.text(28, at, word, bbox=behind if word else None, **note)
         mark(
             axis,
