@@ -6,7 +6,6 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, apply_rotary_pos_emb
 
-from segcredit.core import head_kernels
 from segcredit.core.logits import entropy
 from segcredit.models import layers
 from segcredit.models.layers import fuse_gates, fuse_norms, fuse_rotary
@@ -150,7 +149,7 @@ def test_draws_have_the_right_frequencies() -> None:
     logits = seeded(1, 12).expand(200_000, 12).contiguous()
     generator = torch.Generator("cuda").manual_seed(0)
     uniform = torch.rand(200_000, device="cuda", generator=generator)
-    tokens, _, _ = head_kernels.draw(logits, uniform, None, 1.0)
+    tokens, _, _ = draw(logits, uniform, Sampling(1), None)
     counts = torch.bincount(tokens, minlength=12) / 200_000
     assert float((counts - logits[0].softmax(0)).abs().max()) < 0.004
 
@@ -158,7 +157,7 @@ def test_draws_have_the_right_frequencies() -> None:
 def test_logits_that_are_not_finite_give_no_finite_log_probability() -> None:
     logits = seeded(4, 9000)
     logits[1, 3], logits[2, 4], logits[3] = torch.nan, torch.inf, -torch.inf
-    _, logp, _ = head_kernels.draw(logits, torch.full((4,), 0.5, device="cuda"), None, 1.0)
+    _, logp, _ = draw(logits, torch.full((4,), 0.5, device="cuda"), Sampling(1), None)
     assert logp.isfinite().tolist() == [True, False, False, False]
 
 

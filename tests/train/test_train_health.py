@@ -97,7 +97,7 @@ def test_the_share_of_prompts_without_differences(
         group=torch.tensor(groups),
         truncated=torch.zeros(count, dtype=torch.bool),
     )
-    graded = [SimpleNamespace(correct=None, verdict=True) for _ in rewards]
+    graded = [SimpleNamespace(correct=None, complete=True, verdict=True, each={}) for _ in rewards]
     collected: Any = SimpleNamespace(rollouts=rollouts, rewards=graded, weight=None)
     assert describe_rewards(collected).get("groups/zero_std") == share
 
