@@ -48,6 +48,9 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("evaluation", "min_gain"): 0.0,
     ("save", "best"): False,
     ("data", "curriculum"): False,
+    ("data", "system"): None,
+    ("rollout", "top_p"): 1.0,
+    ("rollout", "stop"): [],
 }
 """Recipe fields that are newer than the recording, with their defaults."""
 ENVIRONMENT = {
