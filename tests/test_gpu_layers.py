@@ -110,14 +110,47 @@ def test_one_column_is_written() -> None:
     assert torch.equal(values, expected[1])
 
 
-def test_a_kernel_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [*CLOSE, torch.float16])
+def test_a_kernel_that_differs_is_not_used(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from segcredit.core import layer_kernels
 
     device = torch.device("cuda", torch.cuda.current_device())
-    assert layer_kernels._disagreements(device) == []
+    assert layer_kernels._disagreements(device, dtype) == []
     monkeypatch.setattr(layer_kernels, "decode", lambda q, *_: q.transpose(1, 2))
     with pytest.warns(UserWarning, match="got a difference: decoding attention"):
-        assert not layer_kernels.agree.__wrapped__(device)
+        assert not layer_kernels.agree.__wrapped__(device, dtype)
+
+
+def test_the_first_use_may_be_inside_a_recomputed_layer() -> None:
+    """The comparison with torch then runs in the middle of a checkpointed forward pass."""
+    from segcredit.core import layer_kernels
+
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).cuda().train()
+    tokens = torch.arange(20, device="cuda")[None]
+    found = []
+    for fused in (False, True):
+        if fused:
+            fuse_rotary(model)
+            fuse_gates(model)
+            layer_kernels.agree.cache_clear()
+            layers.recompute_activations(model)
+        model.zero_grad()
+        model(tokens, use_cache=False).logits.square().mean().backward()
+        found.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+    for plain, fused_one in zip(*found, strict=True):
+        assert difference(fused_one, plain) < 1e-4
 
 
 @pytest.mark.parametrize("width", [40, 4096, 49_152, 262_144])

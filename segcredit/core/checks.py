@@ -188,11 +188,13 @@ def has_head_kernels(logits: Tensor) -> bool:
 
 def has_layer_kernels(x: Tensor) -> bool:
     """Whether the kernels of a decoder layer can be used, and agree with torch on this GPU."""
-    if not (x.is_cuda and _has_triton()):
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    usable = x.is_cuda and x.dtype in known and not torch.compiler.is_compiling()
+    if not (usable and _has_triton()):
         return False
     from segcredit.core.layer_kernels import agree
 
-    return agree(x.device)
+    return agree(x.device, x.dtype)
 
 
 def sent(x: Tensor, device: torch.device | str) -> Tensor:

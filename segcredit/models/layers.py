@@ -128,15 +128,15 @@ def _calls_rotary(kind: Any) -> bool:
         return False
     q, k, cos, sin = (torch.linspace(-1, 2, 48).view(2, 2, 3, 4) ** n for n in (1, 2, 3, 4))
     cos, sin = cos[:, 0], sin[:, 0]
-    try:
-        found = rotate(q, k, cos, sin)
-    except Exception:  # another function of that name
-        return False
     expected = [
         x * cos[:, None] + torch.cat([-x[..., 2:], x[..., :2]], dim=-1) * sin[:, None]
         for x in (q, k)
     ]
-    return all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+    try:
+        found = rotate(q, k, cos, sin)
+        return all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+    except Exception:  # another function of that name
+        return False
 
 
 @cache
@@ -200,17 +200,24 @@ def fuse_gates(model: nn.Module) -> int:
 def _is_gate(module: Any) -> bool:
     """Whether a module is a gated MLP with SiLU, by its parts and by its output."""
     parts: list[Any] = [getattr(module, f"{x}_proj", None) for x in ("gate", "up", "down")]
-    named = all(isinstance(x, nn.Linear) for x in parts) and hasattr(module, "act_fn")
+    plain = [getattr(x, "base_layer", x) for x in parts]  # below LoRA's adapters
+    named = all(isinstance(x, nn.Linear) for x in plain) and hasattr(module, "act_fn")
     if not named or isinstance(module, _FusedGate):
         return False
-    weight = parts[0].weight
+    weight = plain[0].weight
     x = torch.linspace(-1.0, 2.0, weight.shape[1], device=weight.device, dtype=weight.dtype)[None]
-    try:
-        output = module(x)
-    except Exception:  # it takes other inputs
-        return False
-    expected = parts[2](nn.functional.silu(parts[0](x)) * parts[1](x))
-    return isinstance(output, Tensor) and torch.allclose(output, expected)
+    largest = float(parts[0](x).abs().max())
+    for scale in (1.0, 1e3 / max(largest, 1e-3)):  # some models clamp large values
+        given = scale * x
+        try:
+            output = module(given)
+            expected = parts[2](nn.functional.silu(parts[0](given)) * parts[1](given))
+            same = torch.allclose(output, expected)
+        except Exception:  # it takes other inputs
+            return False
+        if not same:
+            return False
+    return True
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:

@@ -140,10 +140,11 @@ class FixedLayer(DynamicLayer):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         """Write keys and values in place; the mask excludes columns that are still empty."""
         if key_states.shape[2] == 1 and has_layer_kernels(key_states):
-            from segcredit.core.layer_kernels import store_column
+            from segcredit.core.layer_kernels import store_column, store_fits
 
-            store_column(self.keys, self.values, key_states, value_states, self.column)
-            return self.keys, self.values
+            if store_fits(key_states, value_states):
+                store_column(self.keys, self.values, key_states, value_states, self.column)
+                return self.keys, self.values
         self.keys.index_copy_(2, self.column, key_states)
         self.values.index_copy_(2, self.column, value_states)
         return self.keys, self.values

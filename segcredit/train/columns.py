@@ -273,7 +273,9 @@ class InitialPolicyProvider(Provider):
 
     def _of(self, state: State, reference: Policy) -> Provider:
         if reference is not _kept_policy(state):
-            fuse_on_gpu(reference.model)  # the same kernels as the policy, since they are compared
+            # the same kernels as the policy, since they are compared; LoRA shares the model
+            shared = reference.model is state.policy.model
+            fuse_on_gpu(reference.model, state.recipe.model.compile and shared)
             if state.shards:
                 shard_policy(reference, state.parallel)
         return (RestartProvider if self.restarts else ReferenceProvider)(reference)

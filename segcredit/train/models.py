@@ -8,6 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from segcredit.config import Recipe, RecipeError
+from segcredit.core.checks import has_layer_kernels
 from segcredit.models import Family, ModelError, Policy, find_family
 from segcredit.models.layers import (
     compile_layers,
@@ -40,7 +41,7 @@ def fuse_on_gpu(model: PreTrainedModel, compiled: bool = False) -> None:
     if model.device.type != "cuda":
         return
     fuse_norms(model)
-    if not compiled:
+    if not compiled and has_layer_kernels(next(model.parameters())):
         fuse_rotary(model)
         fuse_gates(model)
 
