@@ -6,7 +6,7 @@ STAMP  := $(VENV)/installed
 LOCK   := requirements-dev.lock
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures docs docs-serve release-check clean verl-setup test-verl
+.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures docs docs-serve release-check clean verl-setup test-verl test-newest
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -76,6 +76,12 @@ test-verl: $(VERL_STAMP)  ## the plugin for verl, whole runs included, on a CPU
 	@# two at a time: half of a run is waiting for one process or another to start
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -n 2 tests/verl
 
+NEWEST := .venv-newest
+TESTS  ?= tests/models tests/rollout
+
+test-newest:  ## report on the newest transformers, peft and datasets; exits with 0 unless STRICT=1
+	$(PYTHON) tools/newest.py $(NEWEST) $(TESTS) $(if $(filter 1,$(STRICT)),--strict)
+
 demo: $(STAMP)  ## the main job: a tiny vision-language model learns by SAPO, a few minutes
 	$(BIN)/segcredit demo
 
@@ -104,4 +110,4 @@ release-check: $(STAMP)  ## build sdist and wheel from the last commit, install 
 	$(BIN)/python tools/release_check.py
 
 clean:  ## remove the environments, caches and the built site
-	rm -rf $(VENV) $(VERL) .venv-lock site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VERL) $(NEWEST) .venv-lock site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

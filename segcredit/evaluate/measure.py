@@ -10,7 +10,7 @@ import torch
 
 from segcredit.models.inputs import as_responses, encode_all
 from segcredit.printable import printable
-from segcredit.rewards.checks import no_verdict_warning
+from segcredit.rewards.checks import grade, no_verdict_warning
 from segcredit.types import (
     Encoded,
     Prompt,
@@ -283,7 +283,7 @@ def _graded(
         return []
     rollouts = engine.sample(encoded, sampling, generator)
     responses = as_responses(rollouts, decode, sampling.max_tokens)
-    return list(zip(responses, reward(responses), strict=True))
+    return list(zip(responses, grade(reward, responses), strict=True))
 
 
 def _rows(

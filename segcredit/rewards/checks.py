@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from segcredit.printable import printable
-from segcredit.types import Reward
+from segcredit.types import Response, Reward, RewardFn
 
 
 class RewardError(ValueError):
@@ -14,6 +14,66 @@ class RewardError(ValueError):
 def quoted(text: str, limit: int = 80) -> str:
     """Return the start of a text in quotes, on one line, without control characters."""
     return f"'{printable(text, limit)}'"
+
+
+FINITE = "must return finite numbers"
+"""What is required of every reward, for messages."""
+INSTEAD = " Return 0.0 for a response that it cannot grade."
+"""What to do about a reward that is not a finite number, for messages."""
+
+
+def grade(reward: RewardFn, responses: Sequence[Response]) -> list[Reward]:
+    """Grade responses; raise RewardError that names the reward if a grade is not usable."""
+    own = getattr(reward, "__name__", type(reward).__name__)
+    return require_grades(f"the reward {own!r}", reward(responses), responses)
+
+
+def require_grades(who: str, found: object, responses: Sequence[Response]) -> list[Reward]:
+    """Return what a reward object returned, if that is one Reward with a finite value each.
+
+    Args:
+        who: Subject of the error message, such as "the reward 'Mine'".
+    """
+    if not isinstance(found, list | tuple):
+        raise RewardError(
+            f"{who} must return a list with one Reward per response; it returned "
+            f"{_described(found)}{_where(responses)}."
+        )
+    if len(found) != len(responses):
+        raise RewardError(
+            f"{who} must return one Reward per response; it returned {len(found)} for "
+            f"{len(responses)}, beginning{_where(responses)}."
+        )
+    for response, reward in zip(responses, found, strict=True):
+        if not isinstance(reward, Reward):
+            raise RewardError(
+                f"{who} must return Reward objects; it returned {_described(reward)}"
+                f"{_where([response])}. Return segcredit.types.Reward(value, reason), or write a "
+                f"function, which may return numbers."
+            )
+        if not _is_finite(reward.value):
+            shown = reward.value if isinstance(reward.value, float) else _described(reward.value)
+            raise RewardError(f"{who} {FINITE}; it returned {shown}{_where([response])}.{INSTEAD}")
+    return list(found)
+
+
+def _where(responses: Sequence[Response]) -> str:
+    first = next(iter(responses), None)
+    if first is None:
+        return ""
+    return f" on prompt {quoted(first.prompt.id)}, response {quoted(first.text)}"
+
+
+def _described(x: object) -> str:
+    return f"{type(x).__name__} {quoted(repr(x))[1:-1]}"
+
+
+def _is_finite(x: object) -> bool:
+    """Whether x is a finite number of Python, numpy or torch."""
+    try:
+        return not isinstance(x, str | bytes) and isfinite(x)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last one
+        return False
 
 
 MOST_WITHOUT_VERDICT = 0.05

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from segcredit.printable import printable
 from segcredit.registry import names_code, nearest
-from segcredit.rewards.checks import RewardError, quoted, require_seconds
+from segcredit.rewards.checks import FINITE, INSTEAD, RewardError, quoted, require_seconds
 from segcredit.rewards.pool import Failure, Pool
 from segcredit.rewards.worker import call
 from segcredit.types import Prompt, Response, Reward
@@ -261,10 +261,10 @@ def _read_grade(who: str, name: str, grade: Any, response: Response) -> Reward:
             response,
         )
     if isinstance(value, dict):
-        wanted = value.get("expected", "numbers")
-        _fail(who, f"must return {wanted}; it returned {quoted(value['not'])}", response)
+        required = f"must return {value['expected']}" if "expected" in value else FINITE
+        _fail(who, f"{required}; it returned {quoted(value['not'])[1:-1]}", response)
     if not isfinite(value):
-        _fail(who, f"must return finite numbers; it returned {value}", response)
+        _fail(who, f"{FINITE}; it returned {value}", response)
     verdict = fields.get("verdict", True)
     return Reward(
         value=value,
@@ -344,6 +344,8 @@ def _what_happened(answer: Mapping[str, Any] | Failure) -> str:
 def _hint(what: str) -> str:
     if "string indices must be integers" in what:
         return " If it reads completion[0]['content'], set conversational=True."
+    if what.startswith(FINITE):
+        return INSTEAD
     if "main thread" in what:
         return " Pass it as 'file.py:function': there it runs in the main thread of a process."
     return ""

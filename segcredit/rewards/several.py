@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from segcredit.printable import printable
-from segcredit.rewards.checks import RewardError, quoted
+from segcredit.rewards.checks import RewardError, quoted, require_grades
 from segcredit.types import Response, Reward, RewardFn, correctness
 
 
@@ -58,18 +57,7 @@ class WeightedRewards:
                 f"on {len(responses)} responses, beginning with {where}. Correct it, or remove it "
                 f"from the list of rewards."
             ) from error
-        if len(found) != len(responses):
-            raise RewardError(
-                f"the reward {name!r} must return one Reward per response; it returned "
-                f"{len(found)} for {len(responses)}, beginning with {where}."
-            )
-        for response, reward in zip(responses, found, strict=True):
-            if not isfinite(reward.value):
-                raise RewardError(
-                    f"the reward {name!r} must return finite numbers; it returned {reward.value} "
-                    f"on prompt {quoted(response.prompt.id)}, response {quoted(response.text)}."
-                )
-        return found
+        return require_grades(f"the reward {name!r}", found, responses)
 
     def _sum(self, each: Mapping[str, Reward], judge: str | None) -> Reward:
         parts = {name: self.weights[name] * x.value for name, x in each.items()}

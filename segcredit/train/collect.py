@@ -10,6 +10,7 @@ from torch import Tensor
 from segcredit.columns import Column
 from segcredit.core.checks import sent
 from segcredit.models.inputs import as_responses, encode_all
+from segcredit.rewards.checks import grade
 from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics, RolloutBatch, varied_rewards
 from segcredit.train.provider import Sampler
@@ -83,7 +84,7 @@ class IndependentSampler:
         limit, responses = state.recipe.rollout.max_tokens, []
         if drawn.rollouts is not None:
             responses = as_responses(drawn.rollouts, state.policy.codec.decode, limit)
-        rewards = state.reward(responses) if responses else []
+        rewards = grade(state.reward, responses) if responses else []
         responses, rewards = parallel.gather(responses), parallel.gather(rewards)
         rollouts = parallel.gather_rollouts(drawn.rollouts, drawn.prompts)
         values = torch.tensor([x.value for x in rewards], dtype=torch.float32)

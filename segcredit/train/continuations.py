@@ -11,6 +11,7 @@ from torch import Tensor
 from segcredit.columns import Continuations
 from segcredit.core.checks import keep
 from segcredit.core.segments import Segments
+from segcredit.rewards.checks import grade
 from segcredit.train.collect import Context
 from segcredit.train.provider import Provider
 from segcredit.train.state import State
@@ -112,7 +113,7 @@ class MonteCarloValues:
         prompts, prefixes = [x.prompt for x in own], [x.tokens for x in own]
         made = state.engine.continue_from(prompts, prefixes, sampling, drawn)
         responses = whole_responses(state, own, made)
-        rewards = state.reward(responses)
+        rewards = grade(state.reward, responses)
         counts = made.mask.sum(dim=1).tolist()
         return [
             (x.value, response.truncated, count)

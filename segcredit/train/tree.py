@@ -11,6 +11,7 @@ from torch import Tensor
 from segcredit.config import TreeSettings
 from segcredit.core.group import tree_advantage
 from segcredit.models.inputs import encode_all
+from segcredit.rewards.checks import grade
 from segcredit.train.collect import Context
 from segcredit.train.metrics import RolloutBatch
 from segcredit.train.provider import Provider
@@ -153,7 +154,7 @@ def grade_tree(state: State, rollouts: Rollouts, origins: Sequence[Node]) -> Rol
     children = torch.bincount(parent[parent >= 0], minlength=len(parent))
     leaves = (children == 0).nonzero().flatten().tolist()
     own = [responses[row] for row in state.parallel.own(leaves)]
-    graded = state.parallel.gather(state.reward(own) if own else [])
+    graded = state.parallel.gather(grade(state.reward, own) if own else [])
     found = dict(zip(leaves, graded, strict=True))
     values = torch.tensor([found[row].value if row in found else 0.0 for row in range(len(parent))])
     group = rollouts.group.cpu()

@@ -267,7 +267,7 @@ def test_nothing_to_ask_and_a_reward_that_forgets_some() -> None:
             return super().__call__(responses)[1:]
 
     engine = Scripted(lambda n, time: [1, END])
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="one Reward per response; it returned 1 for 2"):
         evaluate(prompts(2), engine, Forgets(), encode, decode, Sampling(3), 1)
 
 

@@ -354,7 +354,7 @@ def test_a_server_may_return_numbers() -> None:
     [
         (b'{"rewards": [1, NaN]}', "must return finite numbers; it returned nan on prompt 'p1'"),
         (b'{"rewards": [1]}', "must return one number per response; it returned 1 for 2"),
-        (b'{"rewards": [1, "high"]}', "must return numbers; it returned 'str 'high''"),
+        (b'{"rewards": [1, "high"]}', "must return finite numbers; it returned str 'high'"),
         (b'{"rewards": [1, null]}', "returned None"),
         (b'{"rewards": [1, {"score": 1}]}', "must return a dict of reward, correct, reason"),
         (b'{"rewards": [{"reward": 1, "correct": true}, 1]}', "must say 'correct' for all"),

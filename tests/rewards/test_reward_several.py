@@ -230,6 +230,16 @@ def one_step(file: str, tmp_path: Path, **rewards: Any) -> Path:
     return result.folder
 
 
+def test_a_single_reward_that_is_no_number_ends_a_run(file: str, tmp_path: Path) -> None:
+    class Broken(Fixed):
+        def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+            return [Reward(float("nan"), "")] * len(responses)
+
+    for reward, named in ((Broken(), "reward 'Broken'"), (f"{file}:nan", "function mine.py:nan")):
+        with pytest.raises(RewardError, match=f"{named} must return finite numbers; it returned"):
+            one_step(file, tmp_path / named[-3:], reward=reward)
+
+
 def test_each_is_logged_recorded_and_evaluated(file: str, tmp_path: Path) -> None:
     spec = ["exact", f"{file}:by_length"]
     path = one_step(file, tmp_path, reward=spec, reward_weights=[0.9, 0.1])

@@ -6,6 +6,7 @@ import pytest
 from each import each
 from small import SMOKE, plan, study
 
+from segcredit.benchmarks.table import paper_tables, title
 from segcredit.config import RecipeError
 from segcredit.config.recipe import Settings
 from segcredit_lab.study import (
@@ -20,7 +21,7 @@ from segcredit_lab.study import (
 )
 from segcredit_lab.study.definition import scale_of
 
-NAMES = ["table1", "table2", "table3", "fig3", "fig4", "fig5", "fig6", "fig7"]
+NAMES = [*(f"table{n}" for n in range(1, 7)), *(f"fig{n}" for n in range(3, 8))]
 OURS = ["authors", "choices", "epochs", "lambda", "newer", "second_model", "value_at"]
 
 
@@ -68,6 +69,61 @@ def test_lambda_is_matched_in_tokens() -> None:
     for horizon in ("short", "long", "one"):
         tokens, segments = lam[f"token_{horizon}"], lam[f"segment_{horizon}"]
         assert segments == pytest.approx(tokens**length, abs=1e-3)
+
+
+PAPER_ARMS = {
+    "SAPO": "sapo",
+    "PPO": "ppo",
+    "VC-PPO": "vc_ppo",
+    "GRPO": "grpo",
+    "SAPO (sw-IS)": "segment",
+    "SAPO (naive-IS)": "token",
+    "Entropy-based": "entropy",
+    "Newline-based": "newline",
+    "Step-based": "step",
+    "Prob-based": "probability",
+}
+"""Arms of the studies by rows of the paper's tables."""
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
+def test_published_numbers_are_those_of_the_paper(number: int) -> None:
+    table, published = paper_tables()[number], load_study(f"table{number}").published
+    assert published is not None
+    rows = {name.removeprefix("+"): x for name, x in table.rows.items()}
+    rows.pop("Base", None)
+    columns = [title(name) for name in table.columns] + ["mean"] * table.average
+    assert published.columns == {
+        column: {PAPER_ARMS[name]: values[place] for name, values in rows.items()}
+        for place, column in enumerate(columns)
+    }
+
+
+@pytest.mark.parametrize(("name", "model"), [("table4", "7B"), ("table5", "4B")])
+def test_tables_four_and_five_train_the_papers_models(name: str, model: str) -> None:
+    options = Options(optional=True)
+    made = StudyPlan(load_study(name), SCALES["paper"], options, Store(Path("nowhere")))
+    for arm in made.arms:
+        assert f"-{model}-" in str(made.recipe(arm).model.path)
+    first = load_study("table1")
+    small = StudyPlan(load_study(name), SCALES["mini"], options, Store(Path("nowhere")))
+    other = StudyPlan(first, SCALES["mini"], Options(), Store(Path("nowhere")))
+    assert small.seeds == other.seeds
+    assert "the runs of table1" in small.study.title
+    assert {x.digest for x in small.runs(guess=True)} <= {x.digest for x in other.runs(guess=True)}
+
+
+@pytest.mark.parametrize("scale", [*SCALES])
+def test_tables_share_the_runs_of_one_model(scale: str) -> None:
+    """Table 6 needs no run that Table 3 does not have; SAPO on 7B is one run of four tables."""
+
+    def runs(name: str) -> set[str]:
+        made = StudyPlan(load_study(name), SCALES[scale], Options(), Store(Path("nowhere")))
+        return {x.digest for x in made.runs(guess=True)}
+
+    assert runs("table6") <= runs("table3")
+    if scale == "paper":
+        assert len(runs("table2") & runs("table3") & runs("table4") & runs("table6")) == 3
 
 
 @each(
