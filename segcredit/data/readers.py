@@ -97,10 +97,20 @@ def _exists(path: Path) -> bool:
         return False
 
 
+PREPARED = {
+    "data/geo3k": "segcredit prepare geo3k",
+    "data/gsm8k": "segcredit prepare gsm8k",
+    "data/gsm8k-plain": 'segcredit prepare gsm8k --suffix "" -o data/gsm8k-plain',
+}
+"""Commands that make the files of the built-in recipes, by folder."""
+
+
 def _check_file(path: Path) -> None:
     name = named(path)
     if not _exists(path):
-        raise ValueError(f"expected a data file; there is no {name}.{_near(path)}")
+        how = PREPARED.get("/".join(path.parts[-3:-1]))
+        advice = _near(path) if how is None else f" To download and prepare it, type: {how}"
+        raise ValueError(f"expected a data file; there is no {name}.{advice}")
     if path.is_dir():
         raise ValueError(f"expected a data file; got the folder {name}.{_in_folder(path)}")
     if path.suffix.lower() not in SUFFIXES:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from segcredit.data import BadRows, load_prompts, readers
+from segcredit.data.readers import PREPARED
 from segcredit.installing import install_command
 from segcredit.integrations.verl.translate import is_verl_file
 from segcredit.models.images import open_image
@@ -260,6 +261,14 @@ class TestNames:
         with pytest.raises(ValueError, match="expected a data file") as caught:
             load_prompts(name)
         assert str(caught.value).isprintable()
+
+    def test_data_of_a_built_in_recipe_names_the_command_that_makes_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name, command in PREPARED.items():
+            with pytest.raises(ValueError, match=f"there is no .* type: {command}$"):
+                load_prompts(f"{name}/train.parquet")
 
     def test_no_file_and_one_file_twice(self, tmp_path: Path) -> None:
         path = lines(tmp_path / "a.jsonl", GOOD)
