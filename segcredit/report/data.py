@@ -36,7 +36,7 @@ MAX_NAME = 200
 """Maximum length of a prompt's id or of a message's role."""
 MAX_SIDE = 360
 """Maximum width and height of an image, in pixels."""
-PER_TOKEN = ("entropy", "value", "advantage", "ratio", "logp_old")
+PER_TOKEN = ("entropy", "value", "image_kl", "advantage", "ratio", "logp_old")
 NEEDED = ("pieces", "entropy", "logp_old")
 """Columns of a row that the partitions on the page read."""
 

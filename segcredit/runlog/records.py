@@ -173,6 +173,7 @@ COLUMNS: Mapping[str, str] = {
     "entropy": "H_t of each token under π_old",
     "segment": "m(t): which segment each token belongs to, −1 for none",
     "value": "V before each token",
+    "image_kl": "dependence of each token on the prompt's images, NaN without an image",
     "advantage": "credit of each token",
     "ratio": "π_θ / π_old of each token's unit after the step, as the method computes it",
     "logp_old": "log π_old of each token",
@@ -184,7 +185,7 @@ COLUMNS: Mapping[str, str] = {
 }
 """Known columns of a row; other columns are kept unchanged."""
 
-_NUMBERS = frozenset({"entropy", "value", "advantage", "ratio", "logp_old", "reward"})
+_NUMBERS = frozenset({"entropy", "value", "image_kl", "advantage", "ratio", "logp_old", "reward"})
 """Columns in which the string "NaN" is a number and not model output."""
 
 

@@ -263,7 +263,7 @@ def rollout_rows(
     batch, sampled = result.batch, result.sampled
     rollouts = batch.rollouts
     columns: dict[str, Tensor] = {"logp_old": rollouts.logp_old}
-    for name in ("entropy", "value"):
+    for name in ("entropy", "value", "image_kl"):
         if (column := getattr(rollouts, name)) is not None:
             columns[name] = column
     if batch.credit is not None:

@@ -581,6 +581,22 @@ def test_odd_columns_become_what_the_page_can_draw(tmp_path: Path) -> None:
     assert curves["reward"] == [[3], ["∞"]], "only where the step is a number"
 
 
+@pytest.mark.usefixtures("as_users_run_it")
+def test_dependence_on_images_is_shown_where_it_is_recorded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=(1,), responses=3)
+    path = run / "rollouts" / "step-000001.jsonl"
+    first, second, third = read_rollouts(path)
+    image_kl = [n / 8 for n, _ in enumerate(first["pieces"])]
+    no_image = [math.nan] * len(second["pieces"])
+    write_rollouts(
+        path.parent, 1, [first | {"image_kl": image_kl}, second | {"image_kl": no_image}, third]
+    )
+    rows = report_of(run).data["rows-0-rollouts-1"]["rows"]
+    assert rows[0]["image_kl"] == pytest.approx(image_kl, rel=1e-3)
+    assert not any(isinstance(x, int | float) for x in rows[1]["image_kl"])
+    assert "image_kl" not in rows[2]
+
+
 def test_answers_to_benchmarks_are_on_the_page(tmp_path: Path) -> None:
     run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     for checkpoint in ("step-000002", "step-000003"):

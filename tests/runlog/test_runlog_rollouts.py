@@ -28,6 +28,7 @@ def row(**columns: Any) -> dict[str, Any]:
         "entropy": [0.5, 0.25],
         "segment": [0, 0],
         "value": [0.1, 0.2],
+        "image_kl": [0.0, 0.3],
         "advantage": [1.0, 1.0],
         "ratio": None,
         "logp_old": [-0.1, -0.2],

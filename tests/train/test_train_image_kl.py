@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import BytesIO
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from segcredit.core.losses import k3
 from segcredit.models import Policy
 from segcredit.models.families import GeneralVision
 from segcredit.models.images import blacken, open_image
+from segcredit.runlog.records import read_rollouts, write_rollouts
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, collect
 from segcredit.train.columns import ImageKLProvider, prepare_columns
-from segcredit.train.metrics import Metrics
+from segcredit.train.metrics import Metrics, StepResult, rollout_rows
 from segcredit.train.state import State
-from segcredit.types import Prompt, Rollouts
+from segcredit.types import Batch, Prompt, Rollouts
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -167,6 +169,22 @@ def test_metrics() -> None:
     assert text.isnan().all()
     only = rollouts.select(torch.tensor([4, 5])).replace(image_kl=text)
     assert ImageKLProvider(IMAGE_KL).describe(only) == {"image/responses": 0.0}
+
+
+def test_recorded_responses_have_it(tmp_path: Path) -> None:
+    """Each recorded response has one number per token; without an image they are NaN."""
+    state = state_of()
+    found = collect(context(state), prompts_of(state), (LOGP_OLD, IMAGE_KL))
+    result = StepResult(
+        found, Batch(found.rollouts, found.rollouts.mask), found.rollouts.logp_old, {}
+    )
+    rows = rollout_rows(result, state.algorithm, state.policy.codec, 64, tmp_path)
+    path = write_rollouts(tmp_path, 1, rows)
+    image_kl = found.rollouts.image_kl
+    for number, row in enumerate(read_rollouts(path)):
+        expected = image_kl[number][found.rollouts.mask[number]]
+        assert torch.allclose(torch.tensor(row["image_kl"]), expected, rtol=1e-5, equal_nan=True)
+        assert all(isnan(x) != bool(row["images"]) for x in row["image_kl"])
 
 
 def test_data_without_images_is_refused() -> None:

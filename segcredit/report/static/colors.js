@@ -23,7 +23,8 @@ const diverging = (share) => {
   return mix(scale.ground, share < 0 ? scale.less : scale.more, strength);
 };
 
-// Numbers by which tokens can be colored. `share` maps a value to the scale; `ends` label it.
+// Numbers by which tokens can be colored. `share` maps a value to the scale; `ends` label it. A `special`
+// number is recorded by few methods and has no button where it is missing.
 const COLOURINGS = [
   {
     key: "entropy", label: "Entropy", sign: "H", unit: "nats", paint: sequential,
@@ -56,6 +57,12 @@ const COLOURINGS = [
     key: "logp_old", label: "Log-prob", sign: "log π_old", unit: "nats", paint: sequential,
     about: "darker tokens were less likely",
     scale: (all) => ({ low: 0, high: Math.min(extent(all)[0], -1e-6) }),
+    share: (x, s) => x / s.high,
+  },
+  {
+    key: "image_kl", label: "Image", sign: "KL", unit: "nats", paint: sequential, special: true,
+    about: "how much the token depends on the image: KL to the policy with hidden patches",
+    scale: (all) => ({ low: 0, high: Math.max(extent(all)[1], 1e-6) }),
     share: (x, s) => x / s.high,
   },
 ];

@@ -144,9 +144,9 @@ const trajectoriesView = {
   },
 
   bar(row) {
-    const colors = el("div", { class: "choices", role: "radiogroup", "aria-label": "Color" }, COLOURINGS.map((x, i) => el("button", {
+    const colors = el("div", { class: "choices", role: "radiogroup", "aria-label": "Color" }, COLOURINGS.flatMap((x, i) => x.special && !row[x.key] ? [] : [el("button", {
       type: "button", role: "radio", class: "choice", "data-color": x.key, disabled: !row[x.key], title: `${x.about} (key ${i + 1})`,
-      "aria-checked": String(x.key === this.state.color), onclick: () => this.change({ color: x.key }) }, `${x.label} `, el("span", { class: "sign", text: x.sign }))));
+      "aria-checked": String(x.key === this.state.color), onclick: () => this.change({ color: x.key }) }, `${x.label} `, el("span", { class: "sign", text: x.sign }))]));
     return el("div", { class: "detail-bar" },
       el("div", { class: "steps" },
         el("button", { type: "button", id: "previous", onclick: () => this.move(-1), text: "← previous" }),
