@@ -1,10 +1,14 @@
-"""MkDocs hooks: nothing from the network, and links from a page to files outside docs/.
+"""MkDocs hooks: nothing from the network, links to files outside docs/, documented names only.
 
 On GitHub ``[methods.py](../segcredit/algorithms/methods.py)`` leads to the file. The site contains
 only docs/, so such a link becomes a link to the repository (``repo_url`` of mkdocs.yml), or its
 plain text while there is no ``repo_url``.
+
+mkdocstrings leaves out what has no docstring. Here a public function or class of a page's module
+without one stops the build.
 """
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,33 @@ def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
     return "".join([*pieces, LINK.sub(link, text[end:])])
 
 
+def undocumented(module: Path) -> list[str]:
+    """List the public functions and classes of a file, and its own name, that have no docstring."""
+    tree = ast.parse(module.read_text())
+    defined = (ast.FunctionDef, ast.ClassDef)
+    names = [x for x in tree.body if isinstance(x, defined) and not x.name.startswith("_")]
+    found = [x.name for x in names if not ast.get_docstring(x)]
+    return found if ast.get_docstring(tree) else [module.stem, *found]
+
+
+def check_documented(text: str, root: Path = ROOT) -> None:
+    """Raise ValueError if a module that a page inserts (``::: package.module``) has such names."""
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+        parts = name.split(".")
+        while parts and not (path := root.joinpath(*parts).with_suffix(".py")).is_file():
+            path = root.joinpath(*parts, "__init__.py")
+            if path.is_file():
+                break
+            parts = parts[:-1]
+        if not parts:
+            raise ValueError(f"expected a module of this repository after :::; got {name!r}")
+        if missing := undocumented(path):
+            raise ValueError(
+                f"expected a docstring on every public name of {path.relative_to(root)}; "
+                f"{', '.join(missing)} lack one. Write them, then run: make docs"
+            )
+
+
 def on_config(config: Any, **_: Any) -> Any:
     """Drop the script that Material's offline plugin loads from the network."""
     config["extra"]["polyfills"] = []
@@ -57,5 +88,6 @@ def on_config(config: Any, **_: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Called by MkDocs for each page."""
+    check_documented(markdown)
     docs = Path(config["docs_dir"]).resolve()
     return rewrite(markdown, docs / page.file.src_path, docs, config["repo_url"] or "")
