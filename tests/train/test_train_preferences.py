@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from train.small import SMALL, recipe
-from train.test_train_restem import same, step, weights
+from train.test_train_restem import Wrong, same, step, weights
 
 from segcredit.columns import LOGP_REF
 from segcredit.models import Policy
@@ -15,7 +15,6 @@ from segcredit.train.metrics import Metrics
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.train.step import prepare
-from segcredit.types import Reward
 
 PAIRS: dict[str, Any] = {
     "rollout": {"prompts": 8, "samples": 4, "max_tokens": 24},
@@ -96,7 +95,7 @@ def test_pairs_are_a_right_and_a_wrong_answer_to_one_question(warm) -> None:
 def test_without_a_pair_nothing_moves(warm) -> None:
     state = begun(warm("chains"), "dpo")
     before = weights(state)
-    state.reward = lambda responses: [Reward(0.0, "wrong", correct=False) for _ in responses]
+    state.reward = Wrong()
     measured = step(state).metrics
     assert measured["selected/items"] == 0.0
     assert measured["selected/prompts_left_out"] == 8

@@ -1,6 +1,7 @@
 """RestEM in a run: sample, keep what is right, imitate it from the first weights on."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,13 +16,22 @@ from segcredit.train.metrics import Metrics, StepResult
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 from segcredit.train.update import update
-from segcredit.types import Reward
+from segcredit.types import Response, Reward
 
 ROUNDS: dict[str, Any] = {
     "steps": 3,
     "rollout": {"prompts": 8, "samples": 4, "max_tokens": 24, "temperature": 0.7},
     "update": {"minibatches": 2, "epochs": 2},
 }
+
+
+class Wrong:
+    """A reward for which nothing is right."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        return [Reward(0.0, "wrong", correct=False) for _ in responses]
+
+    def close(self) -> None: ...
 
 
 def begun(folder, algorithm: Any = "restem", **changes: Any) -> State:
@@ -131,7 +141,7 @@ def test_without_a_right_answer_nothing_moves(warm) -> None:
     state = begun(warm("chains"))
     step(state)
     before = weights(state)
-    state.reward = lambda responses: [Reward(0.0, "wrong", correct=False) for _ in responses]
+    state.reward = Wrong()
     measured = step(state).metrics
     assert same(weights(state), before), "not even back to the first weights"
     assert measured["selected/items"] == 0.0
