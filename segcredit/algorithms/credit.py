@@ -349,18 +349,10 @@ class ReturnToGo:
 
 
 @dataclass(frozen=True)
-class TopEntropyOnly:
-    """Credit of another estimator at the batch's tokens of highest entropy, 0 at the others.
-
-    The loss is proportional to the advantage, so the other tokens have no gradient, but they count
-    in the denominator of the mean (80/20, arXiv 2506.01939).
-    """
+class AroundCredit:
+    """Base of credit that changes the advantages of another estimator."""
 
     credit: CreditPart
-    fraction: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_fraction(self.fraction)
 
     @property
     def compares_groups(self) -> bool:
@@ -369,6 +361,20 @@ class TopEntropyOnly:
     @property
     def over(self) -> Partition:
         return self.credit.over
+
+
+@dataclass(frozen=True)
+class TopEntropyOnly(AroundCredit):
+    """Credit of another estimator at the batch's tokens of highest entropy, 0 at the others.
+
+    The loss is proportional to the advantage, so the other tokens have no gradient, but they count
+    in the denominator of the mean (80/20, arXiv 2506.01939).
+    """
+
+    fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
 
     @property
     def needs(self) -> Needs:
@@ -382,7 +388,7 @@ class TopEntropyOnly:
 
 
 @dataclass(frozen=True)
-class ImageDependence:
+class ImageDependence(AroundCredit):
     """Credit of another estimator, weighted by the dependence on the images (VPPO).
 
     The advantages of a response are multiplied by its weight (:func:`image_weight`). Outside of the
@@ -390,7 +396,6 @@ class ImageDependence:
     count in the denominator of the mean. A response without an image keeps its credit.
     """
 
-    credit: CreditPart
     fraction: float = 0.4
     floor: float = 0.9
     """β, the weight of the response that depends least on its images; 1: all weights are 1."""
@@ -400,14 +405,6 @@ class ImageDependence:
     def __post_init__(self) -> None:
         check_fraction(self.fraction)
         require_unit_interval("floor", self.floor, "VPPO uses 0.9; 1.0 weights all responses by 1.")
-
-    @property
-    def compares_groups(self) -> bool:
-        return bool(getattr(self.credit, "compares_groups", False))
-
-    @property
-    def over(self) -> Partition:
-        return self.credit.over
 
     @property
     def needs(self) -> Needs:

@@ -106,15 +106,11 @@ def fuse_rotary(model: nn.Module) -> int:
     Only modules of this model change: their class gets a copy of its forward function that calls
     the kernel. Inputs that the kernel does not support go to the original function.
     """
-    modules = [x for x in model.modules() if _calls_rotary(_kind(x))]
+    modules = [x for x in model.modules() if _calls_rotary(type(x))]  # type: ignore[arg-type]
     for module in modules:
         plain: Any = type(module)
         module.__class__ = _rotary_class(plain)
     return len(modules)
-
-
-def _kind(module: Any) -> Any:
-    return type(module)
 
 
 @cache

@@ -143,7 +143,7 @@ def _weighted(specs: Sequence[Any], weights: Sequence[float] | None) -> Weighted
 
 
 LABEL = re.compile(r"[A-Za-z0-9_.-]+")
-"""What a label of a reward may look like: it is part of a metric's name."""
+"""Allowed labels of rewards; a label is part of a metric's name."""
 
 
 def _label(spec: Any) -> str:

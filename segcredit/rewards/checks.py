@@ -17,9 +17,9 @@ def quoted(text: str, limit: int = 80) -> str:
 
 
 FINITE = "must return finite numbers"
-"""What is required of every reward, for messages."""
+"""Requirement of every reward, for messages."""
 INSTEAD = " Return 0.0 for a response that it cannot grade."
-"""What to do about a reward that is not a finite number, for messages."""
+"""Remedy for a reward that is not a finite number, for messages."""
 
 
 def grade(reward: RewardFn, responses: Sequence[Response]) -> list[Reward]:

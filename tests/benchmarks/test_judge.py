@@ -1,14 +1,14 @@
 """The client of a judge model: order, retries, deadline, bad replies, and what it is shown."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from json_server import said, serving
 from tables import choice_row, read, write_tsv
 
 from segcredit.benchmarks import make_benchmark
@@ -22,53 +22,18 @@ Reply = Callable[[str, int], tuple[int, bytes] | None]
 """Makes status and body from a prompt and the number of the request; None drops the connection."""
 
 
-def said(text: str) -> tuple[int, bytes]:
-    return 200, json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-
-
 @contextmanager
-def serving(reply: Reply) -> Iterator[tuple[str, list[str]]]:
+def asking(reply: Reply) -> Iterator[tuple[str, list[str]]]:
     """Run a server; yield its URL and the prompts that it was asked."""
     asked: list[str] = []
-    guard = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send((200, json.dumps({"data": [{"id": "stub"}]}).encode()))
+    def answer(body: Any, number: int) -> tuple[int, bytes] | None:
+        assert body["temperature"] == 0
+        asked.append(body["messages"][0]["content"])
+        return reply(asked[-1], number)
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert body["temperature"] == 0
-            with guard:
-                asked.append(body["messages"][0]["content"])
-                number = len(asked)
-            self._send(reply(body["messages"][0]["content"], number))
-
-        def _send(self, made: tuple[int, bytes] | None) -> None:
-            if made is None:
-                self.connection.close()
-                return
-            self.send_response(made[0])
-            self.send_header("Content-Length", str(len(made[1])))
-            self.end_headers()
-            self.wfile.write(made[1])
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-        def handle_one_request(self) -> None:
-            try:
-                super().handle_one_request()
-            except (OSError, ValueError):  # a connection that was dropped on purpose
-                self.close_connection = True
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(answer) as (url, _):
+        yield url, asked
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +46,7 @@ def test_replies_are_in_the_order_of_the_prompts() -> None:
         time.sleep(0.02 * (number % 3))
         return said(f"reply to {prompt}")
 
-    with serving(reply) as (url, _):
+    with asking(reply) as (url, _):
         prompts = [str(i) for i in range(30)]
         assert Judge(url).ask(prompts) == [f"reply to {x}" for x in prompts]
         assert Judge(url).ask([]) == []
@@ -89,11 +54,11 @@ def test_replies_are_in_the_order_of_the_prompts() -> None:
 
 @pytest.mark.parametrize("failure", [(503, b""), (429, b"slow down"), None], ids=str)
 def test_a_temporary_failure_is_tried_again(failure: tuple[int, bytes] | None) -> None:
-    with serving(lambda _, number: failure if number <= 3 else said("A")) as (url, asked):
+    with asking(lambda _, number: failure if number <= 3 else said("A")) as (url, asked):
         assert Judge(url, "m").ask(["x"]) == ["A"]
         assert len(asked) == 4
     with (
-        serving(lambda *_: failure) as (url, asked),
+        asking(lambda *_: failure) as (url, asked),
         pytest.raises(
             ValueError, match=r"expected an OpenAI-compatible judge at http://127.*leave"
         ),
@@ -117,7 +82,7 @@ def test_a_temporary_failure_is_tried_again(failure: tuple[int, bytes] | None) -
     ids=range(8),
 )
 def test_a_bad_reply_is_one_message_and_not_tried_again(reply: tuple[int, bytes]) -> None:
-    with serving(lambda *_: reply) as (url, asked):
+    with asking(lambda *_: reply) as (url, asked):
         with pytest.raises(ValueError, match="expected an OpenAI-compatible judge") as caught:
             Judge(url, "m").ask(["x"])
         assert len(asked) == 1
@@ -130,7 +95,7 @@ def test_the_deadline_ends_all_requests() -> None:
         time.sleep(0.5)
         return said("A")
 
-    with serving(slow) as (url, asked):
+    with asking(slow) as (url, asked):
         started = time.monotonic()
         with pytest.raises(ValueError, match="expected an OpenAI-compatible judge"):
             Judge(url, "m", seconds=0.7).ask([str(i) for i in range(100)])
@@ -144,7 +109,7 @@ def graded(name: str, text: str, reply: str, tmp_path: Path) -> tuple[dict, list
     row = choice_row(1, "What is it?", options, "C")
     (question,) = read(name, write_tsv(tmp_path / "x.tsv", [row]))
     verifier = Verifier()
-    with serving(lambda *_: said(reply)) as (url, asked):
+    with asking(lambda *_: said(reply)) as (url, asked):
         (answer,) = _graded(
             [(question, 0)],
             [Response(question, text, 10, False, 100)],
@@ -203,7 +168,7 @@ def test_a_judge_that_dies_keeps_the_answers_so_far(
             return 401, b""
         return said("\\boxed{A}")
 
-    with serving(reply) as (url, _):
+    with asking(reply) as (url, _):
         with pytest.raises(ValueError, match="expected an OpenAI-compatible judge"):
             run(tmp_path / "out", url)
         kept = (tmp_path / "out/answers/logicvista.jsonl").read_bytes()

@@ -1,23 +1,37 @@
 """Every example is short, explains itself, runs as it says, and is what the documents quote."""
 
 import ast
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from each import each
-from load_example import EXAMPLES, load_example
 
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.runlog import read_run
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 TRAINED = ("custom_column", "custom_partition", "custom_reward", "grpo_vlm")
 """Examples with the Trainer, which take --steps and --folder."""
 DOCUMENT = EXAMPLES.parent / "docs" / "extending.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def load_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import examples/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @each("path", FILES)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from load_example import EXAMPLES
+from test_examples import EXAMPLES
 
 nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install '.[dev]'")
 NOTEBOOK = EXAMPLES / "segcredit.ipynb"

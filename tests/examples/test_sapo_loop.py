@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from load_example import EXAMPLES, load_example
+from test_examples import EXAMPLES, load_example
 
 from segcredit.algorithms import sapo
 from segcredit.config import parse_recipe

@@ -79,7 +79,7 @@ class Clamped(LlamaMLP):
 
 
 def test_a_gate_that_clamps_is_left_alone() -> None:
-    """As in DeepSeek V4: it differs for large values only."""
+    """DeepSeek V4 clamps large values; others are the same."""
     config = LlamaConfig(**SIZES)
     assert fuse_gates(nn.Sequential(Clamped(config))) == 0
     assert fuse_gates(nn.Sequential(LlamaMLP(config))) == 1

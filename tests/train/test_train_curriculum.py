@@ -156,7 +156,7 @@ def test_hopeless_prompts_are_drawn_less() -> None:
 
 
 def test_rates_of_a_run(warm: Any) -> None:
-    """Of a world in which half of the prompts are hopeless."""
+    """Settings of a world in which half of the prompts are hopeless."""
     state, found = trained(warm("chains"), steps=12, size=24)
     assert state.curriculum is not None
     values = state.curriculum.value([x.id for x in state.train.prompts])  # type: ignore[attr-defined]

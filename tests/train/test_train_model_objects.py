@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Processor(ProcessorMixin):
-    """As transformers' own for Qwen-VL, which need torchvision."""
+    """Processor like those of transformers for Qwen-VL, which need torchvision."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **rest: Any) -> None:
         super().__init__(image_processor, tokenizer, **rest)
