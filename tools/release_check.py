@@ -133,6 +133,10 @@ def check(work: Path) -> None:
         _run([python, "train.py"], outside)
         return "Trainer(…).train() on the demo's policy"
 
+    def example() -> str:
+        printed = _run([python, source / "examples" / "sapo_loop.py"], outside)
+        return f"sapo_loop.py: {printed.strip().splitlines()[-1]}"
+
     steps: dict[str, Callable[[], str]] = {
         "clean copy": clone,
         "sdist and wheel": build,
@@ -144,6 +148,7 @@ def check(work: Path) -> None:
         "demo": demo,
         "evaluate": evaluate,
         "Python": snippet,
+        "example": example,
     }
     print(f"{'step':<20} {'seconds':>7}  result", flush=True)
     for name, step in steps.items():
