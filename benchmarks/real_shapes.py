@@ -6,7 +6,7 @@ with special tokens at their real ids. So prompts have about their real lengths 
 real width.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,15 @@ VISION: dict[str, dict[str, Any]] = {
 }
 
 
-def tokenizer_for(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on these texts, with the vocabulary size of Qwen."""
+def tokenizer_for(
+    texts: Iterable[str], plain: int = PLAIN, special: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on these texts; by default with the vocabulary of Qwen.
+
+    Args:
+        plain: Number of plain tokens; those that are not learned never occur in text.
+        special: Special tokens, whose ids follow; by default Qwen's, at their real ids.
+    """
     made = Tokenizer(BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -84,13 +91,13 @@ def tokenizer_for(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     trainer = BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(texts, trainer)
     learned = made.get_vocab()
-    filler = {f"<filler-{n}>": n for n in range(len(learned), PLAIN)}
+    filler = {f"<filler-{n}>": n for n in range(len(learned), plain)}
     merges = [tuple(pair) for pair in _merges(made)]
     full = Tokenizer(BPE({**learned, **filler}, merges))
     full.pre_tokenizer, full.decoder = made.pre_tokenizer, made.decoder
     names = {number: name for name, number in SPECIAL.items()}
-    for number in range(PLAIN, max(SPECIAL.values()) + 1):
-        name = names.get(number, f"<|reserved-{number}|>")
+    reserved = range(PLAIN, max(SPECIAL.values()) + 1)
+    for name in special or [names.get(n, f"<|reserved-{n}|>") for n in reserved]:
         full.add_special_tokens([AddedToken(name, normalized=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=full,

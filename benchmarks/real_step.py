@@ -1,11 +1,13 @@
 """Measure a whole training step of a model of real size: memory and time of each phase.
 
     python benchmarks/real_step.py --data geo3k/train.jsonl             # Qwen2.5-VL-3B on a GPU
+    python benchmarks/real_step.py --family gemma3 --prompts 64 --tokens 512   # Gemma-3-4B, by name
     python benchmarks/real_step.py --size small --prompts 8 --tokens 16 # smoke test on a CPU
 
-The weights are random, with the real shapes. Rows with images come from --data (as segcredit
-prepare writes them) or are generated. Utilization compares the operations of the update (including
-the recomputed forward pass) with 990 TFLOP/s, the peak of an H200 in bfloat16.
+The weights are random, with the real shapes; --family takes those of family_shapes.py. Rows with
+images come from --data (as segcredit prepare writes them) or are generated. Utilization compares
+the operations of the update (including the recomputed forward pass) with 990 TFLOP/s, the peak of
+an H200 in bfloat16.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from family_shapes import SIZES, save_family
 from peak import Peak
 from real_shapes import config_for, policy_for, save_small_files, tokenizer_for
 
@@ -164,6 +167,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
+    parser.add_argument("--family", choices=sorted(SIZES), help="another family than Qwen2.5-VL")
     parser.add_argument("--data", type=Path, help="rows with images (jsonl, parquet)")
     parser.add_argument("--algorithm", default="sapo")
     parser.add_argument("--prompts", type=int, default=512)
@@ -204,21 +208,26 @@ def main() -> None:
         folder = Path(place)
         rows = given.data or generated(given.prompts, folder)
         prompts = load_prompts([str(rows)], limit=given.prompts).prompts
-        tokenizer = tokenizer_for(x["content"] for prompt in prompts for x in prompt.messages)
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        texts = [x["content"] for prompt in prompts for x in prompt.messages]
         begin = time.perf_counter()
-        policy = policy_for(given.size, True, tokenizer, device, dtype)
-        save_small_files(policy, folder / "model")
-        segcredit.train.build.check_weight_files = lambda _: None  # there are no weight files
+        policy = None
+        if given.family:
+            save_family(given.family, folder / "model", texts, given.size == "small", device)
+        else:
+            dtype = torch.bfloat16 if device == "cuda" else torch.float32
+            policy = policy_for(given.size, True, tokenizer_for(texts), device, dtype)
+            save_small_files(policy, folder / "model")
+            segcredit.train.build.check_weight_files = lambda _: None  # there are no weight files
         plan = make_plan(recipe_of(given, folder / "model", rows))
         state = build(plan, policy)
         if given.no_sampling:
             state.engine = RandomEngine(device)  # type: ignore[assignment]
         stage_of(state, plan.recipe.stages[0]).enter()
-        count = sum(x.numel() for x in policy.model.parameters())
+        count = sum(x.numel() for x in state.policy.model.parameters())
         print(
             f"torch {torch.__version__}, transformers {transformers.__version__}, "
-            f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}; {given.size}: "
+            f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}; "
+            f"{given.family or 'qwen2_5_vl'} {given.size}: "
             f"{count / 1e9:.2f} B parameters; loaded in {time.perf_counter() - begin:.0f} s",
             flush=True,
         )
@@ -271,19 +280,21 @@ def report(
     written = int(rollouts.mask.sum())
     assert rollouts.prompts is not None
     asked = sum(len(x.tokens) for x in rollouts.prompts)
-    work = operations(rollouts, given.size, True, not given.keep_activations, given.lora)
-    critic = "value_loss" in metrics
-    done = work[0] + (work[1] if critic else 0.0)
-    update = metrics["time/update"]
     print(
         f"{len(rollouts)} responses, {written / len(rollouts):.0f} tokens each, "
         f"{asked / len(rollouts):.0f} tokens per prompt\n"
         f"sampling {written / metrics['time/sample']:,.0f} tokens/s, "
         f"whole step {written / wall:,.0f} tokens/s\n"
-        f"update: {done / 1e15:.2f} PFLOP, {done / update / PEAK:.1%} of {PEAK / 1e12:.0f} "
-        f"TFLOP/s\n"
         f"credit {metrics['time/credit'] / wall:.3%} of the step; "
         f"ratio error {metrics.get('agreement/ratio_error', float('nan')):.3g}"
+    )
+    if given.family:
+        return  # operations are counted for Qwen2.5-VL only
+    work = operations(rollouts, given.size, True, not given.keep_activations, given.lora)
+    done = work[0] + (work[1] if "value_loss" in metrics else 0.0)
+    print(
+        f"update: {done / 1e15:.2f} PFLOP, {done / metrics['time/update'] / PEAK:.1%} of "
+        f"{PEAK / 1e12:.0f} TFLOP/s"
     )
 
 

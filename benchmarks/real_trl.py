@@ -3,6 +3,7 @@
     python benchmarks/real_step.py --algorithm grpo --engine vllm --prompts 32 --samples 8 \
         --minibatches 1 --data geo3k/train.jsonl --offload
     python benchmarks/real_trl.py --prompts 32 --samples 8 --data geo3k/train.jsonl
+    python benchmarks/real_trl.py --family gemma3 --no-vllm --tokens 256 --data geo3k/train.jsonl
     python benchmarks/real_trl.py --prompts 4 --samples 2 --tokens 16 --micro 4 --size small \
         --no-vllm --data geo3k/train.jsonl                              # smoke test on a CPU
 
@@ -40,11 +41,12 @@ from typing import Any
 
 import torch
 import transformers
+from family_shapes import SIZES, save_family
 from peak import Peak
 from real_shapes import SPECIAL, policy_for, tokenizer_for
 
 from segcredit.data import load_prompts
-from segcredit.models import Codec
+from segcredit.models import Codec, Policy
 from segcredit.models.codec import MARK
 from segcredit.models.images import open_image
 from segcredit.train.source import PromptList
@@ -119,6 +121,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
+    parser.add_argument("--family", choices=sorted(SIZES), help="needs --no-vllm")
     parser.add_argument("--data", type=Path, required=True, help="rows with images")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
@@ -134,6 +137,8 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     if not (on_gpu or given.no_vllm):
         parser.error("TRL's vLLM needs a GPU; none was found. Add --no-vllm.")
+    if given.family and not given.no_vllm:
+        parser.error("one token per image for vLLM is written for Qwen2.5-VL. Add --no-vllm.")
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
@@ -142,7 +147,7 @@ def main() -> None:
 
     transformers.utils.logging.disable_progress_bar()
     prompts = load_prompts([str(given.data)], limit=given.prompts).prompts
-    tokenizer = tokenizer_for(x["content"] for prompt in prompts for x in prompt.messages)
+    texts = [x["content"] for prompt in prompts for x in prompt.messages]
     found: list[dict[str, float]] = []
     peak = Peak()
 
@@ -187,8 +192,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
-        policy = policy_for(given.size, True, tokenizer, device, dtype)
-        policy.save(Path(place, "model"))
+        if given.family:
+            save_family(given.family, Path(place, "model"), texts, given.size == "small", device)
+            policy = Policy.from_pretrained(Path(place, "model"))
+        else:
+            policy = policy_for(given.size, True, tokenizer_for(texts), device, dtype)
+            policy.save(Path(place, "model"))
         assert policy.banned is not None
         codec, banned = policy.codec, policy.banned.nonzero().flatten().tolist()
         del policy
@@ -251,7 +260,8 @@ def main() -> None:
     step, collect = (statistics.median(x[k] for x in kept) for k in ("step", "collect"))
     print(
         f"\nTRL {trl.__version__}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {given.size}, weights in {given.dtype}\n"
+        f"transformers {transformers.__version__}, {given.family or 'qwen2_5_vl'} {given.size}, "
+        f"weights in {given.dtype}\n"
         f"{total} responses, {kept[-1]['written'] / total:.0f} tokens each, "
         f"{kept[-1]['asked'] / total:.0f} tokens per prompt\n"
         f"step {step:.1f} s: sampling, rewards and π_old {collect:.1f}, update {step - collect:.1f}"
