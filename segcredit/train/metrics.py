@@ -102,6 +102,12 @@ class RolloutBatch:
     refills: "tuple[RolloutBatch, ...]" = ()
     """With dynamic sampling, the batches that were sampled in addition, before selection."""
 
+    @property
+    def tokens(self) -> float:
+        """Number of sampled response tokens, including those that dynamic sampling dropped."""
+        sampled = (self.unfiltered or self, *self.refills)
+        return float(sum(int(x.rollouts.mask.sum()) for x in sampled))
+
     def select(self, rows: Tensor) -> "RolloutBatch":
         """Return some of the responses, in the given order."""
         numbers = rows.tolist()

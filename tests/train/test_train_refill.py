@@ -59,6 +59,9 @@ def test_groups_without_spread_are_replaced(warm: Any) -> None:
         assert step["refill/groups_found"] == 1.0
         assert 1 <= step["refill/batches"] <= 4
         assert step["refill/extra_tokens"] > 0
+        seconds = sum(x for name, x in step.items() if name.startswith("time/"))
+        tokens = 64 * step["response_length"] + step["refill/extra_tokens"]
+        assert step["tokens_per_second"] * seconds == pytest.approx(tokens)
         assert step["groups/zero_std"] > 0.4, "reported of the first batch, before any selection"
         assert "refill/batches" not in other
     # the first batch is the same as without refills, so its accuracy is comparable
