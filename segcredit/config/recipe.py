@@ -600,6 +600,27 @@ class Recipe(Settings):
         elif (algorithm := info.context["algorithm"]) is not None:
             problems += method_problems(self, algorithm, "this method")
         if problems:
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_length(cls, settings: Any) -> Any:
+        """Divide Dr. GRPO's sums by the run's length limit, unless the recipe sets a constant.
+
+        config.yaml then has the number, so that a resumed run keeps it.
+        """
+        if not isinstance(settings, dict):
+            return settings
+        method, rollout = settings.get("algorithm"), settings.get("rollout", {})
+        made = {"name": method} if isinstance(method, str) else method
+        if not isinstance(made, dict) or made.get("name") != "dr_grpo" or "max_tokens" in made:
+            return settings
+        if isinstance(rollout, dict):
+            limit = rollout.get("max_tokens", RolloutSettings.model_fields["max_tokens"].default)
+        else:
+            limit = getattr(rollout, "max_tokens", None)
+        if not isinstance(limit, int):  # reading rollout.max_tokens reports it
+            return settings
+        return settings | {"algorithm": {**made, "max_tokens": limit}}
+
             raise ValueError("\n".join(problems))
         return self
 
