@@ -330,8 +330,9 @@ class UpdateSettings(Settings):
     """Maximum number of tokens per forward pass, prompts, responses and padding together; affects
     only memory."""
     mask_truncated: bool = False
-    """Whether truncated responses have no gradient in the policy loss (DAPO's over-long filtering).
-    They still count in group statistics, value loss and denominators."""
+    """Whether truncated responses are left out of the policy loss, KL, entropy bonus and their
+    denominators (DAPO's over-long filtering). They still count in group statistics and in the value
+    loss."""
     entropy_coef: Number = Field(0.0, ge=0)
     """Coefficient of an entropy bonus: the loss has −entropy_coef · H(π_θ), averaged over response
     tokens as the policy loss. For every policy-gradient method; 0: no bonus."""
