@@ -212,6 +212,10 @@ MismatchUnits = Literal["token", "segment", "response"]
 """Units over which the ratio of trainer to sampler is taken."""
 
 
+RefillBy = Literal["auto", "correct", "reward"]
+"""What must differ within a group that dynamic sampling keeps."""
+
+
 class RolloutSettings(Settings):
     """How responses are sampled in a step."""
 
@@ -266,8 +270,13 @@ class RolloutSettings(Settings):
     """Lower bound of the ratio, such as 0.5 (IcePop). None: no lower bound."""
     refills: Whole = Field(0, ge=0)
     """Dynamic sampling (DAPO): maximum number of additional batches of prompts per step, whose
-    responses replace those to prompts whose rewards are all equal, since a group method learns
-    nothing from these. DAPO's code: 10. 0: off."""
+    responses replace those to prompts whose responses are all correct or all incorrect, since a
+    group method learns nothing from these. DAPO's code: 10. 0: off."""
+    refill_by: RefillBy = "auto"
+    """How the responses to a prompt must differ for dynamic sampling to keep it. correct: some are
+    correct and some are not, as in DAPO, so that a length penalty alone keeps no prompt. reward: by
+    their rewards. auto: correct, or reward if the reward does not say which responses are
+    correct."""
 
     @field_validator("engine")
     @classmethod
@@ -591,16 +600,6 @@ class Recipe(Settings):
             raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None
         return spec
 
-    @model_validator(mode="after")
-    def _settings_agree(self, info: ValidationInfo) -> "Recipe":
-        """Check settings against each other; ``parse_recipe`` passes an algorithm as context."""
-        problems = recipe_problems(self)
-        if not info.context:
-            name = self.algorithm if isinstance(self.algorithm, str) else self.algorithm["name"]
-            problems += method_problems(self, self.make_algorithm(), name)
-        elif (algorithm := info.context["algorithm"]) is not None:
-            problems += method_problems(self, algorithm, "this method")
-        if problems:
     @model_validator(mode="before")
     @classmethod
     def _fill_length(cls, settings: Any) -> Any:
@@ -622,6 +621,16 @@ class Recipe(Settings):
             return settings
         return settings | {"algorithm": {**made, "max_tokens": limit}}
 
+    @model_validator(mode="after")
+    def _settings_agree(self, info: ValidationInfo) -> "Recipe":
+        """Check settings against each other; ``parse_recipe`` passes an algorithm as context."""
+        problems = recipe_problems(self)
+        if not info.context:
+            name = self.algorithm if isinstance(self.algorithm, str) else self.algorithm["name"]
+            problems += method_problems(self, self.make_algorithm(), name)
+        elif (algorithm := info.context["algorithm"]) is not None:
+            problems += method_problems(self, algorithm, "this method")
+        if problems:
             raise ValueError("\n".join(problems))
         return self
 
