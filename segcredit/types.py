@@ -331,6 +331,9 @@ class Batch:
     shares: Mapping[str, Tensor] = field(default_factory=dict)
     weight: Float[Tensor, "B T"] | None = None
     """Factor of each token's term of the policy loss, after every normalization; None: 1."""
+    in_loss: Bool[Tensor, " B"] | None = None
+    """Responses that enter the policy's loss, its additional terms and their denominators; None:
+    all. The critic learns from all."""
     rows_per_item: int = 1
     """Number of neighboring rows that must stay together (2 for preference pairs)."""
 
@@ -354,6 +357,7 @@ class Batch:
             else self.ratio_segments.select(rows),
             shares={name: x[rows] for name, x in self.shares.items()},
             weight=None if self.weight is None else self.weight[rows],
+            in_loss=None if self.in_loss is None else self.in_loss[rows],
         )
 
     def share(self, term: str) -> Tensor:

@@ -476,8 +476,8 @@ def dr_grpo(
     own length, long wrong answers are not favored.
 
     Args:
-        max_tokens: The constant; its code uses the response limit, 3000. Set it to yours
-            (``rollout.max_tokens``): it scales the loss and nothing else.
+        max_tokens: The constant; its code uses the response limit, 3000. In a recipe it is
+            ``rollout.max_tokens`` unless set. It scales the loss and nothing else.
     """
     mean = ConstantMean(float(max_tokens))
     return PolicyGradient(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from segcredit.algorithms.credit import GAE, Case, CreditPart, ValueCredit
@@ -139,14 +139,18 @@ class PolicyGradient:
                 "the batch was prepared under torch.inference_mode(), so no gradient can be taken "
                 "with it. Prepare it under torch.no_grad()."
             )
-        dtype = advantage.dtype
-        shares = {"policy": self.reduce(batch.loss_mask, micro_batch, dtype)}
+
+        def shares_of(reduce: Reduction, mask: Tensor) -> Tensor:
+            return _shares(reduce, mask, batch.in_loss, micro_batch, advantage.dtype)
+
+        shares = {"policy": shares_of(self.reduce, batch.loss_mask)}
         if isinstance(self.reduce, ConstantMean):  # not a mean, which metrics are
-            shares["metrics"] = shares["policy"] / shares["policy"].sum()
+            # 0 if no response enters the loss
+            shares["metrics"] = shares["policy"] / shares["policy"].sum().clamp(min=1e-30)
         if self.critic is not None:
             shares["value"] = self.critic.shares(_credit(batch), micro_batch)
         for term in self.terms:
-            shares[term.name] = term.reduce(term.mask(batch), micro_batch, dtype)
+            shares[term.name] = shares_of(term.reduce, term.mask(batch))
         return replace(_adjusted(batch, self.adjust_minibatch), shares=shares)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Loss:
@@ -194,6 +198,23 @@ class PolicyGradient:
         policy = weighted_sum(surrogate if weight is None else surrogate * weight, share)
         mean = batch.shares.get("metrics", share)
         return policy, {name: weighted_sum(x, mean) for name, x in watched.items()}
+
+
+def _shares(
+    reduce: Reduction,
+    mask: Bool[Tensor, "B T"],
+    in_loss: Bool[Tensor, " B"] | None,
+    micro_batch: Int[Tensor, " B"] | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "B T"]:
+    """Compute shares as if the mini-batch had only the responses that enter the loss."""
+    if in_loss is None:
+        return reduce(mask, micro_batch, dtype)
+    shares = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    if bool(in_loss.any()):
+        some = None if micro_batch is None else micro_batch[in_loss]
+        shares[in_loss] = reduce(mask[in_loss], some, dtype)
+    return shares
 
 
 def _credit(batch: Batch) -> Credit:

@@ -110,6 +110,8 @@ def _engine_problems(recipe: "Recipe") -> Iterator[str]:
             "rollout.refills compares the rewards of a prompt's independent responses: set "
             "rollout.samples to at least 2 and remove rollout.tree, or set rollout.refills=0"
         )
+    if not rollout.refills and rollout.refill_by != "auto":
+        yield "rollout.refill_by has no effect without rollout.refills: set it, such as 3"
     if rollout.mismatch_cap is None:
         for key in ("mismatch_over", "mismatch_mask", "mismatch_floor"):
             if getattr(rollout, key) != type(rollout).model_fields[key].default:

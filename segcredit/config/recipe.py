@@ -212,6 +212,10 @@ MismatchUnits = Literal["token", "segment", "response"]
 """Units over which the ratio of trainer to sampler is taken."""
 
 
+RefillBy = Literal["auto", "correct", "reward"]
+"""What must differ within a group that dynamic sampling keeps."""
+
+
 class RolloutSettings(Settings):
     """How responses are sampled in a step."""
 
@@ -266,8 +270,13 @@ class RolloutSettings(Settings):
     """Lower bound of the ratio, such as 0.5 (IcePop). None: no lower bound."""
     refills: Whole = Field(0, ge=0)
     """Dynamic sampling (DAPO): maximum number of additional batches of prompts per step, whose
-    responses replace those to prompts whose rewards are all equal, since a group method learns
-    nothing from these. DAPO's code: 10. 0: off."""
+    responses replace those to prompts whose responses are all correct or all incorrect, since a
+    group method learns nothing from these. DAPO's code: 10. 0: off."""
+    refill_by: RefillBy = "auto"
+    """How the responses to a prompt must differ for dynamic sampling to keep it. correct: some are
+    correct and some are not, as in DAPO, so that a length penalty alone keeps no prompt. reward: by
+    their rewards. auto: correct, or reward if the reward does not say which responses are
+    correct."""
 
     @field_validator("engine")
     @classmethod
@@ -330,8 +339,9 @@ class UpdateSettings(Settings):
     """Maximum number of tokens per forward pass, prompts, responses and padding together; affects
     only memory."""
     mask_truncated: bool = False
-    """Whether truncated responses have no gradient in the policy loss (DAPO's over-long filtering).
-    They still count in group statistics, value loss and denominators."""
+    """Whether truncated responses are left out of the policy loss, KL, entropy bonus and their
+    denominators (DAPO's over-long filtering). They still count in group statistics and in the value
+    loss."""
     entropy_coef: Number = Field(0.0, ge=0)
     """Coefficient of an entropy bonus: the loss has −entropy_coef · H(π_θ), averaged over response
     tokens as the policy loss. For every policy-gradient method; 0: no bonus."""
@@ -589,6 +599,27 @@ class Recipe(Settings):
         except TypeError as error:
             raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None
         return spec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_length(cls, settings: Any) -> Any:
+        """Divide Dr. GRPO's sums by the run's length limit, unless the recipe sets a constant.
+
+        config.yaml then has the number, so that a resumed run keeps it.
+        """
+        if not isinstance(settings, dict):
+            return settings
+        method, rollout = settings.get("algorithm"), settings.get("rollout", {})
+        made = {"name": method} if isinstance(method, str) else method
+        if not isinstance(made, dict) or made.get("name") != "dr_grpo" or "max_tokens" in made:
+            return settings
+        if isinstance(rollout, dict):
+            limit = rollout.get("max_tokens", RolloutSettings.model_fields["max_tokens"].default)
+        else:
+            limit = getattr(rollout, "max_tokens", None)
+        if not isinstance(limit, int):  # reading rollout.max_tokens reports it
+            return settings
+        return settings | {"algorithm": {**made, "max_tokens": limit}}
 
     @model_validator(mode="after")
     def _settings_agree(self, info: ValidationInfo) -> "Recipe":

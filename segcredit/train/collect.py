@@ -12,7 +12,7 @@ from segcredit.core.checks import sent
 from segcredit.models.inputs import as_responses, encode_all
 from segcredit.rewards.checks import grade
 from segcredit.train.distributed import micro_batches
-from segcredit.train.metrics import Metrics, RolloutBatch, varied_rewards
+from segcredit.train.metrics import Metrics, RolloutBatch, varied
 from segcredit.train.provider import Sampler
 from segcredit.train.state import State, generator
 from segcredit.types import (
@@ -107,8 +107,8 @@ def collect(
     """Sample responses of the current policy to these prompts, grade them, fill the columns.
 
     Args:
-        more: Returns the next batch of prompts; if given, groups of equal rewards are replaced
-            (:func:`refill`).
+        more: Returns the next batch of prompts; if given, groups without both kinds of responses
+            are replaced (:func:`refill`).
     """
     providers, log = context.state.providers_of(columns), context.log
     sampler = sampler or providers.sampler or IndependentSampler()
@@ -126,14 +126,15 @@ def collect(
 def refill(
     context: Context, sampler: Sampler, first: RolloutBatch, more: Callable[[], Sequence[Prompt]]
 ) -> RolloutBatch:
-    """Replace the responses to prompts with equal rewards by those to other prompts (DAPO).
+    """Replace the responses to prompts with nothing to compare by those to other prompts (DAPO).
 
-    At most ``rollout.refills`` batches of prompts are sampled in addition. If there are still too
-    few groups with different rewards, the first groups of equal rewards stay.
+    A group stays if it has correct and incorrect responses, or different rewards, as
+    ``rollout.refill_by`` says. At most ``rollout.refills`` batches of prompts are sampled in
+    addition. If there are still too few such groups, the first of the other groups stay.
     """
     settings, log = context.state.recipe.rollout, context.log
     wanted = len(first.rollouts)
-    spread = varied_rewards(first.rollouts.reward, first.rollouts.group)
+    spread = varied(first.rollouts, settings.refill_by)
     parts, batches = [first.select(spread.nonzero().flatten())], list[RolloutBatch]()
     while sum(len(x.rollouts) for x in parts) < wanted and len(batches) < settings.refills:
         again = context.within("refill", len(batches))
@@ -141,7 +142,7 @@ def refill(
             drawn = sampler.sample(again, more())
         with log.time("score"):
             batch = sampler.grade(again, drawn)
-        kept = varied_rewards(batch.rollouts.reward, batch.rollouts.group)
+        kept = varied(batch.rollouts, settings.refill_by)
         missing = wanted - sum(len(x.rollouts) for x in parts)
         parts.append(batch.select(kept.nonzero().flatten()[:missing]))
         batches.append(batch)
@@ -150,6 +151,7 @@ def refill(
     log.add(
         {
             "refill/batches": float(len(batches)),
+            "refill/groups_kept": float(spread.float().mean()),
             "refill/groups_found": found / wanted,
             "refill/extra_tokens": float(sum(int(x.rollouts.mask.sum()) for x in batches)),
         }

@@ -119,9 +119,9 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 @torch.no_grad()
 def without_truncated(batch: Batch) -> Batch:
-    """Give the tokens of truncated responses weight 0 in the policy loss."""
-    weight = (~batch.rollouts.truncated)[:, None].expand_as(batch.rollouts.mask)
-    return replace(batch, weight=weight.to(batch.rollouts.logp_old.dtype))
+    """Take truncated responses out of the policy's loss, its terms and their denominators."""
+    finished = ~batch.rollouts.truncated
+    return replace(batch, loss_mask=batch.loss_mask & finished[:, None], in_loss=finished)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segcredit.config import RefillBy
 from segcredit.core.advantages import explained_variance
 from segcredit.core.ratios import geometric_mean_ratio
 from segcredit.core.segments import Segments
@@ -102,6 +103,12 @@ class RolloutBatch:
     refills: "tuple[RolloutBatch, ...]" = ()
     """With dynamic sampling, the batches that were sampled in addition, before selection."""
 
+    @property
+    def tokens(self) -> float:
+        """Number of sampled response tokens, including those that dynamic sampling dropped."""
+        sampled = (self.unfiltered or self, *self.refills)
+        return float(sum(int(x.rollouts.mask.sum()) for x in sampled))
+
     def select(self, rows: Tensor) -> "RolloutBatch":
         """Return some of the responses, in the given order."""
         numbers = rows.tolist()
@@ -166,6 +173,18 @@ def varied_rewards(reward: Tensor, group: Tensor) -> Tensor:
         for how in ("amax", "amin")
     ]
     return (limits[0] - limits[1] > 1e-6)[number]
+
+
+def varied(rollouts: Rollouts, by: RefillBy) -> Tensor:
+    """True at responses of groups that differ: in correctness (0 < correct < G), or in reward."""
+    if by == "reward" or (by == "auto" and rollouts.correct is None):
+        return varied_rewards(rollouts.reward, rollouts.group)
+    if rollouts.correct is None:
+        raise ValueError(
+            "rollout.refill_by=correct compares which responses are correct, and this reward does "
+            "not say so. Set rollout.refill_by=reward, or return {reward, correct} from the reward."
+        )
+    return varied_rewards(rollouts.correct.float(), rollouts.group)
 
 
 def _zero_std(reward: Tensor, group: Tensor) -> float | None:

@@ -51,7 +51,7 @@ def train_step(
     with log.time("sync"):
         state.sync()
         log.add(columns.after_update(context, rollouts))
-    log.add({"tokens_per_second": float(rollouts.mask.sum()) / log.seconds})
+    log.add({"tokens_per_second": sampled.tokens / log.seconds})
     return StepResult(sampled, selection.shown, logp_new, log.result())
 
 

@@ -44,6 +44,7 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "mismatch_mask"): False,
     ("rollout", "mismatch_floor"): None,
     ("rollout", "refills"): 0,
+    ("rollout", "refill_by"): "auto",
     ("update", "mask_truncated"): False,
     ("update", "entropy_coef"): 0.0,
     ("evaluation", "metric"): "auto",
@@ -246,7 +247,7 @@ class Measurement:
     final: float
     """Last value of the curve."""
     tokens: float
-    """Tokens sampled during optimization, including continuations."""
+    """Tokens sampled during optimization, including continuations and dynamic sampling's."""
     pretraining_tokens: float
     """Tokens sampled to pretrain the critic."""
     seconds: float
@@ -356,11 +357,15 @@ def read_measurement(folder: Path, critic: Path | None = None) -> Measurement:
 
 
 def _tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:
-    """Count the tokens sampled in some steps: responses and continuations."""
+    """Count the tokens sampled in some steps: responses, dynamic sampling's and continuations.
+
+    With dynamic sampling, ``response_length`` is that of the step's first batch.
+    """
     rollout = config.get("rollout") or {}
     drawn = rollout.get("prompts", 0) * rollout.get("samples", 0)
     length = sum(float(row.get("response_length", 0.0)) for row in rows)
-    return length * drawn + sum(float(row.get("continuations/tokens", 0.0)) for row in rows)
+    extra = ("refill/extra_tokens", "continuations/tokens")
+    return length * drawn + sum(float(row.get(key, 0.0)) for row in rows for key in extra)
 
 
 def _pretraining_tokens(rows: Sequence[dict[str, Any]], config: dict[str, Any]) -> float:

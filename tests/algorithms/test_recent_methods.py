@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import golden_rollouts
 from ragged import Layout, layout
 
 from segcredit import algorithms
@@ -144,6 +145,79 @@ def test_hand_numbers_of_credit() -> None:
     assert total == pytest.approx([-0.1 + 0.125, -0.2 + 0.25, 0.5, 1.0])
 
 
+def golden(algorithm: Any) -> tuple[list[float], dict[str, float]]:
+    """Advantages of the golden batch's eight tokens (golden_batch.py), and its loss by terms."""
+    rollouts, outputs = golden_rollouts()
+    batch = algorithm.minibatch(algorithm.prepare(rollouts))
+    loss = algorithm.loss(outputs, batch)
+    found = {name: x.item() for name, x in loss.metrics.items()}
+    return batch.credit.advantage[rollouts.mask].tolist(), found | {"loss": loss.policy.item()}
+
+
+def test_hand_numbers_of_whole_losses_dapo() -> None:
+    """Responses a and b of six and two tokens, rewards 1 and 0, one group.
+
+    Â = ±.5 / (√.5 + 1e-6) = ±.7071058.
+    Ratios of a: e^.1 e^−.2 e^.3 e^.05 e^.25 e^−.1, at most 1.28: 1.105171 + .818731 + 1.28 +
+    1.051271 + 1.28 + .904837 = 6.440010. Of b: e^−.3 = .740818, at least .8, and e^.4 = 1.491825,
+    below the dual clip: 2.291825.
+    Loss: −.7071058 (6.440010 − 2.291825) / 8 = −.3666507.
+    """
+    advantage, found = golden(algorithms.dapo())
+    assert advantage == pytest.approx([0.7071058] * 6 + [-0.7071058] * 2, abs=1e-7)
+    assert found["loss"] == pytest.approx(-0.3666507, abs=1e-7)
+    assert found["clip_fraction"] == pytest.approx(3 / 8)
+
+
+def test_hand_numbers_of_whole_losses_high_entropy() -> None:
+    """The ⌈.2 · 8⌉ = 2 tokens of largest entropy are a's second and fifth, 1.2 and .9.
+
+    Loss: −.7071058 (.818731 + 1.28) / 8 = −.1855031; the denominator is still all eight tokens.
+    """
+    advantage, found = golden(algorithms.high_entropy(0.2))
+    assert advantage == pytest.approx([0, 0.7071058, 0, 0, 0.7071058, 0, 0, 0], abs=1e-7)
+    assert found["loss"] == pytest.approx(-0.1855031, abs=1e-7)
+
+
+def test_hand_numbers_of_whole_losses_reinforce_pp() -> None:
+    """KL .01 in the reward, returns, whitening over the eight tokens, clip .2.
+
+    log π_old − log π_ref of a: .1 −.1 .2 0 .1 −.05, from each token to the end: .25 .15 .25 .05
+    .05 −.05; of b: .05 .1, so .15 .1. Returns: .9975 .9985 .9975 .9995 .9995 1.0005, −.0015 −.001.
+    Their mean is .7488125, their unbiased variance .2143225, its root .4629498. Whitened:
+    .5371803 .5393403 .5371803 .5415004 .5415004 .5436605, −1.6207211 −1.6196411.
+    Ratios as above, at most 1.2 for a and at least .8 for b:
+    .5371803 · 1.105171 + .5393403 · .818731 + .5371803 · 1.2 + .5415004 · 1.051271 +
+    .5415004 · 1.2 + .5436605 · .904837 − 1.6207211 · .8 − 1.6196411 · 1.491825 = −.3219420.
+    Loss: .3219420 / 8 = .0402428.
+    """
+    advantage, found = golden(algorithms.reinforce_pp())
+    expected = [0.5371803, 0.5393403, 0.5371803, 0.5415004, 0.5415004, 0.5436605]
+    assert advantage == pytest.approx([*expected, -1.6207211, -1.6196411], abs=1e-7)
+    assert found["loss"] == pytest.approx(0.0402428, abs=1e-7)
+    # without the KL the returns are the rewards: (1 − .75) / √(1.5/7) and −.75 / √(1.5/7)
+    advantage, _ = golden(algorithms.reinforce_pp(kl=0.0))
+    assert advantage == pytest.approx([0.5400617] * 6 + [-1.6201852] * 2, abs=1e-7)
+
+
+def test_hand_numbers_of_whole_losses_reinforce_pp_baseline() -> None:
+    """Rewards less the group's mean: ±.5, whose mean over tokens is .25 and variance 1.5 / 7.
+
+    Whitened .25 / .4629100 = .5400617 and −.75 / .4629100 = −1.6201852.
+    Loss without KL: −(.5400617 · 6.280010 − 1.6201852 · 2.291825) / 8 = .0401984.
+    log π_θ − log π_ref: .2 −.3 .5 .05 .35 −.15, −.25 .5; half their squares .02 .045 .125 .00125
+    .06125 .01125, .03125 .125, mean .0525: the k2 term is 1e-5 · .0525, with coefficient 2: .105.
+    """
+    advantage, found = golden(algorithms.reinforce_pp_baseline(kl=0.0))
+    assert advantage == pytest.approx([0.5400617] * 6 + [-1.6201852] * 2, abs=1e-7)
+    assert found["loss"] == pytest.approx(0.0401984, abs=1e-7)
+    _, found = golden(algorithms.reinforce_pp_baseline())
+    assert found["kl_loss"] == pytest.approx(5.25e-7, abs=1e-12)
+    _, found = golden(algorithms.reinforce_pp_baseline(kl=2.0))
+    assert found["kl_loss"] == pytest.approx(0.105, abs=1e-7)
+    assert found["loss"] == pytest.approx(0.0401984 + 0.105, abs=1e-7)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_segment_bootstrap_is_the_recursion_with_two_lambdas(seed: int) -> None:
     """Naive oracle: Â_t = δ_t + λ_t Â_{t+1}, λ_t = λ at the end of a segment and 1 inside."""
@@ -207,6 +281,104 @@ def test_gmpo_with_one_token_is_grpo() -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+def group_of_six(steps: list[float]) -> tuple[Rollouts, torch.Tensor]:
+    """Two prompts with three one-token responses, and their log-ratios."""
+    rollouts = _rollouts(
+        torch.ones(6, 1, dtype=torch.bool),
+        reward=torch.tensor([0.0, 1.0, 0.2, 1.0, 0.0, 0.3], dtype=torch.float64),
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+    )
+    return rollouts, torch.tensor(steps, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.4), (0.2, 0.6)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gmpo_with_one_token_is_grpo_also_where_both_clip(
+    low: float, high: float, sign: int
+) -> None:
+    """Log-ratios up to ±1; GRPO's clips are those bounds as ratios, 1 − e^−low and e^high − 1."""
+    rollouts, steps = group_of_six([sign * x for x in (1.0, 0.7, -0.9, -0.5, 0.55, 0.1)])
+    wide = (1 - math.exp(-low), math.exp(high) - 1)
+    found = []
+    for algorithm in (algorithms.gmpo(clip=(low, high)), algorithms.grpo(clip=wide, kl=0.0)):
+        logp = steps.clone().requires_grad_()
+        batch = algorithm.minibatch(algorithm.prepare(rollouts))
+        loss = algorithm.loss(Outputs(logp), batch)
+        loss.policy.backward()
+        found.append((loss.policy.detach(), logp.grad, loss.metrics["clip_fraction"]))
+    torch.testing.assert_close(found[0], found[1])
+    assert 0 < found[0][2] < 1, "some tokens are clipped, and some are not"
+    assert (found[0][1] == 0).any()
+
+
+def gmpo_oracle(
+    x: list[list[float]], advantage: list[float], low: float, high: float
+) -> tuple[float, list[list[float]]]:
+    """GMPO's objective (arXiv 2507.20673, Eq. 4), negated, and its gradient with respect to x.
+
+    J = 1/G Σ_i {Π_t |min(ρ_t Â_i, clip(ρ_t, e^−low, e^high) Â_i)|}^(1/|o_i|) sgn(Â_i).
+    """
+    total, grad = 0.0, []
+    for row, a in zip(x, advantage, strict=True):
+        product, inside = 1.0, []
+        for one in row:
+            ratio = math.exp(one)
+            clipped = min(max(ratio, math.exp(-low)), math.exp(high))
+            product *= abs(min(ratio * a, clipped * a))
+            inside.append(ratio * a <= clipped * a)  # the minimum is the unclipped product
+        mean = product ** (1 / len(row)) * (a > 0 or -1)
+        total -= mean / len(x)
+        grad.append([-mean / len(row) / len(x) * keep for keep in inside])
+    return total, grad
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.4), (0.2, 0.6), (0.7, 0.1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_gmpo_is_its_papers_formula(seed: int, low: float, high: float) -> None:
+    chooser = random.Random(seed)
+    lengths = [chooser.randint(1, 9) for _ in range(8)]
+    place = layout(lengths, seed=seed)
+    x = [[chooser.uniform(-1, 1) for _ in range(n)] for n in lengths]
+    rollouts = _rollouts(
+        place.mask,
+        logp_old=place.put([[-2.0] * n for n in lengths]),
+        reward=torch.tensor([chooser.random() for _ in lengths], dtype=torch.float64),
+        group=torch.tensor([0] * 4 + [1] * 4),
+    )
+    algorithm = algorithms.gmpo(clip=(low, high))
+    batch = algorithm.minibatch(algorithm.prepare(rollouts))
+    advantage = [row[0] for row in place.take(batch.credit.advantage)]
+    logp = place.put([[one - 2.0 for one in row] for row in x]).requires_grad_()
+    loss = algorithm.loss(Outputs(logp), batch).policy
+    loss.backward()
+    expected, grad = gmpo_oracle(x, advantage, low, high)
+    assert loss.item() == pytest.approx(expected, **CLOSE)
+    for ours, theirs in zip(place.take(logp.grad), grad, strict=True):
+        assert ours == pytest.approx(theirs, **CLOSE)
+    assert any(g == 0 for row in grad for g in row)
+
+
+@pytest.mark.parametrize("name", ["gmpo", "gspo"])
+def test_weights_per_token_are_averaged_where_tokens_share_a_ratio(name: str) -> None:
+    """Weights 2 and ½ at the two tokens of the first response, 1 in the second: mean 1.25."""
+    rollouts = _rollouts(
+        torch.ones(2, 2, dtype=torch.bool),
+        reward=torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
+    algorithm = make_algorithm(name)
+    prepared = algorithm.prepare(rollouts)
+    grad = {}
+    for kind, weight in (("none", None), ("tokens", [2.0, 0.5]), ("response", [1.25, 1.25])):
+        rows = None if weight is None else torch.tensor([weight, [1.0, 1.0]], dtype=torch.float64)
+        logp = rollouts.logp_old.clone().requires_grad_()
+        batch = algorithm.minibatch(replace(prepared, weight=rows))
+        algorithm.loss(Outputs(logp), batch).policy.backward()
+        grad[kind] = logp.grad
+    torch.testing.assert_close(grad["tokens"], grad["response"])
+    torch.testing.assert_close(grad["tokens"][0], 1.25 * grad["none"][0])
+    torch.testing.assert_close(grad["tokens"][1], grad["none"][1])
+
+
 def test_gmpo_without_clipping_is_gspo() -> None:
     for number in range(3):
         gmpo, gspo = algorithms.gmpo(clip=(50.0, 50.0)), algorithms.gspo(clip=(0.99, 1e6))
@@ -261,21 +433,18 @@ def test_wrapped_credit_keeps_what_the_inner_one_requires() -> None:
 @pytest.mark.parametrize("name", RECENT)
 def test_at_the_old_policy_the_gradient_is_the_plain_policy_gradient(name: str) -> None:
     """At π_θ = π_old every ratio is 1, so the gradient is −share · Â per token, alike for units."""
-    algorithm = make_algorithm(name)
+    kl_loss = {"kl": 0.0} if name == "reinforce_pp_baseline" else {}  # the only one with a KL loss
+    algorithm = make_algorithm(name, **kl_loss)
     _, rollouts, _ = case_of(1, value=True)
     batch = algorithm.minibatch(algorithm.prepare(rollouts))
     logp = rollouts.logp_old.clone().requires_grad_()
     loss = algorithm.loss(Outputs(logp, rollouts.value), batch)
-    policy = loss.metrics["policy_loss"]
-    kl = loss.metrics.get("kl_loss", torch.zeros(()))
     loss.policy.backward()
     mask = rollouts.mask
     expected = -(batch.share("policy") * batch.credit.advantage)[mask]
-    if "kl_loss" not in loss.metrics:
-        got = logp.grad[mask]
-        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
-    assert policy.isfinite()
-    assert kl.isfinite()
+    assert (expected != 0).any()
+    torch.testing.assert_close(logp.grad[mask], expected, rtol=1e-6, atol=1e-12)
+    assert "kl_loss" not in loss.metrics
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import yaml
 from each import each
 from tiny_runs import changed
 
-from segcredit import __version__
+from segcredit import __version__, algorithms
 from segcredit.config import Recipe, RecipeError, load_recipe, parse_recipe, shipped_recipes
 from segcredit.config.recipe import Settings
 
@@ -292,3 +292,29 @@ def test_every_setting_is_described_in_whole_phrases() -> None:
     wrong = [key for key, x in fields.items() if len(x) < 10 or not x.endswith((".", "}"))]
     assert wrong == []
     assert [key for key, x in fields.items() if x.startswith(("Of ", "As ", "Who ", "What "))] == []
+
+
+def test_dr_grpo_divides_by_the_runs_length_limit() -> None:
+    """By name it is rollout.max_tokens, and config.yaml has the number."""
+
+    def constant(**changes: Any) -> float:
+        made = parse_recipe(changed(stages=stages, **changes))
+        written = made.as_dict()
+        assert parse_recipe({"version": __version__, **written}) == made
+        assert written["algorithm"]["max_tokens"] == made.make_algorithm().reduce.length
+        return made.make_algorithm().reduce.length
+
+    stages = [{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 1}]
+    rollout = {"prompts": 8, "samples": 2}
+    named = {"name": "dr_grpo", "kl": 0.1}
+    assert constant(algorithm="dr_grpo", rollout=rollout | {"max_tokens": 12}) == 12
+    assert constant(algorithm=named, rollout=rollout | {"max_tokens": 700}) == 700
+    assert constant(algorithm=named, rollout=rollout) == 2048, "the default limit"
+    assert constant(algorithm={**named, "max_tokens": 99}, rollout=rollout) == 99
+    assert algorithms.dr_grpo().reduce.length == 3000
+    # a run from before has no number in its config.yaml: it divided by 3000, and resumes so
+    for method in ("dr_grpo", named):
+        written = {"version": "0.2.0", **changed(algorithm=method, rollout=rollout, stages=stages)}
+        assert parse_recipe(written).make_algorithm().reduce.length == 3000
+    with pytest.raises(RecipeError, match=r"rollout\.max_tokens: "):
+        constant(algorithm="dr_grpo", rollout=rollout | {"max_tokens": "many"})

@@ -41,6 +41,7 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "mismatch_mask"): False,
     ("rollout", "mismatch_floor"): None,
     ("rollout", "refills"): 0,
+    ("rollout", "refill_by"): "auto",
     ("update", "mask_truncated"): False,
     ("update", "entropy_coef"): 0.0,
     ("evaluation", "metric"): "auto",

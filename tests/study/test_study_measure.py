@@ -44,6 +44,21 @@ def test_a_run_in_numbers(tmp_path: Path) -> None:
     assert math.isnan(found.explained_before)
 
 
+def test_dynamic_samplings_tokens_count(tmp_path: Path) -> None:
+    """Two prompts of four responses with 10 tokens in the first batch, and 500 tokens beyond it."""
+    shape = Options(overrides=("rollout.prompts=2", "rollout.samples=4"))
+    made = plan(tmp_path, shape)
+    run = made.run("ppo", 0, 1e-3)
+    rollout = run.whole.rollout
+    assert (rollout.prompts, rollout.samples) == (2, 4)
+    extra = {"refill/extra_tokens": 500.0, "refill/batches": 3.0}
+    assert measure(read_run(pretend(made.store, run, [0.1, 0.3], **extra))).tokens == 80 + 500
+    other = made.run("sapo", 0, 1e-3)
+    both = extra | {"continuations/tokens": 7.0}
+    folder = pretend(made.store, other, [0.1, 0.2, 0.3], **both)
+    assert measure(read_run(folder)).tokens == 2 * (80 + 500 + 7)
+
+
 def test_steps_that_lack_a_number_do_not_count_for_it(tmp_path: Path) -> None:
     made = plan(tmp_path)
     folder = pretend(made.store, made.run("ppo", 0, 1e-3), [0.1, 0.3], entropy=0.5)

@@ -26,6 +26,8 @@ METHODS = {
     "grpo": ("grpo", {"samples": 4}),
     "grpo_verl": ("grpo_verl", {"samples": 4}),
     "grpo_spo": ("grpo_spo", {"samples": 4}),
+    "grpo_trl": ("grpo_trl", {"samples": 4}),
+    "grpo_deepseekmath": ("grpo_deepseekmath", {"samples": 4}),
     "gspo": ("gspo", {"samples": 4}),
     "dapo": ("dapo", {"samples": 4}),
     "dr_grpo": ({"name": "dr_grpo", "max_tokens": 64}, {"samples": 4}),

@@ -9,15 +9,17 @@ import torch
 from train.small import SMALL, recipe, run_stage
 
 from segcredit.algorithms import make_algorithm
-from segcredit.config import RecipeError
+from segcredit.config import RecipeError, parse_recipe
 from segcredit.models import Policy
 from segcredit.rewards import MathReward
 from segcredit.rewards.math import soft_length_penalty
 from segcredit.train.build import build, make_plan
+from segcredit.train.collect import Context
 from segcredit.train.columns import weighted, without_truncated
-from segcredit.train.metrics import RolloutBatch, varied_rewards
+from segcredit.train.metrics import Metrics, RolloutBatch, varied, varied_rewards
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
-from segcredit.types import Outputs, Response, Reward, RewardFn, Rollouts
+from segcredit.types import Outputs, Prompt, Response, Reward, RewardFn, Rollouts
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -40,16 +42,27 @@ class HalfHopeless:
 
 
 def hopeless(response: Response) -> bool:
-    return sum(map(ord, response.prompt.id)) % 2 == 0
+    return hopeless_prompt(response.prompt)
 
 
-def trained(folder: Any, steps: int, **rollout: int) -> tuple[State, list[dict[str, float]]]:
+def hopeless_prompt(prompt: Prompt) -> bool:
+    return sum(map(ord, prompt.id)) % 2 == 0
+
+
+def prepared(folder: Any, steps: int, **rollout: Any) -> tuple[State, Any]:
+    """A run at the beginning of its last stage, and that stage."""
     settings = {"prompts": 16, "samples": 4, "max_tokens": 24, **rollout}
     made = recipe(SMALL["chains"], {"name": "grpo", "kl": 0.0}, steps=steps, rollout=settings)
     state = build(make_plan(made), Policy.from_pretrained(folder))
     state.reward = HalfHopeless(state.reward)
-    last = len(made.stages) - 1
-    return state, run_stage(state, last, made.stages[last])
+    state.stage, state.stage_step = len(made.stages) - 1, 0
+    stage_of(state).enter()
+    return state, made.stages[-1]
+
+
+def trained(folder: Any, steps: int, **rollout: Any) -> tuple[State, list[dict[str, float]]]:
+    state, stage = prepared(folder, steps, **rollout)
+    return state, run_stage(state, state.stage, stage)
 
 
 def test_groups_without_spread_are_replaced(warm: Any) -> None:
@@ -59,6 +72,9 @@ def test_groups_without_spread_are_replaced(warm: Any) -> None:
         assert step["refill/groups_found"] == 1.0
         assert 1 <= step["refill/batches"] <= 4
         assert step["refill/extra_tokens"] > 0
+        seconds = sum(x for name, x in step.items() if name.startswith("time/"))
+        tokens = 64 * step["response_length"] + step["refill/extra_tokens"]
+        assert step["tokens_per_second"] * seconds == pytest.approx(tokens)
         assert step["groups/zero_std"] > 0.4, "reported of the first batch, before any selection"
         assert "refill/batches" not in other
     # the first batch is the same as without refills, so its accuracy is comparable
@@ -86,20 +102,92 @@ def test_two_runs_with_refills_are_equal(warm: Any) -> None:
 def test_the_same_accuracy_in_fewer_updates(warm: Any) -> None:
     """Half of the prompts are hopeless: replacing them doubles what an update learns from.
 
-    The accuracy on the prompts that can be solved, after every update; the cost is counted.
+    Accuracy on held-out prompts that can be solved, after every update, with the same random
+    numbers. The cost is counted: dynamic sampling needs fewer updates, not fewer tokens.
     """
-    curves = {}
+    target, reached, tokens = 0.65, {}, {}
     for refills in (0, 4):
-        _, metrics = trained(warm("chains"), steps=14, refills=refills)
-        curves[refills] = [x["accuracy"] for x in metrics]
-        if refills:
-            extra = sum(x["refill/extra_tokens"] for x in metrics)
-            assert extra > 0
-    area = {key: sum(curve[4:]) / len(curve[4:]) for key, curve in curves.items()}
-    assert area[4] > area[0] + 0.02, curves
-    last = max(curves[0][-3:])
-    reached = next(i for i, x in enumerate(curves[4]) if x >= last)
-    assert reached < 13, curves
+        state, stage = prepared(warm("chains"), steps=22, refills=refills)
+        solvable = [x for x in state.train.take(10_000, 400) if not hopeless_prompt(x)][:128]
+        spent, curve = 0.0, []
+        for _ in range(stage.steps):
+            metrics = stage_of(state, stage).step()[0]
+            state.stage_step += 1
+            state.step += 1
+            spent += 64 * metrics["response_length"] + metrics.get("refill/extra_tokens", 0.0)
+            found = Context(state, Metrics(), ("held out",)).sample(solvable, samples=2)
+            assert found.rollouts.correct is not None
+            curve.append(float(found.rollouts.correct.float().mean()))
+            if curve[-1] >= target and refills not in reached:
+                reached[refills], tokens[refills] = len(curve), spent
+        print(f"refills={refills}: {tokens.get(refills)} tokens, {curve}")
+        assert refills in reached, curve
+    print(f"updates to {target}: {reached}; tokens: {tokens}")
+    assert reached[4] < reached[0], (reached, tokens)
+
+
+class LongIsWorse(HalfHopeless):
+    """A penalty after grading, as DAPO's for length, that differs within every group."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        rewards = super().__call__(responses)
+        return [
+            replace(x, value=x.value - 0.01 * (place % 4) - 0.001 * r.num_tokens)
+            for place, (x, r) in enumerate(zip(rewards, responses, strict=True))
+        ]
+
+
+def test_a_length_penalty_keeps_no_group(warm: Any) -> None:
+    """DAPO's condition: 0 < number of correct responses < G."""
+    kept = {}
+    for by in ("auto", "reward"):
+        settings = {} if by == "auto" else {"refill_by": by}
+        state, stage = prepared(warm("chains"), steps=1, refills=4, **settings)
+        state.reward = LongIsWorse(state.reward.inner)
+        metrics, result = stage_of(state, stage).step()
+        correct = result.sampled.rollouts.correct
+        assert correct is not None
+        number = correct.view(-1, 4).sum(dim=1)
+        kept[by] = ((number > 0) & (number < 4)).float().mean()
+        assert metrics["refill/groups_found"] == 1.0
+        assert (metrics["refill/groups_kept"] == 1.0) == (by == "reward")
+    assert kept["auto"] == 1.0
+    assert kept["reward"] < 0.6, "by reward, groups without a correct response stay"
+
+
+def test_what_must_differ_within_a_group_by_hand() -> None:
+    """Three pairs: all wrong with two lengths, one right of two, both right."""
+    rollouts = Rollouts.from_columns(
+        torch.ones(6, 2, dtype=torch.bool),
+        reward=torch.tensor([0.0, -0.5, 1.0, 0.0, 1.0, 1.0]),
+        group=torch.tensor([0, 0, 1, 1, 2, 2]),
+        correct=torch.tensor([False, False, True, False, True, True]),
+    )
+    mixed = [False, False, True, True, False, False]
+    assert varied(rollouts, "auto").tolist() == mixed
+    assert varied(rollouts, "correct").tolist() == mixed
+    assert varied(rollouts, "reward").tolist() == [True, True, True, True, False, False]
+    unsaid = rollouts.replace(correct=None)
+    assert varied(unsaid, "auto").tolist() == varied(rollouts, "reward").tolist()
+    with pytest.raises(ValueError, match=r"Set rollout\.refill_by=reward, or return"):
+        varied(unsaid, "correct")
+
+
+def test_refill_by_needs_refills() -> None:
+    with pytest.raises(RecipeError, match=r"refill_by has no effect without rollout\.refills"):
+        recipe(SMALL["chains"], "grpo", samples=4, rollout={"samples": 4, "refill_by": "reward"})
+
+
+def test_a_run_from_before_refill_by_compares_rewards() -> None:
+    """Its config.yaml has refills and lacks refill_by: it resumes as it began."""
+    made = recipe(SMALL["chains"], "grpo", rollout={"prompts": 8, "samples": 4, "refills": 2})
+    assert made.rollout.refill_by == "auto"
+    written = {"version": "0.2.0", **made.as_dict()}
+    assert parse_recipe(written).rollout.refill_by == "auto"
+    del written["rollout"]["refill_by"]
+    assert parse_recipe(written).rollout.refill_by == "reward"
+    written["rollout"]["refills"] = 0
+    assert parse_recipe(written).rollout.refill_by == "auto"
 
 
 def test_joined_batches_by_hand() -> None:
@@ -135,31 +223,103 @@ def test_refills_need_groups(rollout: dict[str, Any]) -> None:
         recipe(SMALL["chains"], algorithm, rollout={"prompts": 8, "refills": 2, **rollout})
 
 
-def test_truncated_responses_have_no_gradient() -> None:
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    rollouts = Rollouts.from_columns(
+def with_truncated(lengths: Sequence[int], truncated: Sequence[bool]) -> Rollouts:
+    """Random responses of two prompts, some of them truncated, with every column."""
+    draw = torch.Generator().manual_seed(3)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+    def column() -> torch.Tensor:
+        return torch.rand(mask.shape, generator=draw, dtype=torch.float64)
+
+    return Rollouts.from_columns(
         mask,
-        logp_old=torch.full((2, 3), -1.0),
-        logp_sampler=torch.full((2, 3), -1.2),
-        reward=torch.tensor([0.0, 1.0]),
-        group=torch.tensor([0, 0]),
-        truncated=torch.tensor([True, False]),
+        logp_old=-column(),
+        logp_sampler=-column(),
+        logp_ref=-column(),
+        entropy=column(),
+        value=column(),
+        reward=torch.tensor([float(x % 3 == 0) for x in range(len(lengths))], dtype=torch.float64),
+        group=torch.arange(len(lengths)) // (len(lengths) // 2),
+        truncated=torch.tensor(truncated),
     )
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        make_algorithm("grpo", kl=0.1),
+        make_algorithm("grpo_verl", kl=0.1),
+        make_algorithm("dr_grpo", max_tokens=8, kl=0.1),
+        make_algorithm("dapo").with_entropy_bonus(0.1),
+        make_algorithm("gmpo", kl=0.1),
+        make_algorithm("vineppo", kl=0.1, partition={"name": "fixed", "size": 2}),
+        make_algorithm("sapo", kl=0.1),
+    ],
+    ids=lambda x: type(x.credit).__name__ + type(x.reduce).__name__,
+)
+def test_a_mini_batch_loses_its_truncated_responses(algorithm: Any) -> None:
+    """Loss, KL, entropy bonus, denominators and metrics are those of the other responses.
+
+    The advantages are computed before, among all responses, and the critic learns from all.
+    """
+    rollouts = with_truncated([3, 6, 2, 6, 4, 5], [False, True, False, True, False, False])
+    finished = (~rollouts.truncated).nonzero().flatten()
+    values = lambda _, segments, *__: torch.rand(segments.mask.shape, dtype=torch.float64)  # noqa: E731
+    torch.manual_seed(0)
+    batch = algorithm.prepare(rollouts, values)
+    draw = torch.Generator().manual_seed(4)
+    shift = 0.3 * torch.rand(rollouts.mask.shape, generator=draw, dtype=torch.float64)
+    found = []
+    for made, rows in (
+        (algorithm.minibatch(without_truncated(batch)), torch.arange(6)),
+        (algorithm.minibatch(batch.select(finished)), finished),
+    ):
+        logp = (rollouts.logp_old + shift)[rows].requires_grad_()
+        loss = algorithm.loss(Outputs(logp, rollouts.value[rows], rollouts.entropy[rows]), made)
+        loss.policy.backward()
+        found.append((loss, logp.grad))
+    (masked, grad), (alone, expected) = found
+    assert (grad[rollouts.truncated] == 0).all()
+    torch.testing.assert_close(grad[finished], expected)
+    for name in masked.metrics.keys() - {"value_loss"}:
+        torch.testing.assert_close(masked.metrics[name], alone.metrics[name])
+    if masked.value is not None:
+        whole = algorithm.minibatch(batch)
+        value = algorithm.loss(Outputs(rollouts.logp_old + shift, rollouts.value), whole).value
+        assert torch.equal(masked.value, value)
+
+
+def test_a_mini_batch_of_truncated_responses_has_no_gradient() -> None:
+    for name in ("grpo", "dr_grpo", "dapo", "sapo_authors"):
+        algorithm = make_algorithm(name)
+        rollouts = with_truncated([3, 4], [True, True]).replace(group=torch.tensor([0, 0]))
+        logp = rollouts.logp_old.clone().requires_grad_()
+        batch = algorithm.minibatch(without_truncated(algorithm.prepare(rollouts)))
+        loss = algorithm.loss(Outputs(logp, rollouts.value), batch)
+        loss.policy.backward()
+        assert (logp.grad == 0).all()
+        assert all(x.isfinite() for x in loss.metrics.values())
+
+
+def test_masked_and_weighted() -> None:
+    """The second response is worth twice as much alone, and its tokens have the weight e^.2."""
+    rollouts = with_truncated([3, 2], [True, False]).replace(group=torch.tensor([0, 0]))
+    rollouts = rollouts.replace(logp_sampler=rollouts.logp_old - 0.2)
     algorithm = make_algorithm("grpo", kl=0.0)
-    found = {}
+    grad = {}
     for name in ("all", "masked", "both"):
         batch = algorithm.prepare(rollouts)
         if name != "all":
             batch = without_truncated(batch)
-        if name == "both":  # masks and importance weights multiply
+        if name == "both":
             batch, _ = weighted(batch, 10.0)
         logp = rollouts.logp_old.clone().requires_grad_()
         algorithm.loss(Outputs(logp), algorithm.minibatch(batch)).policy.backward()
-        found[name] = logp.grad
-    assert (found["all"][0] != 0).all()
-    assert (found["masked"][0] == 0).all()
-    assert torch.equal(found["masked"][1], found["all"][1])
-    assert torch.allclose(found["both"], found["masked"] * torch.exp(torch.tensor(0.2)))
+        grad[name] = logp.grad
+    assert (grad["all"][0] != 0).all()
+    assert (grad["masked"][0] == 0).all()
+    torch.testing.assert_close(grad["masked"][1], 2 * grad["all"][1])
+    torch.testing.assert_close(grad["both"], grad["masked"] * 1.2214027581601699)
 
 
 def test_mask_truncated_is_for_methods_with_credit() -> None:
