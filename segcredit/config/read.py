@@ -70,8 +70,6 @@ def parse_recipe(
         algorithm: Object that replaces the method that the settings name.
     """
     notes = {key: settings.get(key) for key in (VERSION, GIVEN_IN_PYTHON)}
-    if notes[VERSION] is not None:
-        settings = _as_written(settings)
     given = notes[GIVEN_IN_PYTHON]
     lost = isinstance(given, dict | list) and "algorithm" in given  # an object of a past run
     context = {"algorithm": algorithm} if lost or algorithm is not None else None
@@ -88,21 +86,6 @@ def parse_recipe(
                 f"{__version__}: upgrade segcredit. Settings unknown to this version:"
             )
         raise RecipeError("\n  ".join([f"{source}: {title}", *mistakes])) from None
-
-
-def _as_written(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fill in settings that a run's config.yaml lacks because it is older, with what it computed.
-
-    Their defaults differ from what the run did, and it must resume unchanged.
-    """
-    rollout = settings.get("rollout")
-    if isinstance(rollout, dict) and rollout.get("refills") and "refill_by" not in rollout:
-        settings = {**settings, "rollout": {**rollout, "refill_by": "reward"}}
-    method = settings.get("algorithm")
-    made = {"name": method} if isinstance(method, str) else method
-    if isinstance(made, dict) and made.get("name") == "dr_grpo" and "max_tokens" not in made:
-        settings = {**settings, "algorithm": {**made, "max_tokens": 3000}}
-    return settings
 
 
 def _numbers(version: Any) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """The settings of a run. Each field is described below it; unknown keys are refused."""
 
+from inspect import signature
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from segcredit.algorithms import make_algorithm
+from segcredit.algorithms import ALGORITHMS, make_algorithm
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config.checks import method_problems, recipe_problems
 from segcredit.data.worlds import make_world
@@ -570,8 +571,11 @@ class Recipe(Settings):
         return source == "recompute" or (source == "auto" and not exact)
 
     def make_algorithm(self) -> Algorithm:
-        """Make the method from its name and settings, with the bonus of ``update.entropy_coef``."""
-        return self.with_bonus(algorithm_of(self.algorithm))
+        """Make the method from its name and settings, with the bonus of ``update.entropy_coef``.
+
+        A method that takes ``max_tokens``, as Dr. GRPO, gets the run's limit unless it is set.
+        """
+        return self.with_bonus(algorithm_of(self.algorithm, self.rollout.max_tokens))
 
     def with_bonus(self, algorithm: Algorithm) -> Algorithm:
         """Add the bonus of ``update.entropy_coef``; other methods are refused by the checks."""
@@ -599,27 +603,6 @@ class Recipe(Settings):
         except TypeError as error:
             raise ValueError(f"a setting of {spec!r} has the wrong type: {error}") from None
         return spec
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_length(cls, settings: Any) -> Any:
-        """Divide Dr. GRPO's sums by the run's length limit, unless the recipe sets a constant.
-
-        config.yaml then has the number, so that a resumed run keeps it.
-        """
-        if not isinstance(settings, dict):
-            return settings
-        method, rollout = settings.get("algorithm"), settings.get("rollout", {})
-        made = {"name": method} if isinstance(method, str) else method
-        if not isinstance(made, dict) or made.get("name") != "dr_grpo" or "max_tokens" in made:
-            return settings
-        if isinstance(rollout, dict):
-            limit = rollout.get("max_tokens", RolloutSettings.model_fields["max_tokens"].default)
-        else:
-            limit = getattr(rollout, "max_tokens", None)
-        if not isinstance(limit, int):  # reading rollout.max_tokens reports it
-            return settings
-        return settings | {"algorithm": {**made, "max_tokens": limit}}
 
     @model_validator(mode="after")
     def _settings_agree(self, info: ValidationInfo) -> "Recipe":
@@ -660,9 +643,15 @@ def _without_file(spec: str | dict[str, Any]) -> str | dict[str, Any]:
     return {"name": "exact", "label": label, "weight": settings.get("weight", 1.0)}
 
 
-def algorithm_of(spec: str | dict[str, Any]) -> Algorithm:
-    """Make a method from a name, or from settings with a name; lists become tuples."""
+def algorithm_of(spec: str | dict[str, Any], max_tokens: int | None = None) -> Algorithm:
+    """Make a method from a name, or from settings with a name; lists become tuples.
+
+    Args:
+        max_tokens: The run's response limit, for a method that takes it and does not set it.
+    """
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = str(settings.pop("name"))
     made = {key: tuple(x) if isinstance(x, list) else x for key, x in settings.items()}
+    if max_tokens is not None and "max_tokens" in signature(ALGORITHMS[name]).parameters:
+        made = {"max_tokens": max_tokens} | made
     return make_algorithm(name, **made)

@@ -9,7 +9,7 @@ import torch
 from train.small import SMALL, recipe, run_stage
 
 from segcredit.algorithms import make_algorithm
-from segcredit.config import RecipeError, parse_recipe
+from segcredit.config import RecipeError
 from segcredit.models import Policy
 from segcredit.rewards import MathReward
 from segcredit.rewards.math import soft_length_penalty
@@ -176,18 +176,6 @@ def test_what_must_differ_within_a_group_by_hand() -> None:
 def test_refill_by_needs_refills() -> None:
     with pytest.raises(RecipeError, match=r"refill_by has no effect without rollout\.refills"):
         recipe(SMALL["chains"], "grpo", samples=4, rollout={"samples": 4, "refill_by": "reward"})
-
-
-def test_a_run_from_before_refill_by_compares_rewards() -> None:
-    """Its config.yaml has refills and lacks refill_by: it resumes as it began."""
-    made = recipe(SMALL["chains"], "grpo", rollout={"prompts": 8, "samples": 4, "refills": 2})
-    assert made.rollout.refill_by == "auto"
-    written = {"version": "0.2.0", **made.as_dict()}
-    assert parse_recipe(written).rollout.refill_by == "auto"
-    del written["rollout"]["refill_by"]
-    assert parse_recipe(written).rollout.refill_by == "reward"
-    written["rollout"]["refills"] = 0
-    assert parse_recipe(written).rollout.refill_by == "auto"
 
 
 def test_joined_batches_by_hand() -> None:
