@@ -277,12 +277,11 @@ def test_a_key_may_end_with_the_newline_of_a_file(key: str) -> None:
 
 @each("key", ["sk-hidden\nX: y", "sk-hidden…"])
 def test_a_key_is_in_no_message(key: str) -> None:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(RewardError, match="OPENAI_API_KEY: expected a key of printable") as caught,
-    ):
+    judge = JudgeReward(dead_url(), batch_seconds=5)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", key)
-        JudgeReward(dead_url(), batch_seconds=5)(SOME[:1])
+        with pytest.raises(RewardError, match="KEY: expected a key of printable ASCII") as caught:
+            judge(SOME[:1])
     assert "hidden" not in str(caught.value)
 
 
