@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ GRACE = 1.0
 """Seconds after the deadline until which requests report why they failed."""
 MAX_REPLY = 2**20
 """Maximum number of bytes of a reply."""
+_WHY = 200
+"""Maximum number of characters of a server's explanation."""
 OPENAI_KEY = "OPENAI_API_KEY"
 """Environment variable with the key of an OpenAI-compatible server."""
 
@@ -69,17 +72,26 @@ class Client:
                 with _OPENER.open(request, timeout=min(self.timeout, left)) as reply:
                     return json.loads(_read(reply, min(until, time.monotonic() + self.timeout)))
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it holds the connection
-                last = printable(str(error) or type(error).__name__, 200)
-                if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
-                    last += f" (the key is read from {self.key})"
+                last = self._why(error, key)
                 attempt += 1
                 if attempt == self.attempts or not _temporary(error):
                     raise NoReplyError(last) from None
             pause = min(PAUSE * 2.0 ** min(attempt - 1, 20), MAX_PAUSE)
             time.sleep(max(0.0, min(pause, until - time.monotonic())))
         raise NoReplyError(f"no reply in time; the last attempt: {last}")
+
+    def _why(self, error: Exception, key: str) -> str:
+        """Describe a failure on one line, with the server's explanation but without the key."""
+        text = str(error) or type(error).__name__
+        if isinstance(error, urllib.error.HTTPError):
+            if error.code in (401, 403):
+                text += f" (the key is read from {self.key})"
+            else:
+                with suppress(OSError, http.client.HTTPException):
+                    # more than is kept, so that no part of a key is left at the end
+                    text += f" {error.read(2**12).decode(errors='replace')}"
+            error.close()  # it holds the connection
+        return printable((text.replace(key, "…") if key else text).strip(), _WHY)
 
     def first_model(self, until: float) -> str:
         """Return the first model of an OpenAI-compatible server."""

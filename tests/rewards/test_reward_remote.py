@@ -285,6 +285,19 @@ def test_a_key_is_in_no_message(key: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
+def test_the_server_s_explanation_is_quoted_without_the_key() -> None:
+    said_by_server = b"no model 'm'\nfor sk-hidden" + b"!" * 125 + b" sk-hidden" * 99
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving(lambda *_: (404, said_by_server)) as (url, _),
+    ):
+        patch.setenv("OPENAI_API_KEY", "sk-hidden")
+        with pytest.raises(RewardError, match="404: Not Found no model 'm'↵for …!!!") as caught:
+            JudgeReward(url, "m")(SOME)
+    assert "sk-" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
 def test_a_refused_key_is_named() -> None:
     with (
         serving(lambda *_: (401, b"")) as (url, _),
