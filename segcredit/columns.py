@@ -200,8 +200,11 @@ class ImageKL(Column):
     """Probability with which a patch is black; 1: the whole image."""
 
     def __post_init__(self) -> None:
-        if self.patch < 1:
-            raise ValueError(f"patch must be at least 1 pixel; got {self.patch}. VPPO uses 14.")
+        if isinstance(self.patch, bool) or not isinstance(self.patch, int) or self.patch < 1:
+            raise ValueError(
+                f"patch must be a whole number of pixels, at least 1; got {self.patch!r}. VPPO "
+                f"uses 14."
+            )
         if not 0.0 < self.probability <= 1.0:
             raise ValueError(
                 f"probability must be in (0, 1]; got {self.probability}. VPPO hides half of the "

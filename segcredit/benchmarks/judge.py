@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-from segcredit.printable import printable, shown
-from segcredit.rewards.client import Client, NoReplyError
+from segcredit.printable import printable
+from segcredit.rewards.client import Client, NoReplyError, ask_all, require_url
 
 ATTEMPTS = 4
 """Attempts per request, while the server is busy, restarts or drops the connection."""
@@ -28,11 +28,7 @@ class Judge:
     """Maximum number of seconds for all prompts of one call."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"--judge must be the URL of an OpenAI-compatible server, such as "
-                f"http://localhost:8000/v1; got {shown(self.url)}."
-            )
+        require_url("--judge", self.url, "http://localhost:8000/v1")
 
     def check(self) -> None:
         """Raise ValueError unless the server can be reached."""
@@ -44,11 +40,10 @@ class Judge:
             return []
         until = time.monotonic() + self.seconds
         model = self._model(until)
-        pool = ThreadPoolExecutor(THREADS)
-        try:
-            return list(pool.map(lambda prompt: self._ask(model, prompt, until), prompts))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        replies = ask_all([partial(self._ask, model, x, until) for x in prompts], THREADS, until)
+        if late := [x for x in replies if isinstance(x, NoReplyError)]:
+            raise self._problem(late[0])
+        return [x for x in replies if isinstance(x, str)]
 
     @property
     def _client(self) -> Client:

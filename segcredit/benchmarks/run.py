@@ -251,7 +251,7 @@ def _answer_all(
     ]
     try:
         policy, longest = load_policy(
-            found.source, recipe, template, settings.family, asked, sampling.max_tokens
+            found.source, recipe, template, settings.family, asked, sampling
         )
     except BadRows as error:
         raise BadRows(error.bad, "Choose another model, or other sets: --sets NAME") from None

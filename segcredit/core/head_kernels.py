@@ -94,18 +94,19 @@ def numbers(
     """Compute for each row the token's scaled logit, log Σ exp and the entropy."""
     rows, width = logits.shape
     found = [torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
-    _numbers[(rows,)](
-        logits,
-        tokens,
-        banned if banned is not None else tokens,
-        *found,
-        width,
-        logits.stride(0),
-        1.0 / temperature,
-        HAS_BANNED=banned is not None,
-        BLOCK=BLOCK,
-        num_warps=8,
-    )
+    with torch.cuda.device_of(logits):
+        _numbers[(rows,)](
+            logits,
+            tokens,
+            banned if banned is not None else tokens,
+            *found,
+            width,
+            logits.stride(0),
+            1.0 / temperature,
+            HAS_BANNED=banned is not None,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
     return found[0], found[1], found[2]
 
 
@@ -121,21 +122,22 @@ def slope_in_place(
 ) -> Tensor:
     """Compute the gradient with respect to the logits, in place."""
     rows, width = logits.shape
-    _slope[(rows, triton.cdiv(width, BLOCK))](
-        logits,
-        tokens,
-        normalizer,
-        entropy,
-        to_logp.float().contiguous(),
-        to_entropy.float().contiguous(),
-        banned if banned is not None else tokens,
-        width,
-        logits.stride(0),
-        1.0 / temperature,
-        HAS_BANNED=banned is not None,
-        BLOCK=BLOCK,
-        num_warps=8,
-    )
+    with torch.cuda.device_of(logits):
+        _slope[(rows, triton.cdiv(width, BLOCK))](
+            logits,
+            tokens,
+            normalizer,
+            entropy,
+            to_logp.float().contiguous(),
+            to_entropy.float().contiguous(),
+            banned if banned is not None else tokens,
+            width,
+            logits.stride(0),
+            1.0 / temperature,
+            HAS_BANNED=banned is not None,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
     return logits
 
 

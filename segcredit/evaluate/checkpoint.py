@@ -24,7 +24,7 @@ from segcredit.models.loading import (
     require_window,
 )
 from segcredit.models.template import BrokenTemplate, LimitedChat, check_questions, check_template
-from segcredit.printable import printable
+from segcredit.printable import printable, shown
 from segcredit.registry import resolve_files
 from segcredit.rewards import compares_answers, functions_in, make_reward
 from segcredit.rollout import engine_problem, make_engine
@@ -163,9 +163,7 @@ def evaluate_checkpoint(
         function.check_signature(asked)
     sampling = sampling_settings(recipe, max_tokens, temperature, top_p, stop)
     settings = rollout_settings(recipe, engine, sampling)
-    policy, longest = load_policy(
-        found.source, recipe, template, family, asked, sampling.max_tokens
-    )
+    policy, longest = load_policy(found.source, recipe, template, family, asked, sampling)
     rollout_engine = make_engine(settings.engine, policy, settings.engine_settings(longest))
     try:
         measured = evaluate(
@@ -272,6 +270,11 @@ def sampling_settings(
     stop: Sequence[str] | None = None,
 ) -> Sampling:
     """Return the given settings; the defaults are those of the run's own evaluations."""
+    if isinstance(stop, str):
+        raise ValueError(
+            f"stop must be a list of strings; got the single string {shown(stop)}, of which each "
+            f"character would end a response. Pass stop=[…]."
+        )
     usual = Sampling(MAX_TOKENS) if recipe is None else recipe.evaluation_sampling
     return Sampling(
         max_tokens or usual.max_tokens,
@@ -298,7 +301,7 @@ def load_policy(
     template: str | None,
     family: str | None,
     asked: Sequence[Prompt],
-    max_tokens: int,
+    sampling: Sampling,
 ) -> tuple[Policy, int]:
     """Check that the model can process every prompt, then load the policy.
 
@@ -316,7 +319,8 @@ def load_policy(
     place, config = load_config(source, trusted, family)
     codec = load_codec(place, config, trusted, template, family)
     codec.require_template()  # before the weights are read
-    longest = _check_readable(codec, asked, context_window(config), max_tokens)
+    codec.check_stop(sampling.stop, "stop")
+    longest = _check_readable(codec, asked, context_window(config), sampling.max_tokens)
     policy = Policy.from_pretrained(source, dtype, trusted, template, family)
     if torch.cuda.is_available():
         policy.model.to("cuda")

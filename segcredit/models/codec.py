@@ -20,7 +20,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from segcredit.models.families import PIXELS, Family, VisionFamily, find_family
 from segcredit.models.images import image_size, open_image
 from segcredit.models.template import BrokenTemplate, Messages, fill_template
-from segcredit.printable import printable
+from segcredit.printable import printable, shown
 from segcredit.types import Prompt
 
 MARK = "<image>"
@@ -158,12 +158,32 @@ class Codec:
         _, found, after = text.partition(answered["content"])
         if not found or self.tokenizer.chat_template is None:
             return None
-        special = {
-            x.content: n for n, x in self.tokenizer.added_tokens_decoder.items() if x.special
-        }
-        after = after.lstrip()
+        special, after = self._special_tokens, after.lstrip()
         names = [name for name in special if after.startswith(name)]
         return special[max(names, key=len)] if names else None
+
+    def check_stop(self, strings: Sequence[str], setting: str) -> None:
+        """Raise ValueError for a stop string with a special token, which no decoded text contains.
+
+        Args:
+            setting: Name of the setting, for the message.
+        """
+        for text in strings:
+            found = [name for name in self._special_tokens if name in text]
+            if found:
+                token = max(found, key=len)
+                raise ValueError(
+                    f"{setting}: expected text of a response, which has no special tokens; got "
+                    f"{shown(text)}, where {token!r} is one. Remove it, or put its id "
+                    f"{self._special_tokens[token]} into eos_token_id in the model's "
+                    f"generation_config.json: responses end at the tokens there."
+                )
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by their text."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {x.content: n for n, x in added if x.special and x.content}
 
     def require_template(self) -> None:
         """Raise ValueError for a tokenizer without a chat template, if no template was given."""

@@ -32,8 +32,12 @@ CountRule = Callable[[Tensor, float], Tensor]
 
 def exact_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
     """⌈T · fraction⌉ in integers. In floating point, 100 · 0.55 is 55.000000000000007 → 56."""
-    exact = Fraction(str(float(fraction))).limit_denominator(1_000_000)
+    exact = _exact(fraction)
     return (length * exact.numerator + (exact.denominator - 1)) // exact.denominator
+
+
+def _exact(fraction: float) -> Fraction:
+    return Fraction(str(float(fraction))).limit_denominator(1_000_000)
 
 
 def float_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
@@ -114,7 +118,7 @@ def highest_in_batch(
     ordered = entropy[mask].sort().values
     if not len(ordered):
         return mask
-    return mask & (entropy >= ordered[math.ceil((1 - fraction) * (len(ordered) - 1))])
+    return mask & (entropy >= ordered[math.ceil((1 - _exact(fraction)) * (len(ordered) - 1))])
 
 
 @lru_cache(maxsize=64)

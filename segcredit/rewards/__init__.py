@@ -86,7 +86,11 @@ def make_reward(
         return spec
     if callable(spec):
         return CustomReward(spec)
-    assert isinstance(spec, str | Mapping)
+    if not isinstance(spec, str | Mapping):
+        raise ValueError(
+            f"a reward is a name, a name with settings, a function or a reward object; got "
+            f"{spec!r}. Pass for example reward='math'."
+        )
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = settings.pop("name", None)
     if not isinstance(name, str):
@@ -130,7 +134,8 @@ def _weighted(specs: Sequence[Any], weights: Sequence[float] | None) -> Weighted
         label = _label(rest) if label is None else label
         if not isinstance(label, str) or not LABEL.fullmatch(label):
             raise ValueError(
-                f"the label of a reward has letters, digits, '_', '.' and '-'; got {label!r}."
+                f"the label of a reward has letters, digits, '_', '.' and '-'; got {label!r}. Set "
+                f"another one: {{name: …, label: …}}."
             )
         if label in made:
             raise ValueError(
@@ -142,7 +147,7 @@ def _weighted(specs: Sequence[Any], weights: Sequence[float] | None) -> Weighted
     return WeightedRewards(made, known)
 
 
-LABEL = re.compile(r"[A-Za-z0-9_.-]+")
+LABEL = re.compile(r"[\w.-]+")
 """Allowed labels of rewards; a label is part of a metric's name."""
 
 
@@ -152,7 +157,7 @@ def _label(spec: Any) -> str:
     if isinstance(name, str):
         return name.rpartition(":")[2]
     own = getattr(name, "__name__", type(name).__name__)
-    return re.sub(r"[^A-Za-z0-9_.-]", "", str(own)) or "function"
+    return re.sub(r"[^\w.-]", "", str(own)) or "function"
 
 
 def parts_of(reward: object) -> Iterator[object]:

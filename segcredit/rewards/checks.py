@@ -111,7 +111,7 @@ def require_extract(extract: object, known: Sequence[str]) -> None:
 def require_weight(name: str, x: float) -> None:
     """Raise ValueError unless x is a finite number and at least 0."""
     if not _is_number(x) or x < 0:
-        raise ValueError(f"{name} is a weight: a finite number, at least 0; got {x!r}.")
+        raise ValueError(f"{name} must be a finite number, at least 0; got {x!r}.")
 
 
 def require_seconds(name: str, x: float) -> None:

@@ -3,16 +3,21 @@
 import http.client
 import json
 import os
+import re
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from segcredit.printable import printable, shown
+from segcredit.rewards.checks import RewardError
 
 T = TypeVar("T")
 
@@ -22,6 +27,8 @@ GRACE = 1.0
 """Seconds after the deadline until which requests report why they failed."""
 MAX_REPLY = 2**20
 """Maximum number of bytes of a reply."""
+_WHY = 200
+"""Maximum number of characters of a server's explanation."""
 OPENAI_KEY = "OPENAI_API_KEY"
 """Environment variable with the key of an OpenAI-compatible server."""
 
@@ -54,7 +61,7 @@ class Client:
             NoReplyError: There was no reply, or it is no JSON.
         """
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.key):
+        if key := _key(self.key):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         address = f"{self.url.rstrip('/')}/{path}" if path else self.url
@@ -65,15 +72,26 @@ class Client:
                 with _OPENER.open(request, timeout=min(self.timeout, left)) as reply:
                     return json.loads(_read(reply, min(until, time.monotonic() + self.timeout)))
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it holds the connection
-                last = printable(str(error) or type(error).__name__, 200)
+                last = self._why(error, key)
                 attempt += 1
                 if attempt == self.attempts or not _temporary(error):
                     raise NoReplyError(last) from None
             pause = min(PAUSE * 2.0 ** min(attempt - 1, 20), MAX_PAUSE)
             time.sleep(max(0.0, min(pause, until - time.monotonic())))
         raise NoReplyError(f"no reply in time; the last attempt: {last}")
+
+    def _why(self, error: Exception, key: str) -> str:
+        """Describe a failure on one line, with the server's explanation but without the key."""
+        text = str(error) or type(error).__name__
+        if isinstance(error, urllib.error.HTTPError):
+            if error.code in (401, 403):
+                text += f" (the key is read from {self.key})"
+            else:
+                with suppress(OSError, http.client.HTTPException):
+                    # more than is kept, so that no part of a key is left at the end
+                    text += f" {error.read(2**12).decode(errors='replace')}"
+            error.close()  # it holds the connection
+        return printable((text.replace(key, "…") if key else text).strip(), _WHY)
 
     def first_model(self, until: float) -> str:
         """Return the first model of an OpenAI-compatible server."""
@@ -105,15 +123,22 @@ class Client:
 
 def require_url(owner: str, url: object, example: str) -> None:
     """Raise ValueError unless this is a URL of a server, without a password in it."""
-    parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+    text = url if isinstance(url, str) else ""
+    user, _, host = re.sub(r"^\w+://", "", text).partition("/")[0].rpartition("@")
+    if user:  # first, since the other message quotes the URL
         raise ValueError(
-            f"{owner} needs the URL of a server, such as {example}; got {shown(url)}. Set url."
+            f"{owner}: expected a url without a password, since the url is saved; got one for "
+            f"{printable(host, 200)}. Pass a key by its environment variable."
         )
-    if parts.username is not None or parts.password is not None:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half of an IPv6 address
+        usable = False
+    if not (usable and text.isascii() and text.isprintable() and " " not in text):
         raise ValueError(
-            f"{owner}: expected a url without a password, since config.yaml would hold it; got one "
-            f"for {parts.hostname}. Pass a key by its environment variable."
+            f"{owner} needs the URL of a server, such as {example}; got {shown(url)}. Correct the "
+            f"URL."
         )
 
 
@@ -122,26 +147,42 @@ def ask_all(
 ) -> "list[T | NoReplyError]":
     """Make several calls at the same time; those that fail, or are late, give a NoReplyError.
 
-    Returns soon after the deadline, by the monotonic clock, at which requests end by themselves.
+    Any other exception ends all calls. Returns soon after the deadline, by the monotonic clock, at
+    which requests end by themselves, except from a server that sends its headers slowly: such a
+    thread is abandoned, and does not keep the interpreter from exiting.
     """
-    if not calls:
-        return []
-    pool = ThreadPoolExecutor(workers)
+    found: list[T | NoReplyError] = [NoReplyError("no reply in time")] * len(calls)
+    waiting = deque(enumerate(calls))
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def work() -> None:
+        problem: BaseException | None = None
+        while problem is None:
+            try:
+                number, call = waiting.popleft()
+            except IndexError:
+                break
+            try:
+                found[number] = call()
+            except NoReplyError as error:
+                found[number] = error
+            except BaseException as error:
+                problem = error
+        ended.put(problem)
+
+    count = min(workers, len(calls))
+    for _ in range(count):
+        threading.Thread(target=work, name="segcredit request", daemon=True).start()
     try:
-        futures = [pool.submit(call) for call in calls]
-        wait(futures, timeout=max(0.0, until - time.monotonic()) + GRACE)
+        for _ in range(count):
+            problem = ended.get(timeout=max(0.0, until - time.monotonic()) + GRACE)
+            if problem is not None:
+                raise problem
+    except Empty:  # late
+        pass
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    found: list[T | NoReplyError] = []
-    for future in futures:
-        if not future.done() or future.cancelled():
-            found.append(NoReplyError("no reply in time"))
-            continue
-        try:
-            found.append(future.result())
-        except NoReplyError as error:
-            found.append(error)
-    return found
+        waiting.clear()
+    return list(found)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -164,7 +205,23 @@ def _read(reply: Any, until: float) -> bytes:
             raise ValueError(f"a reply of more than {MAX_REPLY} bytes")
         if time.monotonic() > until:
             raise TimeoutError("the reply did not arrive completely in time")
+    if reply.length:  # read1 returns the end of a lost connection like the end of a reply
+        raise http.client.IncompleteRead(b"".join(parts), reply.length)
     return b"".join(parts)
+
+
+def _key(name: str) -> str:
+    """Return the key in an environment variable, without the newline of a file around it.
+
+    http.client quotes a header that it cannot send, so such a key must not reach it.
+    """
+    key = os.environ.get(name, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise RewardError(
+            f"{name}: expected a key of printable ASCII characters; got others (not shown here). "
+            f"Set the environment variable again."
+        )
+    return key
 
 
 def _temporary(error: Exception) -> bool:

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -238,13 +238,15 @@ def read_grades(who: str, name: str, rewards: Any, responses: Sequence[Response]
             responses[0],
         )
     found = [_read_grade(who, name, x, y) for x, y in zip(rewards, responses, strict=True)]
-    known = [x.correct is not None for x in found]
-    if any(known) and not all(known):
+    said = {n: x.correct is not None for n, x in enumerate(found) if x.verdict}
+    if not any(said.values()) and said:
+        return [replace(x, correct=None) for x in found]
+    if silent := [n for n, says in said.items() if not says]:
         _fail(
             who,
-            f"must say 'correct' for all responses or for none; it did for {sum(known)} of "
-            f"{len(known)}, but not",
-            responses[known.index(False)],
+            f"must say 'correct' for all responses or for none; it did for "
+            f"{len(said) - len(silent)} of {len(said)}, but not",
+            responses[silent[0]],
         )
     return found
 

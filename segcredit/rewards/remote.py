@@ -181,7 +181,6 @@ class ServerReward:
             [partial(self._ask, client, x, until) for x in parts], self.workers, until
         )
         _require_any("reward server", self.url, replies, self.batch_seconds)
-        known = [i for i, reply in enumerate(replies) if not isinstance(reply, NoReplyError)]
         graded: list[Reward] = []
         who = f"the reward server {self.url}"
         for reply, part in zip(replies, parts, strict=True):
@@ -190,12 +189,11 @@ class ServerReward:
                 graded += [Reward(0.0, why, verdict=False)] * len(part)
             else:
                 graded += read_grades(who, "server", plain_grades(reply), part)
-        asked = [response for i in known for response in parts[i]]
-        told = [reward for reward in graded if reward.verdict]
-        if len({x.correct is None for x in told}) > 1:
+        said = [x.correct is not None for x in graded if x.verdict]
+        if any(said) and not all(said):
             raise RewardError(
-                f"{who} must say 'correct' for all responses or for none; it did for "
-                f"{sum(x.correct is not None for x in told)} of {len(asked)}."
+                f"{who} must say 'correct' for all responses or for none; it did for {sum(said)} "
+                f"of {len(said)}."
             )
         return graded
 

@@ -45,17 +45,16 @@ class WeightedRewards:
 
     def _graded(self, name: str, responses: Sequence[Response]) -> list[Reward]:
         """Call one reward; name it if it fails."""
-        first = responses[0]
-        where = f"prompt {quoted(first.prompt.id)}, response {quoted(first.text)}"
         try:
             found = self.rewards[name](responses)
         except RewardError as error:
             raise RewardError(f"reward {name!r}: {error}") from error
         except Exception as error:
+            first = responses[0]
             raise RewardError(
                 f"the reward {name!r} raised {type(error).__name__}: {printable(str(error), 300)} "
-                f"on {len(responses)} responses, beginning with {where}. Correct it, or remove it "
-                f"from the list of rewards."
+                f"on {len(responses)} responses, beginning with prompt {quoted(first.prompt.id)}, "
+                f"response {quoted(first.text)}. Correct it, or remove it from the list of rewards."
             ) from error
         return require_grades(f"the reward {name!r}", found, responses)
 

@@ -134,6 +134,9 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"top_p must be in (0, 1]; got {sampling.top_p}. For 95 % pass 0.95.")
     if sampling.top_k < 0:
         raise ValueError(f"top_k must be ≥ 0 (0: all tokens); got {sampling.top_k}.")
+    stop: object = sampling.stop
+    if isinstance(stop, str):
+        raise ValueError(f"stop must be a tuple of strings; got {stop!r}. Pass stop=(…,).")
     if not all(sampling.stop):
         raise ValueError(f"a stop string has at least one character; got {sampling.stop}.")
 

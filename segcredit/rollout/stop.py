@@ -11,6 +11,9 @@ Decode = Callable[[list[int]], str]
 MARGIN = 8
 """Tokens of context before the longest possible stop string: the first decoded tokens may lack a
 leading space or the beginning of a character."""
+BAD = "\ufffd"
+"""Character in place of incomplete ones. With byte fallback (Llama 2), all neighboring bytes become
+it, newlines too, until the character is complete."""
 
 
 class StopStrings:
@@ -76,11 +79,17 @@ class StopStrings:
 
     def _first_end(self, context: list[int], new: list[int]) -> int | None:
         """Return the index of the first new token with which the text contains a stop string."""
-        if not self._holds(context + new):
+        if not self._holds(context + new) and BAD not in self.decode(context + new):
             return None
         ends = (n for n in range(len(new)) if self._holds(context + new[: n + 1]))
         return next(ends, None)
 
     def _holds(self, tokens: list[int]) -> bool:
-        text = self.decode(tokens)
-        return any(x in text for x in self.strings)
+        """Whether the text contains a stop string, also if it begins within a character."""
+        for skipped in range(4):
+            text = self.decode(tokens[skipped:])
+            if any(x in text for x in self.strings):
+                return True
+            if BAD not in text:
+                return False
+        return False

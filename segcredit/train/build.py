@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,6 +115,7 @@ def make_plan(
             check = RowCheck(
                 recipe, codec, limited.enter_context(LimitedChat(codec.chat)), window, progress
             )
+            attempt(partial(codec.check_stop, recipe.rollout.stop, "rollout.stop"))
             if found is not None and found[0] is not None:
                 path, config = found[0], found[1]
                 attempt(lambda: _check_end(recipe, path, config, check))

@@ -414,6 +414,8 @@ def test_highest_in_batch_compares_all_responses() -> None:
     mask = torch.tensor([[True, True, True], [True, True, False]])
     for fraction, expected in ((0.01, 1), (0.2, 1), (0.25, 2), (0.5, 3), (1.0, 5)):
         assert highest_in_batch(entropy, mask, fraction).sum() == expected, fraction
+    eleven = torch.arange(11.0)[None]  # 1 - 0.7 is 0.30000000000000004
+    assert highest_in_batch(eleven, torch.ones(1, 11, dtype=torch.bool), 0.7).sum() == 8
     empty = torch.zeros(2, 3, dtype=torch.bool)
     assert not highest_in_batch(entropy, empty, 0.2).any()
     with pytest.raises(ValueError, match=r"For top-20% pass 0\.20"):

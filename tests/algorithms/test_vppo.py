@@ -154,12 +154,14 @@ def test_settings_reach_the_column() -> None:
     assert IMAGE_KL in make_algorithm("vppo").needs
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"fraction": 40}, r"For top-40% pass 0\.40"),
         ({"floor": 1.5}, "floor must be in"),
-        ({"patch": 0}, "patch must be at least 1 pixel; got 0"),
+        ({"patch": 0}, "patch must be a whole number of pixels, at least 1; got 0"),
+        ({"patch": 14.5}, "a whole number of pixels, at least 1; got 14.5"),
         ({"probability": 0.0}, r"probability must be in \(0, 1\]; got 0.0"),
     ],
 )

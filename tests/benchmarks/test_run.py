@@ -263,5 +263,5 @@ def test_a_judge_that_cannot_be_reached_stops_before_sampling(
     with pytest.raises(ValueError, match=r"expected an OpenAI-compatible judge at http://127\.0"):
         answered(model, data, tmp_path, judge="http://127.0.0.1:9/v1")
     assert not (tmp_path / "answers").exists()
-    with pytest.raises(ValueError, match="--judge must be the URL"):
+    with pytest.raises(ValueError, match="--judge needs the URL of a server"):
         answered(model, data, tmp_path, judge="localhost:9")

@@ -156,6 +156,16 @@ def test_a_function_may_say_what_is_correct(tmp_path: Path) -> None:
     assert all(r.correct is None for r in make_reward(lambda level: level)(RESPONSES))
 
 
+def test_a_response_without_a_verdict_may_be_among_plain_numbers() -> None:
+    lost = {"reward": 0.0, "verdict": False}
+    for others, expected in (([1.0, 0.5], None), ([{"reward": 1, "correct": True}] * 2, True)):
+        found = make_reward(lambda completions, x=others, **_: [x[0], lost, x[1]])(
+            [response(text) for text in "abc"]
+        )
+        assert [x.verdict for x in found] == [True, False, True]
+        assert [x.correct for x in found] == [expected, expected and False, expected]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -287,9 +287,9 @@ def test_a_prompt_without_an_answer_is_named(make: type) -> None:
     ("settings", "message"),
     [
         ({"extract": "box"}, "extract must be one of boxed, hash, auto; got 'box'"),
-        ({"accuracy": -1.0}, "accuracy is a weight"),
-        ({"format": float("nan")}, "format is a weight: a finite number"),
-        ({"accuracy": "1"}, "accuracy is a weight.*got '1'"),
+        ({"accuracy": -1.0}, "accuracy must be a finite"),
+        ({"format": float("nan")}, "format must be a finite number"),
+        ({"accuracy": "1"}, "accuracy must be a finite .*got '1'"),
         ({"length_penalty": "paper"}, "None, 'authors' or 'soft'; got 'paper'"),
         ({"deadline": 0.0}, "deadline must be a positive number of seconds"),
         ({"workers": 0}, "workers must be a whole number"),

@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -214,6 +216,96 @@ def test_an_answer_that_drips_is_ended() -> None:
     listener.close()
 
 
+def test_a_reply_that_breaks_off_is_asked_for_again() -> None:
+    body = said("Score: 1")[1]
+    asked = iter(range(100))
+
+    def answer(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as request:
+            size = 0
+            while (line := request.readline().lower()).strip():
+                size = int(line[15:]) if line.startswith(b"content-length:") else size
+            request.read(size)
+            end = len(body) if next(asked) else 20
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+            connection.sendall(body[:end])
+
+    def serve() -> None:
+        while True:
+            try:
+                answer(listener.accept()[0])
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        rewards = JudgeReward(url, "m", batch_seconds=10)(SOME[:2])
+        listener.shutdown(socket.SHUT_RDWR)
+    assert [x.value for x in rewards] == [1.0, 1.0]
+    assert next(asked) == 3
+
+
+HANGS = """
+import threading, time
+from segcredit.rewards.client import ask_all
+
+print(ask_all([lambda: time.sleep(60)] * 3, 2, time.monotonic() - 0.9))
+print(ask_all([lambda: 1, lambda: 1 / 0, lambda: 2], 1, time.monotonic() + 9))
+"""
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
+    """A server that sends its headers byte by byte never runs into the limit of its socket."""
+    ran = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert ran.stdout.count("no reply in time") == 3
+    assert ran.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+@each("key", ["sk-hidden\n", " sk-hidden\r\n"])
+def test_a_key_may_end_with_the_newline_of_a_file(key: str) -> None:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving(lambda *_: said("Score: 1")) as (url, seen),
+    ):
+        patch.setenv("OPENAI_API_KEY", key)
+        JudgeReward(url, "m")(SOME[:1])
+    assert seen.headers[0]["Authorization"] == "Bearer sk-hidden"
+
+
+@each("key", ["sk-hidden\nX: y", "sk-hidden…"])
+def test_a_key_is_in_no_message(key: str) -> None:
+    judge = JudgeReward(dead_url(), batch_seconds=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", key)
+        with pytest.raises(RewardError, match="KEY: expected a key of printable ASCII") as caught:
+            judge(SOME[:1])
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_server_s_explanation_is_quoted_without_the_key() -> None:
+    said_by_server = b"no model 'm'\nfor sk-hidden" + b"!" * 125 + b" sk-hidden" * 99
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving(lambda *_: (404, said_by_server)) as (url, _),
+    ):
+        patch.setenv("OPENAI_API_KEY", "sk-hidden")
+        with pytest.raises(RewardError, match="404: Not Found no model 'm'↵for …!!!") as caught:
+            JudgeReward(url, "m")(SOME)
+    assert "sk-" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_refused_key_is_named() -> None:
+    with (
+        serving(lambda *_: (401, b"")) as (url, _),
+        pytest.raises(RewardError, match=r"Unauthorized \(the key is read from OPENAI_API_KEY\)"),
+    ):
+        JudgeReward(url, "m")(SOME)
+
+
 def test_a_dead_server_stops_the_run_instead_of_teaching_zeros() -> None:
     url = dead_url()
     for model in (None, "m"):
@@ -335,6 +427,10 @@ def test_a_request_without_a_reply_is_no_verdict(bad: tuple[int, bytes]) -> None
         ({"name": "judge", "url": "localhost:8000"}, "needs the URL of a server"),
         ({"name": "judge", "url": "file:///etc/passwd"}, "needs the URL of a server"),
         ({"name": "server", "url": 5}, "the reward server needs the URL of a server"),
+        ({"name": "judge", "url": "http://[::1"}, "needs the URL of a server"),
+        ({"name": "judge", "url": "http://a:80b/v1"}, "needs the URL of a server"),
+        ({"name": "judge", "url": "http://a b/v1"}, "needs the URL of a server"),
+        ({"name": "judge", "url": "http://a/漢"}, "needs the URL of a server"),
         ({"name": "server", "url": "http://a:b@c/"}, "expected a url without a password"),
         ({"name": "judge", "url": "http://a", "prompt": "Grade it"}, "contains {response}"),
         ({"name": "judge", "url": "http://a", "highest": 0}, "highest must be a number above 0"),
@@ -352,9 +448,12 @@ def test_mistakes_are_found_before_training(spec: Any, message: str) -> None:
         parse_recipe(changed(reward=spec))
 
 
-def test_a_password_is_not_repeated() -> None:
-    with pytest.raises(ValueError, match="password") as caught:
-        make_reward({"name": "server", "url": "http://user:hunter2@host/"})
+@each("url", ["http://u:hunter2@host/", "http://u:hunter2@host:x/", "u:hunter2@host:80/v1"])
+def test_a_password_is_not_repeated(url: str) -> None:
+    with pytest.raises(
+        ValueError, match="a url without a password, since the url is saved; got one for host"
+    ) as caught:
+        make_reward({"name": "server", "url": url})
     assert "hunter2" not in str(caught.value)
 
 

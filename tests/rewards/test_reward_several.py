@@ -152,6 +152,15 @@ def test_an_object_that_raises_is_named(file: str) -> None:
         reward([RIGHT])
 
 
+def test_a_label_may_have_the_letters_of_any_language() -> None:
+    def länge(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    made = make_reward([länge, {"name": "math", "label": "数学"}])
+    assert isinstance(made, WeightedRewards)
+    assert list(made.rewards) == ["länge", "数学"]
+
+
 def test_all_are_closed() -> None:
     both = Fixed(), Fixed()
     make_reward([both[0], ExactReward(), {"name": "math", "label": "m"}]).close()
@@ -171,9 +180,11 @@ def test_what_a_sum_is_made_of(file: str) -> None:
     ("spec", "weights", "message"),
     [
         ([], None, "at least one; got an empty list"),
+        ([5], None, "a reward is a name, a name with settings, a function or .*; got 5"),
+        (None, None, "a reward is a name, a name with settings, a function or .*; got None"),
         (["math", "math"], None, "'math' twice. Set another one: {name: …, label: math_2}"),
-        ([{"name": "math", "weight": -1}], None, "weight of reward 1 is a weight: a finite numb"),
-        ([{"name": "math", "weight": True}], None, "weight of reward 1 is a weight"),
+        ([{"name": "math", "weight": -1}], None, "weight of reward 1 must be a finite numb"),
+        ([{"name": "math", "weight": True}], None, "weight of reward 1 must be a finite"),
         ([{"name": "math", "label": "a b"}], None, "letters, digits, '_', '.' and '-'; got 'a b'"),
         (["math"], [1.0, 2.0], "one number per reward; got 2 for 1"),
         ("math", [1.0], "reward_weights belong to a list of rewards"),
@@ -198,7 +209,7 @@ def test_a_recipe_checks_them_and_overrides_reach_them() -> None:
         ([{"weight": 1}], "expected a name, or settings with a name"),
         ([], "expected a name, or settings with a name"),
         (["exact", {"name": "later.py:exact"}], "'exact' twice"),
-        ([{"name": "later.py:format", "weight": -1}], "weight of reward 1 is a weight"),
+        ([{"name": "later.py:format", "weight": -1}], "weight of reward 1 must be a finite"),
         ([{"name": "math", "deadlin": 2}], "no setting 'deadlin'. Did you mean 'deadline'"),
     ):
         with pytest.raises(RecipeError, match=message):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from segcredit.models import Policy
 from segcredit.models.inputs import as_responses
 from segcredit.rollout import EngineSettings, HFEngine, hf, make_engine, vllm
 from segcredit.rollout import graphs as fixed
-from segcredit.rollout.stop import StopStrings
+from segcredit.rollout.stop import Decode, StopStrings
 from segcredit.types import Rollouts, Sampling
 
 LENGTH = 40
@@ -151,9 +152,17 @@ def utf8(tokens: list[int]) -> str:
     return bytes(tokens).decode(errors="replace")
 
 
-def naive(tokens: Sequence[int], stop: Sequence[str], prefix: int) -> int | None:
+def byte_fallback(tokens: list[int]) -> str:
+    """Decode as tokenizers does with byte fallback: one bad byte spoils all of its neighbors."""
+    try:
+        return bytes(tokens).decode()
+    except UnicodeDecodeError:
+        return "�" * len(tokens)
+
+
+def naive(decode: Decode, tokens: Sequence[int], stop: Sequence[str], prefix: int) -> int | None:
     ends = range(prefix, len(tokens))
-    found = (n for n in ends if any(x in utf8(list(tokens[: n + 1])) for x in stop))
+    found = (n for n in ends if any(x in decode(list(tokens[: n + 1])) for x in stop))
     return next((n - prefix for n in found), None)
 
 
@@ -167,23 +176,24 @@ def naive(tokens: Sequence[int], stop: Sequence[str], prefix: int) -> int | None
         ("no such text", ["漢"]),
         ("first", ["f"]),
         ("😀😀😀end😀", ["😀end", "😀😀😀😀"]),
+        ("😀😀😀😀😀😀😀😀\n\n😀😀", ["\n\n"]),
+        ("漢字\n漢字漢字漢字漢字漢\n\n漢字", ["\n\n"]),
     ],
 )
 def test_strings_of_many_bytes(text: str, stop: list[str]) -> None:
     data = list(text.encode())
-    for prefix in (0, 2):
+    for prefix, decode, every in product((0, 2), (utf8, byte_fallback), (1, 4, 5, 7, 1000)):
         rows = torch.tensor([data[prefix:]])
         before = [torch.tensor(data[:prefix], dtype=torch.long)]
-        expected = naive(data, stop, prefix)
-        for every in (1, 4, 1000):
-            found = StopStrings(stop, utf8, before, rows.device)
-            mask = torch.ones_like(rows, dtype=torch.bool)
-            for done in [*range(every, rows.shape[1], every), rows.shape[1]]:
-                found.check(rows, mask, done)
-            assert found.ends.get(0) == expected
-            assert found.stopped.tolist() == [expected is not None]
-            length = rows.shape[1] if expected is None else expected + 1
-            assert found.cut(mask).sum() == length
+        expected = naive(decode, data, stop, prefix)
+        found = StopStrings(stop, decode, before, rows.device)
+        mask = torch.ones_like(rows, dtype=torch.bool)
+        for done in [*range(every, rows.shape[1], every), rows.shape[1]]:
+            found.check(rows, mask, done)
+        assert found.ends.get(0) == expected
+        assert found.stopped.tolist() == [expected is not None]
+        length = rows.shape[1] if expected is None else expected + 1
+        assert found.cut(mask).sum() == length
 
 
 def test_end_tokens_come_first() -> None:

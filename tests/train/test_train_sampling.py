@@ -15,6 +15,7 @@ from segcredit.data import BadRows, prompts_from_rows
 from segcredit.data.worlds import World, make_world
 from segcredit.evaluate.checkpoint import evaluate_checkpoint, sampling_settings
 from segcredit.models import Policy
+from segcredit.rollout.sampling import check_sampling
 from segcredit.runlog import read_run
 from segcredit.train.health import top_p_warning
 from segcredit.types import Sampling
@@ -90,6 +91,30 @@ def test_evaluations_share_the_stop_strings() -> None:
     assert sampling_settings(recipe, None, 0.6, None) == Sampling(12, 0.6, 1.0, stop=("x",))
     assert sampling_settings(recipe, None, None, None, ["y"]).stop == ("y",)
     assert sampling_settings(None, None, None, None).stop == ()
+
+
+def test_a_stop_string_that_no_text_contains_is_refused(
+    world: World, model: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(world, "train", 4)
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    name = world.tokenizer().eos_token
+    message = rf"stop: expected text of a response, which has no special tokens; got '{name}\.', "
+    settings = {**SETTINGS, "rollout": {"prompts": 2, "max_tokens": 4, "stop": ["1", f"{name}."]}}
+    with pytest.raises(ValueError, match=f"rollout.{message}"):
+        Trainer(model, rows, reward=by_length, algorithm={"name": "ppo"}, **settings).train(
+            tmp_path / "run", progress=False
+        )
+    with pytest.raises(ValueError, match=message):
+        evaluate_checkpoint(str(model), [str(tmp_path / "test.jsonl")], "exact", stop=[f"{name}."])
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_one_stop_string_is_not_a_list_of_characters() -> None:
+    with pytest.raises(ValueError, match=r"got the single string 'END', .*Pass stop=\[…\]"):
+        sampling_settings(None, None, None, None, "END")
+    with pytest.raises(ValueError, match=r"a tuple of strings; got 'END'"):
+        check_sampling(Sampling(4, stop="END"))  # type: ignore[arg-type]
 
 
 def test_no_warning_without_top_p_or_without_training() -> None:
