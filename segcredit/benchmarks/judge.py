@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from segcredit.printable import printable, shown
+from segcredit.benchmarks.server import check_url
+from segcredit.printable import printable
 from segcredit.rewards.client import Client, NoReplyError
 
 ATTEMPTS = 4
@@ -28,47 +29,27 @@ class Judge:
     """Maximum number of seconds for all prompts of one call."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"--judge must be the URL of an OpenAI-compatible server, such as "
-                f"http://localhost:8000/v1; got {shown(self.url)}."
-            )
+        check_url("--judge", self.url)
 
     def check(self) -> None:
-        """Raise ValueError unless the server can be reached."""
-        self._model(time.monotonic() + self.seconds)
+        """Raise ValueError unless the model answers."""
+        self.ask(["Reply with the word OK."])
 
     def ask(self, prompts: Sequence[str]) -> list[str]:
         """Return the greedy reply to each prompt, in order; the first failure ends all requests."""
         if not prompts:
             return []
         until = time.monotonic() + self.seconds
-        model = self._model(until)
+        client = Client(self.url, attempts=ATTEMPTS)
         pool = ThreadPoolExecutor(THREADS)
         try:
-            return list(pool.map(lambda prompt: self._ask(model, prompt, until), prompts))
+            model = client.first_model(until) if self.model is None else self.model
+            return list(pool.map(lambda x: client.chat(model, x, MAX_TOKENS, until), prompts))
+        except NoReplyError as error:
+            raise ValueError(
+                f"expected an OpenAI-compatible judge at {self.url}; got "
+                f"{printable(str(error), 300)}. Start the server (vllm serve MODEL), correct "
+                f"--judge URL, or grade by rules alone: leave --judge out."
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
-
-    @property
-    def _client(self) -> Client:
-        return Client(self.url, attempts=ATTEMPTS)
-
-    def _ask(self, model: str, prompt: str, until: float) -> str:
-        try:
-            return self._client.chat(model, prompt, MAX_TOKENS, until)
-        except NoReplyError as error:
-            raise self._problem(error) from None
-
-    def _model(self, until: float) -> str:
-        try:
-            return self._client.first_model(until) if self.model is None else self.model
-        except NoReplyError as error:
-            raise self._problem(error) from None
-
-    def _problem(self, what: NoReplyError) -> ValueError:
-        return ValueError(
-            f"expected an OpenAI-compatible judge at {self.url}; got {printable(str(what), 300)}. "
-            f"Start the server (vllm serve MODEL), correct --judge URL, or grade by rules alone: "
-            f"leave --judge out."
-        )

@@ -63,7 +63,7 @@ class BenchmarkData:
         for file in self.files or _download(self.layout):
             images = _Images()
             for raw in _read_file(file):
-                yield BenchmarkRow(raw, file.parent, file, images)
+                yield BenchmarkRow(raw, file, images)
 
 
 def _download(layout: Layout) -> list[Path]:
@@ -89,13 +89,17 @@ def _download(layout: Layout) -> list[Path]:
     return files
 
 
+def lmu_folder() -> Path:
+    """Return VLMEvalKit's data folder."""
+    return Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
+
+
 def data_folders(given: str | Path | None) -> list[Path]:
     """Return the folders to search: the given one, then ./data and $LMUData.
 
     Benchmarks may also be in the subfolder ``bench`` of the first two.
     """
-    lmu = Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
-    usual = [Path("data/bench"), Path("data"), lmu]
+    usual = [Path("data/bench"), Path("data"), lmu_folder()]
     if given is not None:
         folder = Path(given).expanduser()
         if not folder.is_dir():
@@ -204,10 +208,9 @@ class BenchmarkRow:
     """One row of a data file; reading a missing or malformed value raises RowError."""
 
     raw: RawRow
-    folder: Path
-    """Folder to which image paths are relative."""
-    file: Path | None = None
-    _images: _Images = field(default_factory=_Images, repr=False)
+    file: Path
+    """Its folder is the one to which image paths are relative."""
+    _images: _Images = field(repr=False)
 
     @property
     def where(self) -> str:
@@ -265,4 +268,4 @@ class BenchmarkRow:
         if isinstance(value, str) and value.startswith("["):
             value = [x.strip(" '\"") for x in value.strip(" []").split(",")]
         values = value if isinstance(value, list | tuple) else [value]
-        return tuple(self._images.load(x, self.folder / folder) for x in values)
+        return tuple(self._images.load(x, self.file.parent / folder) for x in values)

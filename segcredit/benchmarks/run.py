@@ -114,6 +114,25 @@ class Answer:
     judged: bool = False
     """Whether the answer was found by the judge, not by the rules."""
 
+    @classmethod
+    def of(
+        cls, response: Response, grade: Grade, sample: int = 0, judged: bool = False
+    ) -> "Answer":
+        """Combine a response and its grade."""
+        return cls(
+            id=response.prompt.id,
+            sample=sample,
+            response=response.text,
+            num_tokens=response.num_tokens,
+            truncated=response.truncated,
+            answer=grade.answer,
+            expected=response.prompt.answer or "",
+            correct=grade.correct,
+            reason=grade.reason,
+            graded=grade.graded,
+            judged=judged,
+        )
+
 
 @dataclass(frozen=True)
 class SetResult:
@@ -225,7 +244,8 @@ def run_benchmarks(
             _answer_all(found, files, settings, sampling, judge, progress)
         results = {x.benchmark.name: file.result() for x, file in zip(sets, files, strict=True)}
         summary = {name: x.summary() for name, x in results.items()}
-        write_json_atomically(folder / "scores.json", _merged(folder / "scores.json", summary))
+        scores = folder / "scores.json"
+        write_json_atomically(scores, {**read_object(scores), **summary})
     return results
 
 
@@ -308,25 +328,10 @@ def _graded(
             [replace(responses[i], text=reply) for i, reply in found.items()], verifier
         )
         judged = {i: x for i, x in zip(found, again, strict=True) if x.answer is not None}
-    answers = []
-    for number, ((question, sample), response) in enumerate(zip(chunk, responses, strict=True)):
-        grade = judged.get(number, grades[number])
-        answers.append(
-            Answer(
-                id=question.id,
-                sample=sample,
-                response=response.text,
-                num_tokens=response.num_tokens,
-                truncated=response.truncated,
-                answer=grade.answer,
-                expected=question.answer or "",
-                correct=grade.correct,
-                reason=grade.reason,
-                graded=grade.graded,
-                judged=number in judged,
-            )
-        )
-    return answers
+    return [
+        Answer.of(response, judged.get(i, grades[i]), sample, i in judged)
+        for i, ((_, sample), response) in enumerate(zip(chunk, responses, strict=True))
+    ]
 
 
 class _AnswerFile:
@@ -490,8 +495,3 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{named(path)} must contain an object; got {shown(content)}.")
     return content
-
-
-def _merged(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Add the scores of these sets to those on file."""
-    return {**read_object(path), **summary}

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from segcredit.benchmarks.answers import choose
-from segcredit.benchmarks.benchmark import Benchmark, ask
+from segcredit.benchmarks.benchmark import ask
+from segcredit.benchmarks.multiple_choice import MultipleChoice
 from segcredit.benchmarks.readers import BenchmarkRow, Layout
 from segcredit.data import RowError
 from segcredit.types import Prompt
@@ -13,7 +13,7 @@ _OPTION = re.compile(r"(?<![A-Za-z0-9])([A-H])[.．]\s*(?=[^;\s])")
 _KEY = re.compile(r"([23])steps_([123]|multi)")
 
 
-class WeMath(Benchmark):
+class WeMath(MultipleChoice):
     """Score (strict): a problem counts 1 if it and all its steps are right.
 
     It counts ½ if all its steps are right but the problem itself is wrong.
@@ -57,15 +57,6 @@ class WeMath(Benchmark):
             part=found[2],
             steps=int(found[1]),
         )
-
-    def extract(self, text: str, question: Prompt) -> str | None:
-        """Return the letter of the chosen option."""
-        options = question.columns["options"]
-        return choose(text, options, options)
-
-    def compare(self, answer: str, question: Prompt) -> bool:
-        """Compare the letter."""
-        return answer == question.answer
 
     def group(self, question: Prompt) -> str:
         """A problem and its steps."""
