@@ -17,6 +17,7 @@ from segcredit.commands.output import (
     TrustRun,
     exit_codes,
     quiet_libraries,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -153,9 +154,9 @@ def evaluate(
     limit = f"--max-tokens {result.sampling.max_tokens}"
     for warning in (result.warning, truncation_warning(result.truncated, limit)):
         if warning is not None:
-            console.print(warning, style="yellow", markup=False, highlight=False)
+            say(console, warning, "yellow")
     if output is not None:
-        console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"responses  {output}")
 
 
 def _table(result: "Evaluation") -> "Table":
