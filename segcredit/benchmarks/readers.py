@@ -4,6 +4,7 @@ The data is untrusted. Image paths must stay inside the folder of their file, fi
 size limits, and every problem is reported with its file and row.
 """
 
+import ast
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ MAX_JSON = 2**28
 """Maximum size of a JSON file in bytes, which is parsed at once."""
 MAX_TABLE = 2**33
 """Maximum size of a TSV file in bytes, which is kept in memory."""
+MAX_LITERAL = 20_000
+"""Maximum number of characters of a list or dict that a table stores as Python text."""
 MAX_TEXT = 100_000
 """Maximum number of characters in a question, an option or an answer."""
 _REFERENCE = 64
@@ -253,6 +256,13 @@ class BenchmarkRow:
             )
         return text
 
+    def optional(self, *columns: str) -> str | None:
+        """Return a text, or None if the column is missing or empty (pandas writes ``nan``)."""
+        value = self.get(*columns)
+        if value is None or (isinstance(value, str) and value.strip() in ("", "nan")):
+            return None
+        return self.text(*columns)
+
     def images(self, *columns: str, folder: str = "") -> tuple[bytes | Path, ...]:
         """Return the images in the first of these columns that has a value, at least one.
 
@@ -269,3 +279,15 @@ class BenchmarkRow:
             value = [x.strip(" '\"") for x in value.strip(" []").split(",")]
         values = value if isinstance(value, list | tuple) else [value]
         return tuple(self._images.load(x, self.file.parent / folder) for x in values)
+
+
+def literal(text: str) -> Any:
+    """Read a list or dict that a table stores as Python text; code is not run."""
+    if len(text) > MAX_LITERAL:
+        raise RowError(
+            f"expected a list with at most {MAX_LITERAL:,} characters; got {len(text):,}"
+        )
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise RowError(f"expected a list such as ['3', '4']; got {shown(text)}") from None

@@ -416,13 +416,14 @@ def read_result(name: str, work: Path, judged: bool, last_lines: str = "") -> To
             f"{failed} of {len(predictions)} requests of {name} failed.{last_lines}\nRun the same "
             f"command again when the server answers: finished answers are kept."
         )
-    scores = [] if entry.needs_judge and not judged else _score_files(place, entry)
-    for file in scores:
-        return ToolkitResult(predictions, _score(file, entry))
-    reason = problem or "no file with scores"
     if entry.needs_judge and not judged:
         reason = "VLMEvalKit scores this set with a judge only (--judge URL)"
-    return ToolkitResult(predictions, None, reason)
+        return ToolkitResult(predictions, None, reason)
+    tables = [x for x in place.parent.glob(f"{place.stem}*.csv") if x.name.endswith(entry.ending)]
+    if not tables:
+        return ToolkitResult(predictions, None, problem or "no file with scores")
+    newest = max(tables, key=lambda x: x.stat().st_mtime)
+    return ToolkitResult(predictions, _score(newest, entry))
 
 
 def _problem(work: Path, dataset: str) -> str:
@@ -468,12 +469,6 @@ def _rows(place: Path, delimiter: str) -> list[dict[str, str]]:
         raise DriverError(f"{named(place)} cannot be read: {printable(str(error), 200)}.") from None
     finally:
         csv.field_size_limit(limit)
-
-
-def _score_files(place: Path, entry: ToolkitSet) -> list[Path]:
-    """Return the files with scores, the newest first."""
-    found = [x for x in place.parent.glob(f"{place.stem}*.csv") if x.name.endswith(entry.ending)]
-    return sorted(found, key=lambda x: x.stat().st_mtime, reverse=True)
 
 
 def _score(file: Path, entry: ToolkitSet) -> float:

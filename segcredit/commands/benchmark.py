@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcredit.commands.output import (
+    PAPER,
     Engine,
     MaxTokens,
     ModelFamily,
@@ -46,8 +47,6 @@ segcredit benchmark my-model --sets dynamath --data ~/bench --limit 20  [dim]# a
 
 segcredit benchmark runs/sapo --sets logicvista,wemath --driver vlmevalkit
 """
-PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}
-"""Sampling as in Table 7 of the SAPO paper."""
 
 
 class Driver(StrEnum):
@@ -236,7 +235,7 @@ def _run(
     names: Sequence[str],
     data: Path | None,
     folder: Path,
-    settings: Any,
+    settings: "BenchmarkSettings",
     trust_run: bool,
 ) -> "dict[str, dict[str, SetResult]]":
     """Answer all sets with every model; the models' names in the tables are the keys."""
@@ -324,7 +323,7 @@ def _run_driver(
     names: Sequence[str],
     data: Path | None,
     folder: Path,
-    settings: Any,
+    settings: "BenchmarkSettings",
     trust_run: bool,
     serving: _Serving,
 ) -> "tuple[dict[str, dict[str, SetResult]], list[ModelScores]]":

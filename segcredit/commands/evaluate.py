@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcredit.commands.output import (
+    PAPER,
     AllowOutside,
     Engine,
     MaxTokens,
@@ -36,8 +37,6 @@ segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data geo3k --paper
 
 segcredit evaluate my-model --data test.parquet --reward math --json > result.json
 """
-PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "greedy": False, "prompts": None}
-"""Sampling as in Table 7 of the SAPO paper, which does not state the number of samples."""
 
 
 def evaluate(
@@ -145,7 +144,7 @@ def evaluate(
             trust_run=trust_run,
             allow_outside=allow_outside,
             best=best,
-            **(PAPER if paper else {}) | given,
+            **(PAPER | {"greedy": False, "prompts": None} if paper else {}) | given,
         )
     if as_json:
         typer.echo(json.dumps(result.as_dict()))

@@ -60,6 +60,8 @@ ModelFamily = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.", min=0)]
+PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}
+"""Sampling as in Table 7 of the SAPO paper, which does not state the number of samples."""
 
 
 class LastingStream:

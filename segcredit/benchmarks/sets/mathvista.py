@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from segcredit.benchmarks.answers import choose, final_answer, last_sentence, number, numbers
 from segcredit.benchmarks.benchmark import Benchmark, ask
-from segcredit.benchmarks.multiple_choice import lettered, literal, optional
-from segcredit.benchmarks.readers import KEY, BenchmarkRow, Layout
+from segcredit.benchmarks.multiple_choice import lettered
+from segcredit.benchmarks.readers import KEY, BenchmarkRow, Layout, literal
 from segcredit.data import RowError
 from segcredit.printable import shown
 from segcredit.types import Prompt
@@ -61,8 +61,8 @@ class MathVista(Benchmark):
         decimals = _decimals(row, answer)
         metadata = row.get("metadata")
         known = metadata if isinstance(metadata, Mapping) else row.content
-        unit = optional(row, "unit")
-        prompt = optional(row, "query") or row.text("question")
+        unit = row.optional("unit")
+        prompt = row.optional("query") or row.text("question")
         if not prompt.startswith("Hint:"):
             asked = str(row.content["question"])  # with its spaces, which are part of the prompt
             prompt = official_prompt(asked, kind, type_, decimals, unit, options)
@@ -115,7 +115,7 @@ def official_prompt(
 
 def _decimals(row: BenchmarkRow, answer: str) -> int:
     """Return the digits after the point: the precision, or those of the expected answer."""
-    given = optional(row, "precision")
+    given = row.optional("precision")
     if given is None:
         return len(answer.partition(".")[2])
     if given not in ("1", "1.0", "2", "2.0"):
