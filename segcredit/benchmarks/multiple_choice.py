@@ -34,10 +34,7 @@ class MultipleChoice(Benchmark):
         **columns: Any,
     ) -> Prompt:
         """Make the question from its parts; the images are those of the column ``image``."""
-        if answer not in options:
-            raise RowError(
-                f"expected an answer among {', '.join(options) or 'A, B, …'}; got {shown(answer)}"
-            )
+        check_letter(answer, options)
         text = choice_prompt(question, options, row.optional("hint"))
         known = {
             name: row.optional(name, name.replace("-", "_")) or "none" for name in self.categories
@@ -64,6 +61,14 @@ def choice_prompt(question: str, options: Mapping[str, str], hint: str | None = 
         lines += [f"{letter}. {text}" for letter, text in options.items()]
         lines.append("Please select the correct answer from the options above.")
     return "\n".join(lines)
+
+
+def check_letter(answer: str, options: Mapping[str, str]) -> None:
+    """Raise RowError unless the expected answer is the letter of an option."""
+    if answer not in options:
+        raise RowError(
+            f"expected an answer among {', '.join(options) or 'A, B, …'}; got {shown(answer)}"
+        )
 
 
 def letter_columns(row: BenchmarkRow) -> dict[str, str]:

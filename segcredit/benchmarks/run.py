@@ -51,8 +51,6 @@ from segcredit.types import Prompt, Response, RolloutEngine, Sampling
 
 INSTRUCTION = KNOWN["geo3k"].suffix
 """Default instruction: the one of verl's Geometry3K data, on which the paper trains."""
-CHUNK = 128
-"""Default number of responses per chunk."""
 SETTINGS = "settings.json"
 ANSWERS = "answers"
 _DIGESTED = 2**20
@@ -81,7 +79,7 @@ class BenchmarkSettings:
     limit: int | None = None
     """Number of questions of each set; None: all. A group of questions stays complete."""
     seed: int = 0
-    chunk: int = CHUNK
+    chunk: int = 128
     """Responses that are sampled together and lost together if the process is killed."""
     judge: str | None = None
     """URL of an OpenAI-compatible judge for responses in which the rules find no answer."""

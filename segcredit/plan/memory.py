@@ -74,7 +74,7 @@ def over(job: Job) -> list[str]:
 
 def fits(job: Job) -> bool:
     """Whether every phase fits."""
-    return needed(job) <= available(job)
+    return not over(job)
 
 
 def _with_margin(peak: float) -> float:

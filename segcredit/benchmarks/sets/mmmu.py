@@ -9,6 +9,7 @@ from segcredit.benchmarks.answers import Verify, final_answer, last_sentence, ve
 from segcredit.benchmarks.benchmark import Grade, ask
 from segcredit.benchmarks.multiple_choice import (
     MultipleChoice,
+    check_letter,
     choice_prompt,
     letter_columns,
     lettered,
@@ -53,8 +54,8 @@ class MMMU(MultipleChoice):
         else:
             choices = row.content["options"]
             options = lettered(choices) if choices not in ("[]", []) else {}
-        if options and answer not in options:
-            raise RowError(f"expected an answer among {', '.join(options)}; got {shown(answer)}")
+        if options:
+            check_letter(answer, options)
         prompt = choice_prompt(row.text("question"), options, row.optional("hint"))
         text, images = place_images(prompt, self._images(row))
         subject = row.optional("category")

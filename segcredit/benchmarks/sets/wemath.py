@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from segcredit.benchmarks.benchmark import ask
-from segcredit.benchmarks.multiple_choice import MultipleChoice
+from segcredit.benchmarks.multiple_choice import MultipleChoice, check_letter, letter_columns
 from segcredit.benchmarks.readers import BenchmarkRow, Layout
 from segcredit.data import RowError
 from segcredit.types import Prompt
@@ -37,14 +37,10 @@ class WeMath(MultipleChoice):
         found = _KEY.fullmatch(key)
         if found is None:
             raise RowError(f"expected a key such as 2steps_1 or 3steps_multi; got {key!r:.40}")
-        if row.get("option") is None:
-            letters = [x for x in "ABCDEFGH" if row.get(x) is not None]
-            options = {x: row.text(x) for x in letters}
-        else:
-            options = split_options(row.text("option"))
+        one_text = row.get("option") is not None
+        options = split_options(row.text("option")) if one_text else letter_columns(row)
         answer = row.text("answer")
-        if answer not in options:
-            raise RowError(f"expected an answer among {', '.join(options)}; got {answer!r:.40}")
+        check_letter(answer, options)
         listed = "\n".join(f"{letter}. {text}" for letter, text in options.items())
         problem = row.text("ID", "id")
         return ask(
