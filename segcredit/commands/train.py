@@ -180,9 +180,10 @@ def _run(
         return
     if (table := result_table(result)) is not None:
         console.print(table)
+    say(console, f"run     {result.folder}")  # first: the page takes a moment
     curves, page = finish_report(result.folder, complain)
     files = {"curves": curves, "report": page, "model": result.model, "best": result.best}
-    for name, place in ({"run": result.folder} | files).items():
+    for name, place in files.items():
         if place is not None:
             say(console, f"{name:<7} {place}")
 
