@@ -59,15 +59,8 @@ class Trainer(trainer.Trainer):
 
 def _write_report(result: Result) -> Result:
     """Write curves and report page; a failure is a warning and does not fail the finished run."""
-    from segcredit.commands.report import draw_run_curves, write_quick_report
+    from segcredit.commands.report import finish_report
 
     assert result.folder is not None  # rank 0
-    try:
-        draw_run_curves(result.folder)
-    except (OSError, ValueError) as error:
-        warnings.warn(f"the curves could not be drawn: {error}", stacklevel=2)
-    try:
-        return replace(result, report=write_quick_report(result.folder))
-    except (OSError, ValueError) as error:
-        warnings.warn(f"the report could not be written: {error}", stacklevel=2)
-        return result
+    _, page = finish_report(result.folder, warnings.warn)
+    return replace(result, report=page)

@@ -26,7 +26,7 @@ def said(text: str) -> tuple[int, bytes]:
 
 
 @contextmanager
-def serving(reply: Reply) -> Iterator[tuple[str, Asked]]:
+def serving(reply: Reply, port: int = 0) -> Iterator[tuple[str, Asked]]:
     """Run a server; yield its URL and the requests that it received."""
     seen, guard = Asked(), threading.Lock()
 
@@ -68,7 +68,7 @@ def serving(reply: Reply) -> Iterator[tuple[str, Asked]]:
             except (OSError, ValueError):  # a connection that was dropped on purpose
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1", seen

@@ -66,7 +66,7 @@ class Benchmark(ABC):
     judged: ClassVar[bool] = True
     """Whether the original evaluation asks a judge model, so that ``--judge`` applies."""
     categories: ClassVar[tuple[str, ...]] = ()
-    """Columns of the questions whose values get scores of their own."""
+    """Columns of the questions whose values get scores of their own; a list has several."""
 
     @abstractmethod
     def question(self, row: BenchmarkRow) -> Prompt | None:
@@ -105,13 +105,19 @@ class Benchmark(ABC):
         """Collect the verdicts of each category, for ``metrics``."""
         found: dict[str, list[float]] = {}
         for column in self.categories:
-            values = sorted({str(x.columns[column]) for x in questions})
-            for value in values:
+            stored = [x.columns[column] for x in questions]
+            values = [list(map(str, x)) if isinstance(x, list) else [str(x)] for x in stored]
+            for value in sorted({value for each in values for value in each}):
                 found[f"{column}: {value}"] = [
-                    float(mark)
-                    for x, mark in zip(questions, right, strict=True)
-                    if str(x.columns[column]) == value
+                    float(mark) for each, mark in zip(values, right, strict=True) if value in each
                 ]
+        return found
+
+    def all_right(self, questions: Sequence[Prompt], right: Sequence[bool]) -> dict[str, bool]:
+        """Return whether all questions of each group are right, for ``metrics``."""
+        found: dict[str, bool] = {}
+        for x, mark in zip(questions, right, strict=True):
+            found[self.group(x)] = found.get(self.group(x), True) and mark
         return found
 
     def read(self, data: BenchmarkData) -> list[Prompt]:

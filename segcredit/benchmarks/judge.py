@@ -31,35 +31,30 @@ class Judge:
         require_url("--judge", self.url, "http://localhost:8000/v1")
 
     def check(self) -> None:
-        """Raise ValueError unless the server can be reached."""
-        self._model(time.monotonic() + self.seconds)
+        """Raise ValueError unless the model answers."""
+        self.ask(["Reply with the word OK."])
 
     def ask(self, prompts: Sequence[str]) -> list[str]:
         """Return the greedy reply to each prompt, in order; the first failure ends all requests."""
         if not prompts:
             return []
         until = time.monotonic() + self.seconds
-        model = self._model(until)
-        replies = ask_all([partial(self._ask, model, x, until) for x in prompts], THREADS, until)
+        client = Client(self.url, attempts=ATTEMPTS)
+        try:
+            model = client.first_model(until) if self.model is None else self.model
+        except NoReplyError as error:
+            raise self._problem(error) from None
+
+        def reply(prompt: str) -> str:
+            try:
+                return client.chat(model, prompt, MAX_TOKENS, until)
+            except NoReplyError as error:
+                raise self._problem(error) from None
+
+        replies = ask_all([partial(reply, x) for x in prompts], THREADS, until)
         if late := [x for x in replies if isinstance(x, NoReplyError)]:
             raise self._problem(late[0])
         return [x for x in replies if isinstance(x, str)]
-
-    @property
-    def _client(self) -> Client:
-        return Client(self.url, attempts=ATTEMPTS)
-
-    def _ask(self, model: str, prompt: str, until: float) -> str:
-        try:
-            return self._client.chat(model, prompt, MAX_TOKENS, until)
-        except NoReplyError as error:
-            raise self._problem(error) from None
-
-    def _model(self, until: float) -> str:
-        try:
-            return self._client.first_model(until) if self.model is None else self.model
-        except NoReplyError as error:
-            raise self._problem(error) from None
 
     def _problem(self, what: NoReplyError) -> ValueError:
         return ValueError(

@@ -1,19 +1,15 @@
 """Questions with options in VLMEvalKit's tables: their columns, their prompt, their grading."""
 
-import ast
 import string
 from collections.abc import Mapping
 from typing import Any
 
 from segcredit.benchmarks.answers import choose
 from segcredit.benchmarks.benchmark import Benchmark, ask
-from segcredit.benchmarks.readers import BenchmarkRow
+from segcredit.benchmarks.readers import BenchmarkRow, literal
 from segcredit.data import RowError
 from segcredit.printable import shown
 from segcredit.types import Prompt
-
-LITERAL = 20_000
-"""Maximum number of characters of a list or dict that a table stores as Python text."""
 
 
 class MultipleChoice(Benchmark):
@@ -38,13 +34,10 @@ class MultipleChoice(Benchmark):
         **columns: Any,
     ) -> Prompt:
         """Make the question from its parts; the images are those of the column ``image``."""
-        if answer not in options:
-            raise RowError(
-                f"expected an answer among {', '.join(options) or 'A, B, …'}; got {shown(answer)}"
-            )
-        text = choice_prompt(question, options, optional(row, "hint"))
+        check_letter(answer, options)
+        text = choice_prompt(question, options, row.optional("hint"))
         known = {
-            name: optional(row, name, name.replace("-", "_")) or "none" for name in self.categories
+            name: row.optional(name, name.replace("-", "_")) or "none" for name in self.categories
         }
         images = row.images("image", "image_path")
         return ask(id, text, images, answer, options=dict(options), **{**known, **columns})
@@ -70,9 +63,17 @@ def choice_prompt(question: str, options: Mapping[str, str], hint: str | None = 
     return "\n".join(lines)
 
 
+def check_letter(answer: str, options: Mapping[str, str]) -> None:
+    """Raise RowError unless the expected answer is the letter of an option."""
+    if answer not in options:
+        raise RowError(
+            f"expected an answer among {', '.join(options) or 'A, B, …'}; got {shown(answer)}"
+        )
+
+
 def letter_columns(row: BenchmarkRow) -> dict[str, str]:
     """Return the options of a table with one column per letter."""
-    found = {letter: optional(row, letter) for letter in string.ascii_uppercase}
+    found = {letter: row.optional(letter) for letter in string.ascii_uppercase}
     return {letter: text for letter, text in found.items() if text is not None}
 
 
@@ -83,21 +84,3 @@ def lettered(choices: object) -> dict[str, str]:
     if not isinstance(choices, list | tuple) or not 0 < len(choices) <= len(string.ascii_uppercase):
         raise RowError(f"expected a list of options; got {shown(choices)}")
     return dict(zip(string.ascii_uppercase, map(str, choices), strict=False))
-
-
-def literal(text: str) -> Any:
-    """Read a list or dict that a table stores as Python text; code is not run."""
-    if len(text) > LITERAL:
-        raise RowError(f"expected a list with at most {LITERAL:,} characters; got {len(text):,}")
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise RowError(f"expected a list such as ['3', '4']; got {shown(text)}") from None
-
-
-def optional(row: BenchmarkRow, *columns: str) -> str | None:
-    """Return a text, or None if the column is missing or empty (pandas writes ``nan``)."""
-    value = row.get(*columns)
-    if value is None or (isinstance(value, str) and value.strip() in ("", "nan")):
-        return None
-    return row.text(*columns)

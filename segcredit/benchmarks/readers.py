@@ -4,6 +4,7 @@ The data is untrusted. Image paths must stay inside the folder of their file, fi
 size limits, and every problem is reported with its file and row.
 """
 
+import ast
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ MAX_JSON = 2**28
 """Maximum size of a JSON file in bytes, which is parsed at once."""
 MAX_TABLE = 2**33
 """Maximum size of a TSV file in bytes, which is kept in memory."""
+MAX_LITERAL = 20_000
+"""Maximum number of characters of a list or dict that a table stores as Python text."""
 MAX_TEXT = 100_000
 """Maximum number of characters in a question, an option or an answer."""
 _REFERENCE = 64
@@ -63,7 +66,7 @@ class BenchmarkData:
         for file in self.files or _download(self.layout):
             images = _Images()
             for raw in _read_file(file):
-                yield BenchmarkRow(raw, file.parent, file, images)
+                yield BenchmarkRow(raw, file, images)
 
 
 def _download(layout: Layout) -> list[Path]:
@@ -89,13 +92,17 @@ def _download(layout: Layout) -> list[Path]:
     return files
 
 
+def lmu_folder() -> Path:
+    """Return VLMEvalKit's data folder."""
+    return Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
+
+
 def data_folders(given: str | Path | None) -> list[Path]:
     """Return the folders to search: the given one, then ./data and $LMUData.
 
     Benchmarks may also be in the subfolder ``bench`` of the first two.
     """
-    lmu = Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
-    usual = [Path("data/bench"), Path("data"), lmu]
+    usual = [Path("data/bench"), Path("data"), lmu_folder()]
     if given is not None:
         folder = Path(given).expanduser()
         if not folder.is_dir():
@@ -204,10 +211,9 @@ class BenchmarkRow:
     """One row of a data file; reading a missing or malformed value raises RowError."""
 
     raw: RawRow
-    folder: Path
-    """Folder to which image paths are relative."""
-    file: Path | None = None
-    _images: _Images = field(default_factory=_Images, repr=False)
+    file: Path
+    """Its folder is the one to which image paths are relative."""
+    _images: _Images = field(repr=False)
 
     @property
     def where(self) -> str:
@@ -250,6 +256,13 @@ class BenchmarkRow:
             )
         return text
 
+    def optional(self, *columns: str) -> str | None:
+        """Return a text, or None if the column is missing or empty (pandas writes ``nan``)."""
+        value = self.get(*columns)
+        if value is None or (isinstance(value, str) and value.strip() in ("", "nan")):
+            return None
+        return self.text(*columns)
+
     def images(self, *columns: str, folder: str = "") -> tuple[bytes | Path, ...]:
         """Return the images in the first of these columns that has a value, at least one.
 
@@ -265,4 +278,16 @@ class BenchmarkRow:
         if isinstance(value, str) and value.startswith("["):
             value = [x.strip(" '\"") for x in value.strip(" []").split(",")]
         values = value if isinstance(value, list | tuple) else [value]
-        return tuple(self._images.load(x, self.folder / folder) for x in values)
+        return tuple(self._images.load(x, self.file.parent / folder) for x in values)
+
+
+def literal(text: str) -> Any:
+    """Read a list or dict that a table stores as Python text; code is not run."""
+    if len(text) > MAX_LITERAL:
+        raise RowError(
+            f"expected a list with at most {MAX_LITERAL:,} characters; got {len(text):,}"
+        )
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise RowError(f"expected a list such as ['3', '4']; got {shown(text)}") from None

@@ -51,8 +51,6 @@ from segcredit.types import Prompt, Response, RolloutEngine, Sampling
 
 INSTRUCTION = KNOWN["geo3k"].suffix
 """Default instruction: the one of verl's Geometry3K data, on which the paper trains."""
-CHUNK = 128
-"""Default number of responses per chunk."""
 SETTINGS = "settings.json"
 ANSWERS = "answers"
 _DIGESTED = 2**20
@@ -81,7 +79,7 @@ class BenchmarkSettings:
     limit: int | None = None
     """Number of questions of each set; None: all. A group of questions stays complete."""
     seed: int = 0
-    chunk: int = CHUNK
+    chunk: int = 128
     """Responses that are sampled together and lost together if the process is killed."""
     judge: str | None = None
     """URL of an OpenAI-compatible judge for responses in which the rules find no answer."""
@@ -113,6 +111,25 @@ class Answer:
     graded: bool
     judged: bool = False
     """Whether the answer was found by the judge, not by the rules."""
+
+    @classmethod
+    def of(
+        cls, response: Response, grade: Grade, sample: int = 0, judged: bool = False
+    ) -> "Answer":
+        """Combine a response and its grade."""
+        return cls(
+            id=response.prompt.id,
+            sample=sample,
+            response=response.text,
+            num_tokens=response.num_tokens,
+            truncated=response.truncated,
+            answer=grade.answer,
+            expected=response.prompt.answer or "",
+            correct=grade.correct,
+            reason=grade.reason,
+            graded=grade.graded,
+            judged=judged,
+        )
 
 
 @dataclass(frozen=True)
@@ -225,7 +242,8 @@ def run_benchmarks(
             _answer_all(found, files, settings, sampling, judge, progress)
         results = {x.benchmark.name: file.result() for x, file in zip(sets, files, strict=True)}
         summary = {name: x.summary() for name, x in results.items()}
-        write_json_atomically(folder / "scores.json", _merged(folder / "scores.json", summary))
+        scores = folder / "scores.json"
+        write_json_atomically(scores, {**read_object(scores), **summary})
     return results
 
 
@@ -308,25 +326,10 @@ def _graded(
             [replace(responses[i], text=reply) for i, reply in found.items()], verifier
         )
         judged = {i: x for i, x in zip(found, again, strict=True) if x.answer is not None}
-    answers = []
-    for number, ((question, sample), response) in enumerate(zip(chunk, responses, strict=True)):
-        grade = judged.get(number, grades[number])
-        answers.append(
-            Answer(
-                id=question.id,
-                sample=sample,
-                response=response.text,
-                num_tokens=response.num_tokens,
-                truncated=response.truncated,
-                answer=grade.answer,
-                expected=question.answer or "",
-                correct=grade.correct,
-                reason=grade.reason,
-                graded=grade.graded,
-                judged=number in judged,
-            )
-        )
-    return answers
+    return [
+        Answer.of(response, judged.get(i, grades[i]), sample, i in judged)
+        for i, ((_, sample), response) in enumerate(zip(chunk, responses, strict=True))
+    ]
 
 
 class _AnswerFile:
@@ -490,8 +493,3 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{named(path)} must contain an object; got {shown(content)}.")
     return content
-
-
-def _merged(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Add the scores of these sets to those on file."""
-    return {**read_object(path), **summary}

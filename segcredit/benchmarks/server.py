@@ -1,6 +1,5 @@
 """Use an OpenAI-compatible server: one that runs already, or ``vllm serve`` started here."""
 
-import json
 import os
 import shlex
 import shutil
@@ -9,26 +8,23 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from segcredit.installing import install_command
-from segcredit.printable import named, printable, shown
+from segcredit.printable import named, printable
+from segcredit.rewards.client import Client, NoReplyError, require_url
 
-KEY = "OPENAI_API_KEY"
-"""Environment variable with the key of a server that needs one."""
 START_TIMEOUT = 1800.0
 """Seconds within which a server must answer: it loads the weights and compiles."""
 STOP_TIMEOUT = 20.0
 """Seconds between the request to stop a process and its kill."""
 _TAIL = 2**14
 _TAIL_LINES = 15
-_MAX_REPLY = 2**20
+_LIST_TIMEOUT = 10.0
+"""Seconds within which a running server must list its models."""
 
 
 class ServerError(ValueError):
@@ -117,15 +113,11 @@ def _signal(group: int, sign: signal.Signals) -> None:
 
 def connect(url: str, option: str = "--server") -> Server:
     """Use a server that runs already; ``option`` is the option that named it."""
+    require_url(option, url, "http://localhost:8000/v1")
     base = url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise ServerError(
-            f"{option} must be the URL of an OpenAI-compatible server, such as "
-            f"http://localhost:8000/v1; got {shown(url)}."
-        )
     try:
         return Server(base, _first_model(base))
-    except (OSError, ValueError) as error:
+    except NoReplyError as error:
         raise ServerError(
             f"expected an OpenAI-compatible server at {printable(base, 200)} ({option}); got "
             f"{printable(str(error), 200)}. Start it (vllm serve MODEL), correct {option} URL, or "
@@ -168,7 +160,7 @@ def _wait(process: Program, url: str) -> None:
         try:
             _first_model(url)
             return
-        except (OSError, ValueError):
+        except NoReplyError:
             time.sleep(1)
     raise ServerError(
         f"vllm serve did not answer within {START_TIMEOUT / 60:.0f} minutes.{process.last_lines()}"
@@ -202,20 +194,5 @@ def _free_port(port: int | None) -> int:
 
 
 def _first_model(url: str) -> str:
-    """Return the first model of the server; raise OSError or ValueError if it does not answer."""
-    key = os.environ.get(KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url}/models", headers=headers)
-    reply = _open(request)
-    try:
-        return str(json.loads(reply.read(_MAX_REPLY))["data"][0]["id"])
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"no list of models at {url}/models ({type(error).__name__})") from None
-
-
-def _open(request: urllib.request.Request) -> IO[bytes]:
-    try:
-        opened: IO[bytes] = urllib.request.urlopen(request, timeout=10)
-        return opened
-    except urllib.error.URLError as error:
-        raise OSError(str(error.reason)) from None
+    """Return the first model of the server; raise NoReplyError if it does not answer."""
+    return Client(url, attempts=1).first_model(time.monotonic() + _LIST_TIMEOUT)

@@ -103,6 +103,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
 
+    @property
+    def caption(self) -> str:
+        """The title, with the number that the paper gives it."""
+        return self.title if self.number is None else f"Table {self.number}: {self.title}"
+
 
 def title(name: str) -> str:
     """Return the title of a built-in set; the name of any other."""
@@ -154,12 +159,12 @@ def markdown(tables: Sequence[Table]) -> str:
     """Write tables as Markdown."""
     parts = []
     for table in tables:
-        lines = [f"**{_caption(table)}**", ""]
+        lines = [f"**{table.caption}**", ""]
         lines.append(f"| Model | {' | '.join(_cell(x) for x in table.columns)} |")
         lines.append(f"|---|{'---:|' * len(table.columns)}")
         for row in table.rows:
             name = _cell(row.name) + (" *(paper)*" if row.paper else "")
-            lines.append(f"| {name} | {' | '.join(_number(x) for x in row.values)} |")
+            lines.append(f"| {name} | {' | '.join(percent_text(x) for x in row.values)} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -171,7 +176,7 @@ def latex(tables: Sequence[Table]) -> str:
         lines = [
             r"\begin{table}",
             r"  \centering",
-            rf"  \caption{{{_escaped(_caption(table))}}}",
+            rf"  \caption{{{_escaped(table.caption)}}}",
             rf"  \begin{{tabular}}{{l{'c' * len(table.columns)}}}",
             r"    \toprule",
             rf"    Model & {' & '.join(_escaped(x) for x in table.columns)} \\",
@@ -218,11 +223,8 @@ FORMATS = {"md": markdown, "tex": latex, "csv": comma_separated, "json": as_json
 """Functions that write tables, by file suffix."""
 
 
-def _caption(table: Table) -> str:
-    return table.title if table.number is None else f"Table {table.number}: {table.title}"
-
-
-def _number(x: float | None) -> str:
+def percent_text(x: float | None) -> str:
+    """Write a score, or a dash if there is none."""
     return NONE if x is None else f"{x:.2f}"
 
 

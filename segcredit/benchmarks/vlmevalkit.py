@@ -22,11 +22,12 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from segcredit.benchmarks.benchmark import Benchmark, make_benchmark, score
-from segcredit.benchmarks.readers import LMU_DATA, BenchmarkData, Layout
-from segcredit.benchmarks.run import ANSWERS, Answer, SetResult
-from segcredit.benchmarks.server import KEY, Program, Server, connect
+from segcredit.benchmarks.readers import LMU_DATA, BenchmarkData, Layout, lmu_folder
+from segcredit.benchmarks.run import ANSWERS, Answer, Progress, SetResult
+from segcredit.benchmarks.server import Program, Server, connect
 from segcredit.printable import listed, named, printable, shown
 from segcredit.registry import nearest
+from segcredit.rewards.client import OPENAI_KEY
 from segcredit.rewards.verify import Verifier
 from segcredit.runlog.files import to_line, write_bytes_atomically, write_json_atomically
 from segcredit.types import Prompt, Response
@@ -46,9 +47,6 @@ _KEEP_EVERY = 2.0
 _POLL = 0.2
 """Seconds between two looks at a process."""
 _PROGRESS = re.compile(r"(\d+)/(\d+) \[")
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the set, the number of finished answers, and their total."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +123,11 @@ class DriverSettings:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One response, as VLMEvalKit stored it."""
-
-    index: str
-    text: str
-    """The whole response, with its thinking."""
-
-
-@dataclass(frozen=True)
 class ToolkitResult:
     """What VLMEvalKit left for one set."""
 
-    predictions: list[Prediction]
+    predictions: dict[str, str]
+    """The whole responses, with their thinking, by the index of the row."""
     score: float | None
     """Its own score in percent; None if it computed none."""
     reason: str = ""
@@ -195,21 +185,7 @@ def _graded(
 ) -> SetResult:
     questions, responses = answered_questions(benchmark, entry, data, left.predictions)
     grades = benchmark.grade(responses, verifier)
-    answers = [
-        Answer(
-            id=x.prompt.id,
-            sample=0,
-            response=x.text,
-            num_tokens=x.num_tokens,
-            truncated=x.truncated,
-            answer=grade.answer,
-            expected=x.prompt.answer or "",
-            correct=grade.correct,
-            reason=grade.reason,
-            graded=grade.graded,
-        )
-        for x, grade in zip(responses, grades, strict=True)
-    ]
+    answers = [Answer.of(x, grade) for x, grade in zip(responses, grades, strict=True)]
     scores = score(benchmark, questions, [[x.correct for x in answers]])
     return SetResult(benchmark, questions, answers, scores)
 
@@ -409,8 +385,8 @@ def _environment(data: Path | None) -> dict[str, str]:
     """Return the environment variables of VLMEvalKit: ours, without those of this program."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     env = {name: value for name, value in os.environ.items() if name not in own}
-    key = env.get(KEY) or "none"
-    env |= {"SPLIT_THINK": "True", "PRED_FORMAT": "tsv", KEY: key, "LMDEPLOY_API_KEY": key}
+    key = env.get(OPENAI_KEY) or "none"
+    env |= {"SPLIT_THINK": "True", "PRED_FORMAT": "tsv", OPENAI_KEY: key, "LMDEPLOY_API_KEY": key}
     if data is not None:
         env[LMU_DATA] = str(data.absolute())
     return env
@@ -434,19 +410,20 @@ def read_result(name: str, work: Path, judged: bool, last_lines: str = "") -> To
             f"pass --data FOLDER."
         )
     predictions = _predictions(place)
-    failed = sum(FAILED in x.text for x in predictions)
+    failed = sum(FAILED in text for text in predictions.values())
     if failed:
         raise DriverError(
             f"{failed} of {len(predictions)} requests of {name} failed.{last_lines}\nRun the same "
             f"command again when the server answers: finished answers are kept."
         )
-    scores = [] if entry.needs_judge and not judged else _score_files(place, entry)
-    for file in scores:
-        return ToolkitResult(predictions, _score(file, entry))
-    reason = problem or "no file with scores"
     if entry.needs_judge and not judged:
         reason = "VLMEvalKit scores this set with a judge only (--judge URL)"
-    return ToolkitResult(predictions, None, reason)
+        return ToolkitResult(predictions, None, reason)
+    tables = [x for x in place.parent.glob(f"{place.stem}*.csv") if x.name.endswith(entry.ending)]
+    if not tables:
+        return ToolkitResult(predictions, None, problem or "no file with scores")
+    newest = max(tables, key=lambda x: x.stat().st_mtime)
+    return ToolkitResult(predictions, _score(newest, entry))
 
 
 def _problem(work: Path, dataset: str) -> str:
@@ -459,7 +436,7 @@ def _problem(work: Path, dataset: str) -> str:
         return ""
 
 
-def _predictions(place: Path) -> list[Prediction]:
+def _predictions(place: Path) -> dict[str, str]:
     """Read the index, the thinking and the answer of every row."""
     size = place.stat().st_size
     if size > MAX_PREDICTIONS:
@@ -473,7 +450,7 @@ def _predictions(place: Path) -> list[Prediction]:
             f"expected the columns index and prediction in {named(place)}; got "
             f"{listed(rows[0] if rows else (), 20)}. Is it a file of ms-vlmeval {VERSION}?"
         )
-    return [Prediction(x["index"] or "", _whole(x)) for x in rows]
+    return {x["index"] or "": _whole(x) for x in rows}
 
 
 def _whole(row: Mapping[str, str]) -> str:
@@ -492,12 +469,6 @@ def _rows(place: Path, delimiter: str) -> list[dict[str, str]]:
         raise DriverError(f"{named(place)} cannot be read: {printable(str(error), 200)}.") from None
     finally:
         csv.field_size_limit(limit)
-
-
-def _score_files(place: Path, entry: ToolkitSet) -> list[Path]:
-    """Return the files with scores, the newest first."""
-    found = [x for x in place.parent.glob(f"{place.stem}*.csv") if x.name.endswith(entry.ending)]
-    return sorted(found, key=lambda x: x.stat().st_mtime, reverse=True)
 
 
 def _score(file: Path, entry: ToolkitSet) -> float:
@@ -519,31 +490,29 @@ def _score(file: Path, entry: ToolkitSet) -> float:
 
 
 def answered_questions(
-    benchmark: Benchmark, entry: ToolkitSet, data: Path | None, predictions: Sequence[Prediction]
+    benchmark: Benchmark, entry: ToolkitSet, data: Path | None, predictions: Mapping[str, str]
 ) -> tuple[list[Prompt], list[Response]]:
     """Read the TSV file as VLMEvalKit did; return the questions it answered, and the responses.
 
     Groups of questions that are not complete (because of a limit) are left out.
     """
-    folder = data or Path(os.environ.get(LMU_DATA) or "~/LMUData").expanduser()
-    file = folder / f"{entry.dataset}.tsv"
+    file = (data or lmu_folder()) / f"{entry.dataset}.tsv"
     if not file.is_file():
         raise DriverError(
             f"expected the questions of {benchmark.title} in {named(file)}; got none."
         )
     table = BenchmarkData(Layout(file.name, "VLMEvalKit"), (file,))
     questions = benchmark.read(table)
-    texts = {x.index: x.text for x in predictions}
     found = {}
     for row in table.rows():
         question = benchmark.question(row)
-        if question is not None and (index := row.text("index")) in texts:
-            found[question.id] = texts[index]
+        if question is not None and (index := row.text("index")) in predictions:
+            found[question.id] = predictions[index]
     cut = {benchmark.group(x) for x in questions if x.id not in found}
     kept = [x for x in questions if benchmark.group(x) not in cut]
     if not kept:
         raise DriverError(
-            f"none of the {len(texts)} predictions of VLMEvalKit completes a question of "
+            f"none of the {len(predictions)} predictions of VLMEvalKit completes a question of "
             f"{benchmark.title} in {named(file)}. With --limit, raise it; else run the command "
             f"again with an empty --output FOLDER."
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcredit.commands.output import (
+    PAPER,
     Engine,
     MaxTokens,
     ModelFamily,
@@ -22,6 +23,7 @@ from segcredit.commands.output import (
     TrustRun,
     exit_codes,
     quiet_libraries,
+    say,
 )
 from segcredit.printable import one_line
 
@@ -45,8 +47,6 @@ segcredit benchmark my-model --sets dynamath --data ~/bench --limit 20  [dim]# a
 
 segcredit benchmark runs/sapo --sets logicvista,wemath --driver vlmevalkit
 """
-PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}
-"""Sampling as in Table 7 of the SAPO paper."""
 
 
 class Driver(StrEnum):
@@ -235,7 +235,7 @@ def _run(
     names: Sequence[str],
     data: Path | None,
     folder: Path,
-    settings: Any,
+    settings: "BenchmarkSettings",
     trust_run: bool,
 ) -> "dict[str, dict[str, SetResult]]":
     """Answer all sets with every model; the models' names in the tables are the keys."""
@@ -260,7 +260,7 @@ def answer_sets(
 
     results = {}
     for name, model in models.items():
-        place = folder / re.sub(r"[^\w.-]+", "-", model.strip("/.")).strip("-")
+        place = folder / _folder_name(model)
         try:
             with _progress(console, name) as progress:
                 results[name] = run_benchmarks(model, sets, place, settings, progress, trust_run)
@@ -268,11 +268,9 @@ def answer_sets(
             _record(console, used["model"], results[name], used)
         except BaseException:
             if (place / ANSWERS).is_dir():
-                console.print(
+                say(
+                    console,
                     f"The answers so far are kept in {place}. Type the same command to continue.",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
                 )
             raise
     return results
@@ -296,12 +294,10 @@ def _record(
         shown = {key: settings.get(key) for key in _SHOWN_SETTINGS}
         run = record_in_run(source, results, shown, driver)
     except OSError as error:
-        _say(console, f"The answers are not in the run's report: {error}.")
+        say(console, f"The answers are not in the run's report: {error}.")
         return
     if run is not None:
-        _say(
-            console, f"Recorded for the run's report. Write it: segcredit report {quote(str(run))}"
-        )
+        say(console, f"Recorded for the run's report. Write it: segcredit report {quote(str(run))}")
 
 
 @dataclass(frozen=True)
@@ -327,7 +323,7 @@ def _run_driver(
     names: Sequence[str],
     data: Path | None,
     folder: Path,
-    settings: Any,
+    settings: "BenchmarkSettings",
     trust_run: bool,
     serving: _Serving,
 ) -> "tuple[dict[str, dict[str, SetResult]], list[ModelScores]]":
@@ -383,7 +379,7 @@ def _run_driver(
         }
         for key, x in left.items():
             if x.score is None:
-                _say(console, f"{name} {key}: VLMEvalKit has no score of its own: {x.reason}")
+                say(console, f"{name} {key}: VLMEvalKit has no score of its own: {x.reason}")
         if serving.server is None:
             _record(console, source, results[name], asdict(asked), driver="vlmevalkit")
         if scores:
@@ -415,7 +411,7 @@ def _without_overlap(
         write_json_atomically(folder / _folder_name(model) / "overlap.json", summary)
         for key, x in found.items():
             if x.ids:
-                _say(
+                say(
                     console,
                     f"{name} {sets[key].benchmark.title}: {len(x.ids)} of "
                     f"{len(sets[key].questions)} questions overlap with the training data: "
@@ -451,16 +447,12 @@ def _training_images(
     except (ValueError, OSError) as error:
         if given:
             raise
-        _say(
+        say(
             console,
             f"{model}: overlaps with the training data are unknown, because it cannot be read: "
             f"{one_line(str(error))}. Pass it: --train-data FILE",
         )
         return None
-
-
-def _say(console: "Console", text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _folder_name(model: str) -> str:
@@ -496,9 +488,9 @@ def write_results(
         for table in tables:
             console.print(_drawn(table))
         for line in _details(results):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in (f"results  {folder}", f"answers  {page}"):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
+    say(console, f"results  {folder}")
+    say(console, f"answers  {page}")
 
 
 def _table_names(models: Sequence[str]) -> list[str]:
@@ -534,7 +526,7 @@ def _progress(console: "Console", model: str) -> "Iterator[Progress]":
 
     def show(name: str, done: int, total: int) -> None:
         if not console.is_terminal:
-            console.print(f"{model} {name}: {done}/{total}", markup=False, highlight=False)
+            say(console, f"{model} {name}: {done}/{total}")
         elif name not in bars:
             bars[name] = drawn.add_task(escape(f"{model} {name}"), total=total, completed=done)
         else:
@@ -552,14 +544,17 @@ def _drawn(table: "Table") -> Any:
     from rich.markup import escape
     from rich.table import Table as Drawing
 
-    title = table.title if table.number is None else f"Table {table.number}: {table.title}"
-    drawing = Drawing(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    from segcredit.benchmarks.table import percent_text
+
+    drawing = Drawing(
+        title=table.caption, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     drawing.add_column("model", no_wrap=True)
     for column in table.columns:
         drawing.add_column(column, justify="right", overflow="fold")
     in_paper = False
     for row in table.rows:
-        values = ["–" if x is None else f"{x:.2f}" for x in row.values]
+        values = map(percent_text, row.values)
         name = escape(one_line(row.name))
         if row.paper and not in_paper:
             drawing.add_section()
@@ -574,16 +569,13 @@ def _details(results: "dict[str, dict[str, SetResult]]") -> Iterator[str]:
         for result in sets.values():
             metric, score = next(iter(result.scores.items()))
             facts = result.summary()
-            part = (
-                ""
-                if result.benchmark.count in (None, len(result.questions))
-                else (f" of {result.benchmark.count}")
-            )
+            asked, complete = len(result.questions), result.benchmark.count
+            part = "" if complete in (None, asked) else f" of {complete}"
             known = facts["response_length"] > 0  # VLMEvalKit does not store lengths
             cut = f", truncated {facts['truncated']:.1%}" if known else ""
             yield (
                 f"{model} {result.benchmark.title}: {metric} {score.value:.2f} (95 % interval "
-                f"{score.low:.1f} – {score.high:.1f}), {len(result.questions)}{part} questions, no "
+                f"{score.low:.1f} – {score.high:.1f}), {asked}{part} questions, no "
                 f"answer found in {facts['no_answer']:.1%}{cut}"
             )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcredit.commands.output import (
+    PAPER,
     AllowOutside,
     Engine,
     MaxTokens,
@@ -17,6 +18,7 @@ from segcredit.commands.output import (
     TrustRun,
     exit_codes,
     quiet_libraries,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ segcredit evaluate Qwen/Qwen2.5-VL-3B-Instruct --data geo3k --paper
 
 segcredit evaluate my-model --data test.parquet --reward math --json > result.json
 """
-PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "greedy": False, "prompts": None}
-"""Sampling as in Table 7 of the SAPO paper, which does not state the number of samples."""
 
 
 def evaluate(
@@ -144,7 +144,7 @@ def evaluate(
             trust_run=trust_run,
             allow_outside=allow_outside,
             best=best,
-            **(PAPER if paper else {}) | given,
+            **(PAPER | {"greedy": False, "prompts": None} if paper else {}) | given,
         )
     if as_json:
         typer.echo(json.dumps(result.as_dict()))
@@ -153,9 +153,9 @@ def evaluate(
     limit = f"--max-tokens {result.sampling.max_tokens}"
     for warning in (result.warning, truncation_warning(result.truncated, limit)):
         if warning is not None:
-            console.print(warning, style="yellow", markup=False, highlight=False)
+            say(console, warning, "yellow")
     if output is not None:
-        console.print(f"responses  {output}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"responses  {output}")
 
 
 def _table(result: "Evaluation") -> "Table":

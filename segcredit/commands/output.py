@@ -6,9 +6,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RecipeName = Annotated[str, typer.Argument(help="YAML file, or name of a built-in recipe.")]
 Overrides = Annotated[
@@ -57,6 +60,8 @@ ModelFamily = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.", min=0)]
+PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}
+"""Sampling as in Table 7 of the SAPO paper, which does not state the number of samples."""
 
 
 class LastingStream:
@@ -115,12 +120,16 @@ def lasting(stream: IO[str] | None, note: str = "") -> IO[str]:
     return cast(IO[str], LastingStream(stream, note))
 
 
+def say(console: "Console", text: str, style: str | None = None) -> None:
+    """Print a line as it is, without wrapping, so that paths and commands can be copied."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def complain(error: object) -> None:
-    """Print an error to stderr without wrapping, so that paths and commands can be copied."""
+    """Print an error to stderr."""
     from rich.console import Console
 
-    console = Console(file=lasting(sys.stderr), soft_wrap=True)
-    console.print(f"error: {error}", style="red", markup=False, highlight=False)
+    say(Console(file=lasting(sys.stderr)), f"error: {error}", "red")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import AllowOutside, SkipBadRows, exit_codes, quiet_libraries
+from segcredit.commands.output import AllowOutside, SkipBadRows, exit_codes, quiet_libraries, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,8 +137,8 @@ def _show(console: "Console", report: "Report", folder: Path) -> None:
     else:
         console.print("no question and no image occurs twice")
     for note in _notes(report):
-        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print(_recipe(report), markup=False, highlight=False, soft_wrap=True)
+        say(console, note, "yellow")
+    say(console, _recipe(report))
 
 
 def _splits(report: "Report", folder: Path) -> "Table":

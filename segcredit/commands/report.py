@@ -1,11 +1,12 @@
 """``segcredit report``: write or serve the report page of runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import TrustRun, exit_codes
+from segcredit.commands.output import TrustRun, exit_codes, say
 from segcredit.registry import load_object
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ def _write(
     from segcredit.report.data import Limits
     from segcredit.report.page import write_report
 
-    console = Console(soft_wrap=True)
+    console = Console()
     with console.status("Reading") as status:
         figures = draw_analyses(runs) if analyses else None
         write_report(
             runs, path, Limits(steps, responses, megabytes), figures, progress=status.update
         )
     size = path.stat().st_size / 1e6
-    console.print(f"report  {path.absolute()}  ({size:.1f} MB)", markup=False, highlight=False)
+    say(console, f"report  {path.absolute()}  ({size:.1f} MB)")
 
 
 def _serve(folders: list[Path], port: int, trusted: bool) -> None:
@@ -115,6 +116,25 @@ def _serve(folders: list[Path], port: int, trusted: bool) -> None:
 def draw_analyses(runs: "list[Run]") -> "Figures":
     """Draw the laboratory's analyses of these runs for the page."""
     return load_object("segcredit_lab.analysis.analyses:report_figures", "function")(runs)
+
+
+def finish_report(folder: Path, failed: Callable[[str], object]) -> tuple[Path | None, Path | None]:
+    """Draw the curves and write the page of a run that has just ended; None for what is not there.
+
+    A problem is passed to ``failed`` and does not fail the finished run.
+    """
+    made: list[Path | None] = []
+    for make, problem in (
+        (draw_run_curves, "the curves could not be drawn"),
+        (write_quick_report, "the report could not be written"),
+    ):
+        try:
+            made.append(make(folder))
+        except (OSError, ValueError) as error:
+            failed(f"{problem}: {error}")
+            made.append(None)
+    curves, page = made
+    return curves, page
 
 
 def draw_run_curves(folder: Path) -> Path | None:

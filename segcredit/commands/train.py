@@ -20,6 +20,7 @@ from segcredit.commands.output import (
     complain,
     lasting,
     quiet_libraries,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _run(
 ) -> None:
     from rich.console import Console
 
+    from segcredit.commands.report import finish_report
     from segcredit.config import load_recipe, load_run_recipe
     from segcredit.runlog import resume_command
     from segcredit.train.checkpoint import CheckpointError
@@ -154,23 +156,21 @@ def _run(
                 chosen, lambda rows: status.update(f"checking rows: {rows:,}")
             )
         for row in trainer.plan.bad:
-            console.print(f"left out: {row}", style="yellow", markup=False, highlight=False)
+            say(console, f"left out: {row}", "yellow")
         if check:
             _print_plan(console, trainer)
             return
         result = trainer.train(folder, resume=resume is not None, watch=terminal)
     except StopTraining as stopped:
-        console.print(str(stopped), markup=False, highlight=False)
+        say(console, str(stopped))
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
         if terminal.run is None:
             raise
-        console.print(
-            f"Stopped at once, without saving; the last checkpoint is complete. "
-            f"To resume from there: "
-            f"{resume_command(terminal.run)}",
-            markup=False,
-            highlight=False,
+        say(
+            console,
+            f"Stopped at once, without saving; the last checkpoint is complete. To resume from "
+            f"there: {resume_command(terminal.run)}",
         )
         raise typer.Exit(130) from None
     except (ValueError, CheckpointError, NotFinite, OSError) as error:
@@ -180,36 +180,12 @@ def _run(
         return
     if (table := result_table(result)) is not None:
         console.print(table)
-    console.print(f"run     {result.folder}", markup=False, highlight=False)
-    if (plot := _draw(result.folder)) is not None:
-        console.print(f"curves  {plot}", markup=False, highlight=False)
-    if (page := _report(result.folder)) is not None:
-        console.print(f"report  {page}", markup=False, highlight=False)
-    console.print(f"model   {result.model}", markup=False, highlight=False)
-    if result.best is not None:
-        console.print(f"best    {result.best}", markup=False, highlight=False)
-
-
-def _draw(folder: Path) -> Path | None:
-    """Draw the run's curves; a failure is reported and does not fail the finished run."""
-    from segcredit.commands.report import draw_run_curves
-
-    try:
-        return draw_run_curves(folder)
-    except (OSError, ValueError) as error:
-        complain(f"the curves could not be drawn: {error}")
-        return None
-
-
-def _report(folder: Path) -> Path | None:
-    """Write the run's report page; a failure is reported and does not fail the finished run."""
-    from segcredit.commands.report import write_quick_report
-
-    try:
-        return write_quick_report(folder)
-    except (OSError, ValueError) as error:
-        complain(f"the report could not be written: {error}")
-        return None
+    say(console, f"run     {result.folder}")  # first: the page takes a moment
+    curves, page = finish_report(result.folder, complain)
+    files = {"curves": curves, "report": page, "model": result.model, "best": result.best}
+    for name, place in files.items():
+        if place is not None:
+            say(console, f"{name:<7} {place}")
 
 
 def _print_plan(console: "Console", trainer: "Trainer") -> None:
@@ -219,8 +195,8 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
     recipe, plan = trainer.recipe, trainer.plan
     size, needs = plan.train.size, sorted(x.name for x in resolve(plan.algorithm.needs))
     plain = yaml.safe_dump(recipe.as_dict(), sort_keys=False, allow_unicode=True)
-    console.print(plain, markup=False, highlight=False)
     lines = [
+        plain,
         f"method: {plan.algorithm!r}",
         f"needs: {', '.join(needs) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
@@ -228,7 +204,7 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
         "recipe and data are valid; no model was loaded",
     ]
     for line in lines:
-        console.print(line, markup=False, highlight=False)
+        say(console, line)
 
 
 def _drawn(trainer: "Trainer") -> str:

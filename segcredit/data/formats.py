@@ -266,6 +266,22 @@ def check_text(text: str, where: str) -> str:
     return text
 
 
+def as_text(value: object) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def append_suffix(messages: list[dict[str, str]], suffix: str | None) -> None:
+    """Append a suffix, after a space, to a last message that does not end with it."""
+    if suffix and not messages[-1]["content"].endswith(suffix):
+        messages[-1]["content"] += f" {suffix}"
+
+
+def image_problem(error: Exception, number: int, count: int) -> str:
+    """Describe the problem of an image, with its number if the row has several."""
+    return f"image {number} of {count}: {error}" if count > 1 else str(error)
+
+
 def _answer(
     row: Mapping[str, Any],
     keys: tuple[str, ...],
@@ -277,8 +293,7 @@ def _answer(
         value = _only(value, key)
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = check_text(text, f"'{key}'").strip()
+    text = check_text(as_text(value), f"'{key}'").strip()
     if pattern is not None:
         return _matched(text, pattern, key)
     return text if key.endswith("ground_truth") else _final_answer(text)

@@ -201,7 +201,7 @@ def _parse(content: bytes) -> object:
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    parquet = _library("pyarrow.parquet", "pyarrow", "or pass the rows as .jsonl")
+    parquet = import_module("pyarrow.parquet")
     try:
         return list(parquet.read_schema(path).names)
     except Exception as error:  # pyarrow's errors have no common class
@@ -393,10 +393,3 @@ def dataset_source(name: str, stem: str, table: Any) -> Source:
             number += len(part)
 
     return Source(name, stem, Path.cwd(), list(table.column_names), rows)
-
-
-def _library(module: str, package: str, otherwise: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise ValueError(f"this needs {package}: pip install {package}, {otherwise}.") from None

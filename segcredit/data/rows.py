@@ -17,7 +17,9 @@ from segcredit.data.formats import (
     Keys,
     RowError,
     RowParts,
+    append_suffix,
     either,
+    image_problem,
     missing_columns,
     split_row,
 )
@@ -215,7 +217,7 @@ class _Collector:
             parts = split_row(row.content, self._keys, self._pattern, self.one_answer)
             if parts.answer is None and self.need_answer:
                 raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
-            self._append_suffix(parts)
+            append_suffix(parts.messages, self.suffix)
             self._add_system(parts)
             return parts, self._images(parts.images, source)
         except RowError as error:
@@ -239,11 +241,6 @@ class _Collector:
         self._check_readable(prompt)
         self._places[prompt.id] = row.where
         return prompt
-
-    def _append_suffix(self, parts: RowParts) -> None:
-        last = parts.messages[-1]
-        if self.suffix and not last["content"].endswith(self.suffix):
-            last["content"] += f" {self.suffix}"
 
     def _add_system(self, parts: RowParts) -> None:
         if self.system is None:
@@ -274,8 +271,7 @@ class _Collector:
                 if source not in self._checked:
                     check_image(source)
             except (RowError, ImageError) as error:
-                which = f"image {number} of {len(values)}: " if len(values) > 1 else ""
-                raise RowError(f"{which}{error}") from None
+                raise RowError(image_problem(error, number, len(values))) from None
             if isinstance(source, Path):
                 self._checked.add(source)
             sources.append(source)

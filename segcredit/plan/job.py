@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from io import BytesIO
 from pathlib import Path
 
 from segcredit.algorithms.requirements import Requirements, requirements
@@ -24,7 +23,7 @@ from segcredit.columns import (
 from segcredit.config import Optimize, Recipe
 from segcredit.data import load_prompts
 from segcredit.data.worlds import make_world
-from segcredit.models.images import FORMATS
+from segcredit.models.images import image_size
 from segcredit.plan.model import Adapter, Shape, Tower, adapter_of
 from segcredit.printable import shown
 from segcredit.rollout.graphs import SMALL_MODEL
@@ -255,16 +254,8 @@ def _estimate(prompt: Prompt, tower: Tower | None, template: float) -> tuple[flo
     text = sum(len(message["content"]) for message in prompt.messages) / CHARACTERS
     if tower is None:
         return text + template, 0.0
-    return text + template, sum(_area(x) for x in prompt.images) / tower.token_pixels
-
-
-def _area(image: bytes | Path) -> int:
-    """Count the pixels of an image; reads only the file header."""
-    from PIL import Image
-
-    source = BytesIO(image) if isinstance(image, bytes) else image
-    with Image.open(source, formats=FORMATS) as opened:
-        return opened.width * opened.height
+    pixels = sum(math.prod(image_size(x)) for x in prompt.images)
+    return text + template, pixels / tower.token_pixels
 
 
 BLOCK = 256
@@ -326,6 +317,11 @@ class Job:
     def bytes(self) -> int:
         """Bytes of a weight or an activation."""
         return 2 if self.half else 4
+
+    @property
+    def cached(self) -> int:
+        """Bytes of the keys and values of a token, over all layers."""
+        return self.shape.layers * 2 * self.bytes * self.shape.key_width
 
     @property
     def responses(self) -> int:
@@ -402,7 +398,7 @@ class Job:
         """Trainable parameters in one model's vision tower."""
         if self.adapter:
             return self.adapter.numbers - self.adapter.text
-        return 0 if self.freeze_vision or not self.shape.tower else self.shape.tower.parameters
+        return 0 if self.freeze_vision else self.shape.tower_parameters
 
     @property
     def tower_frozen(self) -> bool:
@@ -428,8 +424,7 @@ class Job:
 
     def trainable(self, parameters: int) -> int:
         """Return a model's trainable parameters, without LoRA."""
-        tower = self.shape.tower
-        return parameters - (tower.parameters if tower and self.freeze_vision else 0)
+        return parameters - (self.shape.tower_parameters if self.freeze_vision else 0)
 
 
 def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) -> Job:

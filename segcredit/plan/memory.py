@@ -74,7 +74,7 @@ def over(job: Job) -> list[str]:
 
 def fits(job: Job) -> bool:
     """Whether every phase fits."""
-    return needed(job) <= available(job)
+    return not over(job)
 
 
 def _with_margin(peak: float) -> float:
@@ -207,11 +207,10 @@ def _sample(job: Job) -> list[MemoryUse]:
     if job.vllm:
         return [_use(held, "vLLM at work", cache=job.vllm * available(job))]
     few, rows, longest = job.prompts_at_once, job.rows_at_once, job.lengths.longest
-    column = shape.layers * 2 * size * shape.key_width
     prompts = few * longest
     mask = few * longest**2
     full = rows * (longest + job.max_tokens)
-    grown = (full + rows * CACHE_STEP) * column
+    grown = (full + rows * CACHE_STEP) * job.cached
     copied = 2 * size * shape.query_width if job.copied_keys else 0  # of one layer
     logits = rows * shape.vocabulary * (size + 4 + 4 + 16)  # probabilities are summed in float64
     uses = [
@@ -219,7 +218,7 @@ def _sample(job: Job) -> list[MemoryUse]:
             held,
             "reading the prompts",
             activations=prompts * _layer_forward(job) + _pixels(job, few) + mask,
-            cache=few * (longest + CACHE_STEP) * column,
+            cache=few * (longest + CACHE_STEP) * job.cached,
         ),
         _use(
             held,

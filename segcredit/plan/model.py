@@ -87,6 +87,11 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
+    def tower_parameters(self) -> int:
+        """Parameters of the vision tower; 0 without one."""
+        return self.tower.parameters if self.tower else 0
+
+    @property
     def critic_parameters(self) -> int:
         """Parameters of the trunk and its value head."""
         return self.trunk_parameters + self.hidden + 1

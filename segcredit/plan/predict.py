@@ -29,8 +29,6 @@ from segcredit.plan.model import config_of, shape_of
 from segcredit.plan.timing import seconds
 
 SMALLEST_MICRO = 256
-
-
 GIB = 2.0**30
 
 
@@ -96,7 +94,7 @@ class Prediction:
                 "critic_parameters": job.shape.critic_parameters if job.critic else 0,
                 "adapter_parameters": job.adapter.numbers if job.adapter else 0,
                 "reference": job.reference,
-                "vision_parameters": job.shape.tower.parameters if job.shape.tower else 0,
+                "vision_parameters": job.shape.tower_parameters,
             },
             "gpus": {"name": gpu.name, "count": job.gpus, "memory_gib": gpu.memory},
             "memory_gib": {
@@ -230,7 +228,7 @@ def assumptions(job: Job) -> list[str]:
         f"read at {timing.CACHE_SHARE:.0%} of {job.gpu.bandwidth:,g} GB/s; not measured since keys "
         f"are no longer copied",
         f"a GPU must have the peak, {FRAGMENTED:.0%} for fragmentation, and "
-        f"{CONTEXT / 2**30:.1f} GiB for the CUDA context",
+        f"{CONTEXT / GIB:.1f} GiB for the CUDA context",
         "not counted: grading the responses, evaluations, checkpoints, decoding of images",
     ]
     lines += [f"not counted either: {what}" for what in job.uncounted]

@@ -172,10 +172,9 @@ def _decode(job: Job) -> float:
     # sums over steps: of unfinished rows, and of their KV cache's columns
     written = job.rows_at_once * job.lengths.response
     columns = written * job.lengths.longest + job.rows_at_once * limit**2 * share**2 / (1 + share)
-    column = shape.layers * 2 * size * shape.key_width
     copies = shape.heads // shape.key_heads if job.copied_keys else 0
-    traffic = column * (1 + 2 * copies)  # each copy is written and read again
-    weights = limit * size * (shape.parameters - (shape.tower.parameters if shape.tower else 0))
+    traffic = job.cached * (1 + 2 * copies)  # each copy is written and read again
+    weights = limit * size * (shape.parameters - shape.tower_parameters)
     cache = columns * traffic / (CACHE_SHARE * job.gpu.bandwidth * 1e9)
     work = written * 2 * (shape.layer_weights + shape.embedding)
     reading = weights / _stream(job) + cache
@@ -191,11 +190,10 @@ def _decode_with_vllm(job: Job) -> float:
     shape, size = job.shape, job.bytes
     written = job.rows_at_once * job.lengths.response
     columns = written * (job.lengths.prompt + job.lengths.response / 2)
-    cache = columns * shape.layers * 2 * size * shape.key_width
-    own = shape.parameters - (shape.tower.parameters if shape.tower else 0)
+    weights = size * (shape.parameters - shape.tower_parameters)
     work = written * 2 * (shape.layer_weights + shape.embedding) / _sampling_speed(job)
-    reading = job.lengths.response * size * own / _stream(job)
-    return max(work, reading) + cache / _stream(job) + written * VLLM_TOKEN
+    reading = job.lengths.response * weights / _stream(job)
+    return max(work, reading) + columns * job.cached / _stream(job) + written * VLLM_TOKEN
 
 
 def _annotate(job: Job) -> float:

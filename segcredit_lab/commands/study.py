@@ -193,7 +193,8 @@ def _benchmark(
 ) -> None:
     """Score the finished runs of every study that has benchmarks, in the paper's layout."""
     from segcredit.benchmarks.run import BenchmarkSettings
-    from segcredit.commands.benchmark import PAPER, answer_sets, write_results
+    from segcredit.commands.benchmark import answer_sets, write_results
+    from segcredit.commands.output import PAPER
 
     for plan in plans:
         finished = [run for run in plan.runs() if run.kind == "run" and store.finished(run)]

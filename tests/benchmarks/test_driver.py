@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stub_server import stub_server
+from stub_server import stub_server, system_prompts
 from toolkit_tables import small_tables
 
 from segcredit.benchmarks.server import Program, Server, ServerError, connect, serve
@@ -60,7 +60,7 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return install
 
 
-STUB = f'exec {sys.executable} {HERE / "stub_server.py"} "$@"'
+STUB = f'PYTHONPATH={HERE.parent} exec {sys.executable} {HERE / "stub_server.py"} "$@"'
 
 
 def constant(_: str) -> str:
@@ -81,9 +81,9 @@ def test_answers_scores_and_settings(python: Path, data: Path, tmp_path: Path) -
             lambda *x: seen_progress.append(x),
         )
     assert len(seen.bodies) == 7
-    assert seen.system_prompts() == {"Think first."}
+    assert system_prompts(seen) == {"Think first."}
     assert {(x["temperature"], x["top_p"], x["model"]) for x in seen.bodies} == {
-        (0.6, 0.95, "stub")
+        (0.6, 0.95, "first")
     }
     assert [x.correct for x in results["logicvista"].answers] == [True, False, False, False]
     assert results["logicvista"].scores["accuracy"].value == 25

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stub_server import stub_server
+from stub_server import stub_server, system_prompts
 from test_benchmark_command import error_of, segcredit
 from test_driver import HERE, constant, executable
 from toolkit_tables import small_tables
@@ -26,7 +26,7 @@ def test_the_table(prepared: tuple[object, ...], tmp_path: Path) -> None:
     with stub_server(constant) as (url, seen):
         done = segcredit("my-model", *prepared, "--server", url)
     assert done.exit_code == 0, done.output
-    assert "You FIRST think about the reasoning process" in next(iter(seen.system_prompts()))
+    assert "You FIRST think about the reasoning process" in next(iter(system_prompts(seen)))
     assert "my-model logicvista: VLMEvalKit has no score of its own: VLMEvalKit scores" in (
         done.output
     )

@@ -90,6 +90,15 @@ def test_a_bad_reply_is_one_message_and_not_tried_again(reply: tuple[int, bytes]
     assert len(str(caught.value)) < 700
 
 
+@pytest.mark.parametrize("model", [None, "m"])
+def test_the_check_asks_the_model(model: str | None) -> None:
+    with asking(lambda *_: said("OK")) as (url, asked):
+        Judge(url, model).check()
+        assert len(asked) == 1
+    with asking(lambda *_: (404, b"")) as (url, _), pytest.raises(ValueError, match="judge at"):
+        Judge(url, model).check()
+
+
 def test_the_deadline_ends_all_requests() -> None:
     def slow(*_: object) -> tuple[int, bytes]:
         time.sleep(0.5)

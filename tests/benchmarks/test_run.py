@@ -6,14 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import DATA, needs_data
+from json_server import said, serving
 
 from segcredit.benchmarks import run as running
 from segcredit.benchmarks.run import BenchmarkSettings, SetResult, load_questions, run_benchmarks
@@ -208,60 +206,32 @@ def test_a_model_without_vision(data: Path, tmp_path: Path) -> None:
 # ── Judge ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Server(BaseHTTPRequestHandler):
-    """Answers like vLLM: one model, which always says A."""
-
-    asked: list[dict]
-
-    def do_GET(self) -> None:
-        self._reply({"data": [{"id": "judge-7b"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        self._reply({"choices": [{"message": {"content": "\\boxed{A}"}}]})
-
-    def _reply(self, content: dict) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def judge() -> Iterator[str]:
-    Server.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-
-
 def test_a_judge_finds_answers_that_the_rules_do_not(
-    model: Path, data: Path, tmp_path: Path, judge: str
+    model: Path, data: Path, tmp_path: Path
 ) -> None:
-    result = answered(model, data, tmp_path, judge=judge)
+    with serving(lambda *_: said("\\boxed{A}")) as (url, seen):
+        result = answered(model, data, tmp_path, judge=url)
     judged = [x for x in result.answers if x.judged]
-    assert len(Server.asked) == 9
+    _, *asked = seen.bodies  # the first checks that the judge answers
+    assert len(asked) == 9
     assert len(judged) == 8, "A is no answer to v1_5, whose options are numbers"
     assert {x.answer for x in judged} == {"A"}
     assert {x.correct for x in judged if x.expected == "A"} == {True}
-    assert Server.asked[0]["model"] == "judge-7b"
-    assert "Which figure comes next?" in Server.asked[0]["messages"][0]["content"]
+    assert asked[0]["model"] == "first"
+    assert "Which figure comes next?" in asked[0]["messages"][0]["content"]
 
 
+@pytest.mark.parametrize("judge_model", [None, "m"])
 def test_a_judge_that_cannot_be_reached_stops_before_sampling(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    judge_model: str | None,
 ) -> None:
     monkeypatch.setattr("segcredit.rewards.client.PAUSE", 0.01)
     with pytest.raises(ValueError, match=r"expected an OpenAI-compatible judge at http://127\.0"):
-        answered(model, data, tmp_path, judge="http://127.0.0.1:9/v1")
+        answered(model, data, tmp_path, judge="http://127.0.0.1:9/v1", judge_model=judge_model)
     assert not (tmp_path / "answers").exists()
     with pytest.raises(ValueError, match="--judge needs the URL of a server"):
         answered(model, data, tmp_path, judge="localhost:9")

@@ -303,7 +303,7 @@ def test_mathvista_on_the_hub(tmp_path: Path) -> None:
         "<image>Hint: Please answer the question requiring an integer answer and provide the final "
         "value, e.g., 1, 2, 3, at the end.\nQuestion: How many? (Unit: years)"
     )
-    assert asked.columns["skills"] == ["numeric commonsense"]
+    assert asked.columns["skill"] == ["numeric commonsense"]
     perfect("mathvista", [asked])
     (other,) = read(
         "mathvista", write_parquet(tmp_path / "x.parquet", [row | {"query": "Hint: as it is"}])

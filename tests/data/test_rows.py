@@ -1,22 +1,16 @@
 """Rows of every format, given in Python: what becomes prompt, picture, answer, id, columns."""
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from each import each
 from PIL import Image
+from small_data import png
 
 from segcredit.data import BadRows, Keys, PromptSet, prompts_from_rows
 from segcredit.models.images import open_image
 from segcredit.types import Prompt
-
-
-def png(colour: str = "red") -> bytes:
-    written = BytesIO()
-    Image.new("RGB", (5, 4), colour).save(written, "PNG")
-    return written.getvalue()
 
 
 def one(row: dict[str, object], **options: object) -> Prompt:

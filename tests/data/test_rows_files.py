@@ -4,8 +4,6 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from small_data import FakeDataset, png
 
 from segcredit.data import BadRows, load_prompts, readers
 from segcredit.data.readers import PREPARED
@@ -24,12 +22,6 @@ from segcredit.models.images import open_image
 GOOD = {"problem": "2 + 2?", "answer": "4"}
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 """As the datasets library writes pictures."""
-
-
-def png(colour: str = "red") -> bytes:
-    written = BytesIO()
-    Image.new("RGB", (5, 4), colour).save(written, "PNG")
-    return written.getvalue()
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -199,13 +191,6 @@ class TestParquet:
         ):
             load_prompts(path)
 
-    def test_without_pyarrow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        path = tmp_path / "train.parquet"
-        pq.write_table(verl_table(1), path)
-        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-        with pytest.raises(ValueError, match="pip install pyarrow"):
-            load_prompts(path)
-
 
 class TestNames:
     def test_a_missing_file_suggests_its_neighbour(self, tmp_path: Path) -> None:
@@ -295,24 +280,6 @@ class TestNames:
         assert ids == ["a:1", "a:2", "b:1"]
         with pytest.raises(ValueError, match="there is no"):
             load_prompts([first, tmp_path / "gone.jsonl"], limit=1)
-
-
-class FakeDataset:
-    """The few methods of datasets.Dataset that are called."""
-
-    def __init__(self, content: pa.Table) -> None:
-        self.content = content
-        self.column_names = content.column_names
-        self.kind = "python"
-
-    def with_format(self, kind: str) -> "FakeDataset":
-        self.kind = kind
-        return self
-
-    def iter(self, batch_size: int) -> Iterator[pa.Table]:
-        assert self.kind == "arrow"
-        for first in range(0, len(self.content), batch_size):
-            yield self.content.slice(first, batch_size)
 
 
 class TestHub:

@@ -49,8 +49,7 @@ class DynaMath(Benchmark):
         kind = row.text("answer_type")
         if kind not in _FORMATS:
             raise RowError(f"expected the answer_type {', '.join(_FORMATS)}; got {kind!r:.40}")
-        folder = "" if row.file is None else row.file.parent.name
-        trial = _TRIAL.fullmatch(folder)
+        trial = _TRIAL.fullmatch(row.file.parent.name)
         variant = row.text("varid") if trial is None else trial[1]
         problem = row.text("qid", KEY)
         text = row.text("question")
@@ -95,11 +94,8 @@ class DynaMath(Benchmark):
 
     def metrics(self, questions: Sequence[Prompt], right: Sequence[bool]) -> dict[str, list[float]]:
         """Score the worst case, then the average over all variants."""
-        worst: dict[str, bool] = {}
-        for x, mark in zip(questions, right, strict=True):
-            worst[self.group(x)] = worst.get(self.group(x), True) and mark
         return {
-            "worst case": [float(x) for x in worst.values()],
+            "worst case": [float(x) for x in self.all_right(questions, right).values()],
             "average": [float(x) for x in right],
             **self.by_category(questions, right),
         }

@@ -6,8 +6,7 @@ from functools import partial
 
 from segcredit.benchmarks.answers import Verify, choose_set, final_answer, verify_quantities
 from segcredit.benchmarks.benchmark import Benchmark, Grade, ask
-from segcredit.benchmarks.multiple_choice import literal, optional
-from segcredit.benchmarks.readers import BenchmarkRow, Layout
+from segcredit.benchmarks.readers import BenchmarkRow, Layout, literal
 from segcredit.data import RowError
 from segcredit.printable import shown
 from segcredit.types import Prompt, Response
@@ -46,7 +45,7 @@ class MathVerse(Benchmark):
             raise RowError(
                 f"expected the question_type multi-choice or free-form; got {shown(kind)}"
             )
-        problem = optional(row, "question_for_eval", "question") or ""
+        problem = row.optional("question_for_eval", "question") or ""
         options = options_in(problem) if kind == "multi-choice" else {}
         metadata = row.get("metadata")
         if isinstance(metadata, str):

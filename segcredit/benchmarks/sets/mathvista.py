@@ -1,17 +1,11 @@
 """MathVista testmini: 1,000 questions whose answers are options, numbers or lists."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from segcredit.benchmarks.answers import (
-    choose,
-    final_answer,
-    last_sentence,
-    number,
-    numbers,
-)
+from segcredit.benchmarks.answers import choose, final_answer, last_sentence, number, numbers
 from segcredit.benchmarks.benchmark import Benchmark, ask
-from segcredit.benchmarks.multiple_choice import lettered, literal, optional
-from segcredit.benchmarks.readers import KEY, BenchmarkRow, Layout
+from segcredit.benchmarks.multiple_choice import lettered
+from segcredit.benchmarks.readers import KEY, BenchmarkRow, Layout, literal
 from segcredit.data import RowError
 from segcredit.printable import shown
 from segcredit.types import Prompt
@@ -50,7 +44,7 @@ class MathVista(Benchmark):
         "truncated, so that 14.7 counts as 14; here it must be whole, as in VLMEvalKit (ms-vlmeval "
         "0.0.20, dataset/utils/mathvista.py), which does not round."
     )
-    categories = ("task",)
+    categories = ("task", "skill")
 
     def question(self, row: BenchmarkRow) -> Prompt | None:
         """Read a row of VLMEvalKit's table, whose question is the whole prompt, or of the Hub's."""
@@ -67,8 +61,8 @@ class MathVista(Benchmark):
         decimals = _decimals(row, answer)
         metadata = row.get("metadata")
         known = metadata if isinstance(metadata, Mapping) else row.content
-        unit = optional(row, "unit")
-        prompt = optional(row, "query") or row.text("question")
+        unit = row.optional("unit")
+        prompt = row.optional("query") or row.text("question")
         if not prompt.startswith("Hint:"):
             asked = str(row.content["question"])  # with its spaces, which are part of the prompt
             prompt = official_prompt(asked, kind, type_, decimals, unit, options)
@@ -81,7 +75,7 @@ class MathVista(Benchmark):
             kind="choice" if options else type_,
             precision=decimals,
             task=str(known.get("task") or "none"),
-            skills=_list(known.get("skills")),
+            skill=_list(known.get("skills")),
             source=str(known.get("source") or ""),
         )
 
@@ -95,18 +89,6 @@ class MathVista(Benchmark):
     def compare(self, answer: str, question: Prompt) -> bool:
         """Compare by the answer type; options with the same text are the same answer."""
         return _COMPARE[question.columns["kind"]](answer, question)
-
-    def metrics(self, questions: Sequence[Prompt], right: Sequence[bool]) -> dict[str, list[float]]:
-        """Add the accuracy by skill; a question may need several."""
-        found = super().metrics(questions, right)
-        skills = sorted({skill for x in questions for skill in x.columns["skills"]})
-        for skill in skills:
-            found[f"skill: {skill}"] = [
-                float(mark)
-                for x, mark in zip(questions, right, strict=True)
-                if skill in x.columns["skills"]
-            ]
-        return found
 
 
 def official_prompt(
@@ -133,7 +115,7 @@ def official_prompt(
 
 def _decimals(row: BenchmarkRow, answer: str) -> int:
     """Return the digits after the point: the precision, or those of the expected answer."""
-    given = optional(row, "precision")
+    given = row.optional("precision")
     if given is None:
         return len(answer.partition(".")[2])
     if given not in ("1", "1.0", "2", "2.0"):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from segcredit.benchmarks.benchmark import Benchmark
 from segcredit.benchmarks.multiple_choice import MultipleChoice
 from segcredit.benchmarks.readers import BenchmarkRow, Layout
 from segcredit.data import RowError
@@ -46,14 +45,10 @@ class MMBench(MultipleChoice):
 
     def metrics(self, questions: Sequence[Prompt], right: Sequence[bool]) -> dict[str, list[float]]:
         """Score questions by circular evaluation, then rows one by one (vanilla accuracy)."""
-        first: dict[str, Prompt] = {}
-        whole: dict[str, bool] = {}
-        for x, mark in zip(questions, right, strict=True):
-            key = self.group(x)
-            first.setdefault(key, x)
-            whole[key] = whole.get(key, True) and mark
+        whole = self.all_right(questions, right)
+        first = {self.group(x): x for x in reversed(questions)}
         return {
             "circular accuracy": [float(x) for x in whole.values()],
             "vanilla accuracy": [float(x) for x in right],
-            **Benchmark.by_category(self, list(first.values()), list(whole.values())),
+            **self.by_category([first[group] for group in whole], list(whole.values())),
         }

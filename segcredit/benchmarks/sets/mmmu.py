@@ -9,13 +9,12 @@ from segcredit.benchmarks.answers import Verify, final_answer, last_sentence, ve
 from segcredit.benchmarks.benchmark import Grade, ask
 from segcredit.benchmarks.multiple_choice import (
     MultipleChoice,
+    check_letter,
     choice_prompt,
     letter_columns,
     lettered,
-    literal,
-    optional,
 )
-from segcredit.benchmarks.readers import BenchmarkRow, Layout
+from segcredit.benchmarks.readers import BenchmarkRow, Layout, literal
 from segcredit.data import RowError
 from segcredit.data.formats import MARK
 from segcredit.printable import shown
@@ -55,11 +54,11 @@ class MMMU(MultipleChoice):
         else:
             choices = row.content["options"]
             options = lettered(choices) if choices not in ("[]", []) else {}
-        if options and answer not in options:
-            raise RowError(f"expected an answer among {', '.join(options)}; got {shown(answer)}")
-        prompt = choice_prompt(row.text("question"), options, optional(row, "hint"))
+        if options:
+            check_letter(answer, options)
+        prompt = choice_prompt(row.text("question"), options, row.optional("hint"))
         text, images = place_images(prompt, self._images(row))
-        subject = optional(row, "category")
+        subject = row.optional("category")
         found = _ID.fullmatch(id)
         return ask(
             id,
@@ -68,7 +67,7 @@ class MMMU(MultipleChoice):
             answer,
             options=options,
             category=subject or (found.group(1) if found else "none"),
-            **{"l2-category": optional(row, "l2-category", "subfield") or "none"},
+            **{"l2-category": row.optional("l2-category", "subfield") or "none"},
         )
 
     def extract(self, text: str, question: Prompt) -> str | None:

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from segcredit.benchmarks.answers import choose
-from segcredit.benchmarks.benchmark import Benchmark, ask
+from segcredit.benchmarks.benchmark import ask
+from segcredit.benchmarks.multiple_choice import MultipleChoice, check_letter, letter_columns
 from segcredit.benchmarks.readers import BenchmarkRow, Layout
 from segcredit.data import RowError
 from segcredit.types import Prompt
@@ -13,7 +13,7 @@ _OPTION = re.compile(r"(?<![A-Za-z0-9])([A-H])[.．]\s*(?=[^;\s])")
 _KEY = re.compile(r"([23])steps_([123]|multi)")
 
 
-class WeMath(Benchmark):
+class WeMath(MultipleChoice):
     """Score (strict): a problem counts 1 if it and all its steps are right.
 
     It counts ½ if all its steps are right but the problem itself is wrong.
@@ -37,14 +37,10 @@ class WeMath(Benchmark):
         found = _KEY.fullmatch(key)
         if found is None:
             raise RowError(f"expected a key such as 2steps_1 or 3steps_multi; got {key!r:.40}")
-        if row.get("option") is None:
-            letters = [x for x in "ABCDEFGH" if row.get(x) is not None]
-            options = {x: row.text(x) for x in letters}
-        else:
-            options = split_options(row.text("option"))
+        one_text = row.get("option") is not None
+        options = split_options(row.text("option")) if one_text else letter_columns(row)
         answer = row.text("answer")
-        if answer not in options:
-            raise RowError(f"expected an answer among {', '.join(options)}; got {answer!r:.40}")
+        check_letter(answer, options)
         listed = "\n".join(f"{letter}. {text}" for letter, text in options.items())
         problem = row.text("ID", "id")
         return ask(
@@ -57,15 +53,6 @@ class WeMath(Benchmark):
             part=found[2],
             steps=int(found[1]),
         )
-
-    def extract(self, text: str, question: Prompt) -> str | None:
-        """Return the letter of the chosen option."""
-        options = question.columns["options"]
-        return choose(text, options, options)
-
-    def compare(self, answer: str, question: Prompt) -> bool:
-        """Compare the letter."""
-        return answer == question.answer
 
     def group(self, question: Prompt) -> str:
         """A problem and its steps."""

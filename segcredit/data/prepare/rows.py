@@ -9,7 +9,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from segcredit.data.formats import Keys, RowError, check_text, either, split_row
+from segcredit.data.formats import (
+    Keys,
+    RowError,
+    append_suffix,
+    as_text,
+    check_text,
+    either,
+    image_problem,
+    split_row,
+)
 from segcredit.data.images import as_source
 from segcredit.data.readers import RawRow
 from segcredit.models.images import ImageError
@@ -186,8 +195,6 @@ NO_QUESTION = "empty question"
 NO_ANSWER = "no answer"
 IMAGE = "image missing or broken"
 OTHER = "other"
-REASONS = (UNREADABLE, NO_QUESTION, NO_ANSWER, IMAGE, OTHER)
-"""Reasons for skipping a row, in the order of the report."""
 
 OWN_EXTRAS = ("split", "index", "question")
 """Keys of extra_info that prepare fills itself."""
@@ -202,14 +209,6 @@ class SkipRow(RowError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class EncodedImage:
-    """An encoded image and its original file name."""
-
-    content: bytes
-    name: str | None
-
-
-@dataclass(frozen=True)
 class PreparedRow:
     """One row as it will be written."""
 
@@ -219,7 +218,8 @@ class PreparedRow:
     question: str
     """Question without the suffix."""
     answer: str
-    images: list[EncodedImage]
+    images: list[dict[str, Any]]
+    """``{"bytes": …, "path": …}`` with the original file name, as datasets stores images."""
     data_source: str
     ability: str = "math"
     style: str = "rule"
@@ -267,9 +267,10 @@ class RowFormat:
         try:
             extra = _extra_info(row)
             answer = self._answer(row, parts.answer)
+            append_suffix(parts.messages, self.suffix)
             return PreparedRow(
                 index=_index(extra, index),
-                messages=self._with_suffix(parts.messages),
+                messages=parts.messages,
                 question=self._question(extra, parts.messages[-1]["content"]),
                 answer=answer,
                 images=_images(parts.images, folder, self.allow_outside),
@@ -282,12 +283,6 @@ class RowFormat:
             raise
         except RowError as error:
             raise SkipRow(OTHER, str(error)) from None
-
-    def _with_suffix(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-        last = messages[-1]["content"]
-        if not self.suffix or last.endswith(self.suffix):
-            return messages
-        return [*messages[:-1], {**messages[-1], "content": f"{last} {self.suffix}"}]
 
     def _question(self, extra: Mapping[str, Any], content: str) -> str:
         own = _own_text(extra, "question")
@@ -315,7 +310,7 @@ class RowFormat:
         kept = {name: value for name, value in kept.items() if value is not None}
         for name, value in kept.items():
             check_text(name, "a column's name")
-            check_text(_as_text(value), f"'{printable(name, 60)}'")
+            check_text(as_text(value), f"'{printable(name, 60)}'")
         return kept
 
 
@@ -344,16 +339,15 @@ def _own_text(row: object, key: str) -> str | None:
     return check_text(value, f"'{key}'")
 
 
-def _images(values: list[object], folder: Path, outside: bool) -> list[EncodedImage]:
+def _images(values: list[object], folder: Path, outside: bool) -> list[dict[str, Any]]:
     images = []
     for number, value in enumerate(values, start=1):
         try:
             source = as_source(value, folder, outside)
             content = source.read_bytes() if isinstance(source, Path) else source
         except (RowError, ImageError, OSError) as error:
-            which = f"image {number} of {len(values)}: " if len(values) > 1 else ""
-            raise SkipRow(IMAGE, f"{which}{error}") from None
-        images.append(EncodedImage(content, _name(value, source)))
+            raise SkipRow(IMAGE, image_problem(error, number, len(values))) from None
+        images.append({"bytes": content, "path": _name(value, source)})
     return images
 
 
@@ -432,12 +426,8 @@ def _cast(value: Any, kind: str) -> Any:
     if inner is not None and isinstance(value, Sequence):
         return [_cast(part, inner) for part in value]
     if kind in (TEXT, NOTHING):
-        return _as_text(value)
+        return as_text(value)
     return float(value) if kind == "float64" else value
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 pa = import_module("pyarrow")
@@ -474,12 +464,11 @@ def parquet_row(
     item: PreparedRow, split: str, types: ColumnTypes, with_images: bool
 ) -> dict[str, Any]:
     """Return a row of the parquet file."""
-    images = [{"bytes": image.content, "path": image.name} for image in item.images]
     extra = {"split": split, "index": item.index, "question": item.question}
     return {
         "data_source": item.data_source,
         "prompt": item.messages,
-        **({"images": images} if with_images else {}),
+        **({"images": item.images} if with_images else {}),
         "ability": item.ability,
         "reward_model": {"style": item.style, "ground_truth": item.answer},
         "extra_info": extra | types.cast(item.kept),

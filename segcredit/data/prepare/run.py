@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from segcredit.data.formats import MARK, NOTHING_LEFT, SKIP, BadRow, BadRows
+from segcredit.data.formats import MARK, NOTHING_LEFT, SKIP, BadRow, BadRows, image_problem
 from segcredit.data.overlap import Picture, digest, look_alike, picture_of
 from segcredit.data.prepare.rows import (
     IMAGE,
@@ -96,14 +96,13 @@ class Fingerprints:
         """Compute the fingerprint of a row; raise SkipRow if an image cannot be decoded."""
         files, pictures = [], []
         for number, image in enumerate(item.images, start=1):
-            file = digest(image.content)
+            file = digest(image["bytes"])
             if file not in self._pictures:
                 try:
-                    self._pictures[file] = _picture(image.content, file)
+                    self._pictures[file] = _picture(image["bytes"], file)
                 except ImageError as error:
-                    num = len(item.images)
-                    which = f"image {number} of {num}: " if num > 1 else ""
-                    raise SkipRow(IMAGE, f"{which}{error}") from None
+                    problem = image_problem(error, number, len(item.images))
+                    raise SkipRow(IMAGE, problem) from None
             files.append(file)
             pictures.append(self._pictures[file])
         return Fingerprint(
@@ -520,7 +519,7 @@ def _write(
                     item = row_format.convert(raw, part.source.folder, number)
                 except SkipRow as error:
                     raise _changed(part) from error
-                size = sum(len(image.content) for image in item.images)
+                size = sum(len(image["bytes"]) for image in item.images)
                 if item.images and not with_images:
                     raise _changed(part)
                 writer.write(parquet_row(item, report.name, scan.types, with_images), size)

@@ -9,13 +9,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
+from segcredit.data.formats import ROLES
+
 UNKNOWN = "<unk>"
 PAD = "<|endoftext|>"
 END = "<|im_end|>"
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 SPECIAL = (PAD, "<|im_start|>", END, *VISION, UNKNOWN)
 """Special tokens with Qwen's names, which its models and tools look up."""
-ROLES = ("system", "user", "assistant")
 BOX = ("\\boxed{", "}")
 
 CHAT_TEMPLATE = """\

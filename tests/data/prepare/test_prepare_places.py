@@ -3,7 +3,6 @@
 import base64
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from each import each
 from miniature import contents, gsm8k_row, hub_geo3k, jsonl, png, rows_of, write_table
+from small_data import FakeDataset
 
 from segcredit.data.prepare import Columns, prepare
 
@@ -222,25 +222,6 @@ class TestFiles:
             prepare([str(path), f"test={tmp_path}/../{tmp_path.name}/train.jsonl"], tmp_path / "o")
 
 
-class FakeSplit:
-    """As much of a split of the datasets library as is used."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
-        self.column_names = rows.column_names
-        self.format: str | None = None
-
-    def with_format(self, name: str) -> "FakeSplit":
-        copy = FakeSplit(self.rows)
-        copy.format = name
-        return copy
-
-    def iter(self, batch_size: int) -> Iterator[pa.Table]:
-        assert self.format == "arrow"
-        for start in range(0, len(self.rows), batch_size):
-            yield self.rows.slice(start, batch_size)
-
-
 class TestHub:
     @pytest.fixture
     def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -254,12 +235,12 @@ class TestHub:
         """A datasets library that notes what it is asked."""
         calls: list[tuple[Any, ...]] = []
 
-        def load_dataset(name: str, config: str | None) -> dict[str, FakeSplit]:
+        def load_dataset(name: str, config: str | None) -> dict[str, FakeDataset]:
             calls.append((name, config))
             if "gone" in name:
                 raise FileNotFoundError(f"Dataset '{name}' doesn't exist\non the Hub")
             rows = hub_geo3k(range(100)) if "geometry" in name else table(ROWS)
-            return {"test": FakeSplit(rows.slice(0, 2)), "train": FakeSplit(rows.slice(2))}
+            return {"test": FakeDataset(rows.slice(0, 2)), "train": FakeDataset(rows.slice(2))}
 
         datasets = ModuleType("datasets")
         datasets.load_dataset = load_dataset  # type: ignore[attr-defined]
