@@ -126,20 +126,20 @@ def model_settings(model: Any, tokenizer: Any) -> tuple[dict[str, Any], LoadedMo
     if isinstance(source, PreTrainedModel):
         settings = {"dtype": _dtype(source), **settings, "path": PLACEHOLDER}
         return settings, LoadedModel(source, _parts(source, tokenizer))
+    named = isinstance(source, str | Path)
+    if not named and not (isinstance(model, dict) and source is None):
+        raise TypeError(
+            f"model: expected a folder, a hub id, a model of transformers, or settings such as "
+            f"{{'path': …, 'dtype': …}}; got {kind(source)}. {_model_advice(source)}"
+        )
     if tokenizer is not None:
         raise TypeError(
             f"tokenizer: expected none, because the model is not an object in memory but "
             f"{shown(source) if isinstance(source, str) else kind(source)}; got {kind(tokenizer)}. "
             f"Remove tokenizer: the model's folder contains it"
         )
-    if isinstance(source, str | Path):
-        return {**settings, "path": str(source)}, None
-    if isinstance(model, dict) and source is None:  # a tiny model; the recipe checks the rest
-        return settings, None
-    raise TypeError(
-        f"model: expected a folder, a hub id, a model of transformers, or settings such as "
-        f"{{'path': …, 'dtype': …}}; got {kind(source)}. {_model_advice(source)}"
-    )
+    # without a path it is a tiny model; the recipe checks the rest
+    return settings | ({"path": str(source)} if named else {}), None
 
 
 def _model_advice(source: object) -> str:
@@ -151,6 +151,17 @@ def _model_advice(source: object) -> str:
 
 
 def _dtype(model: PreTrainedModel) -> str:
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise TypeError(
+            "model: expected a model without an adapter; got one with an adapter that add_adapter "
+            "or load_adapter added. Load the adapter with peft.PeftModel instead, and pass the "
+            "result of merge_and_unload()"
+        )
+    if not model.can_generate():
+        raise TypeError(
+            f"model: expected a model with a language modeling head; got {type(model).__name__}. "
+            f"Load it with AutoModelForCausalLM, or AutoModelForImageTextToText if it reads images"
+        )
     if getattr(model, "hf_quantizer", None) is not None:
         raise TypeError(
             "model: expected weights in float32 or bfloat16; got a quantized model. Load it "
@@ -213,7 +224,7 @@ def _rows(name: str, source: Any) -> list[Any]:
     """Read rows or paths from a list, an iterable, a ``datasets.Dataset`` or a data frame."""
     if hasattr(source, "to_dicts"):  # polars
         return list(source.to_dicts())
-    if hasattr(source, "to_dict") and hasattr(source, "iloc"):  # pandas
+    if hasattr(source, "iloc") and hasattr(source, "columns"):  # pandas
         return list(source.to_dict("records"))
     if isinstance(source, dict | bytes | type) or not isinstance(source, Iterable):
         raise TypeError(

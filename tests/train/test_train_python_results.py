@@ -191,6 +191,8 @@ def test_a_data_frame_is_read_as_its_rows(model: Path) -> None:
     frame.loc[1, "answer"] = None
     with pytest.raises(BadRows, match=r"^1 bad row:\nrows\[1\]: expected an answer"):
         trainer(model, frame)
+    with pytest.raises(ValueError, match="expected a data file; there is no"):
+        trainer(model, frame["problem"])  # a column alone
 
 
 def test_a_polars_frame_is_read_as_its_rows(model: Path) -> None:
