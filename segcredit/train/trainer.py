@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
-from segcredit.printable import change_texts
+from segcredit.printable import change_texts, without_addresses
 from segcredit.registry import keep_written
 from segcredit.rewards import make_reward
 from segcredit.runlog import (
@@ -287,7 +287,7 @@ class Trainer:
             state.config = read_run(run.path).config
             names = ["tensorboard", *self.recipe.save.trackers]
             first = state.step + 1 if resume else None
-            trackers = open_trackers(names, run, self.recipe.as_dict(), first)
+            trackers = open_trackers(names, run, self._record(), first)
             with MetricsWriter(run.metrics, trackers) as metrics:
                 if resume:
                     metrics.truncate(position)
@@ -367,9 +367,9 @@ class Trainer:
         lines_after(run.metrics, position)
         if not state.step:
             checkpoint.mark_unsaved(run.checkpoints)
-        changed = changed_settings(run, self.recipe)
+        changed = {*changed_settings(run, self.recipe), *self._changed_objects(run)}
         if changed:
-            watch.note(f"Settings changed from this step on: {', '.join(changed)}")
+            watch.note(f"Settings changed from this step on: {', '.join(sorted(changed))}")
             written = read_run(run.path).config
             write_yaml_atomically(run.config, keep_written(self._record(), written, run.path))
         self._note_environment(run, state, watch)
@@ -394,10 +394,19 @@ class Trainer:
     def _given(self) -> dict[str, Any]:
         """Describe the settings that were passed as Python objects instead of by name."""
         shown = {
-            name: "rows" if name in {"train", "test"} else getattr(x, "__qualname__", repr(x)[:500])
+            name: "rows"
+            if name in {"train", "test"}
+            else getattr(x, "__qualname__", without_addresses(repr(x))[:500])
             for name, x in self._objects.items()
         }
         return {GIVEN_IN_PYTHON: shown} if shown else {}
+
+    def _changed_objects(self, run: RunFolder) -> set[str]:
+        """Name the settings that are another object than before, or in place of a name."""
+        then = read_run(run.path).config.get(GIVEN_IN_PYTHON)
+        then, now = then if isinstance(then, dict) else {}, self._given().get(GIVEN_IN_PYTHON, {})
+        names = {x for x in then.keys() | now.keys() if then.get(x) != now.get(x)}
+        return {f"data.{x}" if x in {"train", "test"} else x for x in names}
 
 
 def _all_named(reward: object) -> bool:
