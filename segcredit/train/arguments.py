@@ -2,10 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +17,8 @@ from segcredit.printable import shown
 from segcredit.types import Algorithm
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+STEPS = 100
+"""Number of optimization steps unless given."""
 FILES = "files, a list of rows, a datasets.Dataset or a data frame"
 
 
@@ -31,13 +33,20 @@ def kind(value: object) -> str:
     return type(value).__name__
 
 
-def check_steps(steps: object) -> int:
-    """Return the number of steps; raise TypeError unless it is a whole number."""
-    if isinstance(steps, bool) or not hasattr(steps, "__index__"):
+def stages_of_steps(steps: object, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the one stage of a run without ``stages``; raise TypeError for wrong ``steps``."""
+    if steps is None:
+        steps = STEPS
+    elif "stages" in settings:
+        raise TypeError(
+            f"steps: expected none, because stages has the steps of each stage; got {kind(steps)}. "
+            f"Remove steps"
+        )
+    if isinstance(steps, bool) or not isinstance(steps, SupportsIndex):
         raise TypeError(
             f"steps: expected a whole number; got {kind(steps)}. Type, for example, 100"
         )
-    return int(steps)
+    return [{"kind": "optimize", "steps": int(steps)}]
 
 
 def check_algorithm(algorithm: object) -> None:

@@ -33,10 +33,10 @@ from segcredit.train.arguments import (
     check_algorithm,
     check_folder,
     check_reward,
-    check_steps,
     check_switch,
     data_settings,
     model_settings,
+    stages_of_steps,
 )
 from segcredit.train.build import RunPlan, build, make_plan
 from segcredit.train.callbacks import Callback, CallbackObserver, check_callbacks
@@ -138,7 +138,7 @@ class Trainer:
         algorithm: str | dict[str, Any] | Algorithm = "sapo",
         reward: str | dict[str, Any] | list[Any] | Callable[..., Any] | RewardFn = "math",
         test: str | Path | Iterable[Any] | None = None,
-        steps: int = 100,
+        steps: int | None = None,
         tokenizer: Any = None,
         callbacks: Sequence[Callback] = (),
         reward_weights: Sequence[float] | None = None,
@@ -146,9 +146,8 @@ class Trainer:
     ) -> None:
         check_algorithm(algorithm)
         check_reward(reward)
-        steps = check_steps(steps)
         self._callbacks = check_callbacks(callbacks)
-        found: dict[str, Any] = {"stages": [{"kind": "optimize", "steps": steps}], **settings}
+        found: dict[str, Any] = {"stages": stages_of_steps(steps, settings), **settings}
         objects: dict[str, Any] = {}
         found["model"], self._loaded = model_settings(model, tokenizer)
         found["data"] = data_settings(data, test, objects)

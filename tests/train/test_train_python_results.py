@@ -143,6 +143,10 @@ def test_a_report_that_cannot_be_written_is_a_warning(
         ({"steps": "10"}, "steps: expected a whole number; got '10' (str). Type, for example"),
         ({"steps": 2.5}, "got 2.5 (float)"),
         ({"steps": True}, "got True (bool)"),
+        (
+            {"steps": 5, "stages": [{"kind": "optimize", "steps": 1}]},
+            "steps: expected none, because stages has the steps of each stage; got 5 (int). Rem",
+        ),
         ({"tokenizer": 5}, "tokenizer: expected none, because the model is not an object in mem"),
         ({"callbacks": 5}, "callbacks: expected a list of callbacks; got int. Type callbacks=["),
         ({"callbacks": KeepsResult}, "callbacks: expected a list of callbacks; got KeepsResult"),
