@@ -24,7 +24,7 @@ from segcredit.runlog import (
 )
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
-from segcredit.runlog.folder import INITIAL, POLICY, exists, step_name
+from segcredit.runlog.folder import INITIAL, POLICY, exists, resume_call, step_name
 from segcredit.runlog.reader import read_best
 from segcredit.runlog.records import lines_after
 from segcredit.train import best, checkpoint
@@ -245,11 +245,12 @@ class Trainer:
             if isinstance(watch, PythonProgress):
                 watch.show_result(result)
             hooks.ended(result)
-        place = f"train(folder={str(result.folder)!r}, resume=True)"
+        assert result.folder is not None  # rank 0
+        again = resume_call(result.folder)
         hooks.raise_failure(
             f"The run is complete: {result.folder}"
             if result.stopped is None
-            else f"The run is saved; correct the callback, then resume: Trainer(…).{place}"
+            else f"The run is saved; correct the callback, then resume: {again}"
         )
         return result
 

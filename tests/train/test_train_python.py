@@ -23,7 +23,7 @@ from segcredit.data.worlds import World, make_world
 from segcredit.models import Policy
 from segcredit.report.overview import overview
 from segcredit.rewards import CustomReward, RewardError
-from segcredit.runlog import read_run
+from segcredit.runlog import read_run, resume_command
 from segcredit.train.loop import Silent
 from segcredit.train.trainer import Trainer
 
@@ -334,6 +334,9 @@ def test_the_command_line_says_that_only_python_can_go_on_with_it(
         "can hold, so only Python can resume this run, with the same objects: "
         "Trainer(…).train(folder='run', resume=True)\n"
     )
+    call = f"Trainer(…).train(folder={str(folder)!r}, resume=True)"
+    assert resume_command(folder) == call, "so no message names a command that is refused"
+    assert resume_command(folder, "seed=1") == f"{call} with the setting seed=1"
     done = CliRunner().invoke(app, ["evaluate", str(folder)])
     assert (done.exit_code, done.stderr) == (
         2,
