@@ -69,6 +69,20 @@ def check_reward(reward: object) -> None:
         )
 
 
+def check_plain(name: str, settings: object) -> None:
+    """Raise TypeError for an object inside settings, which config.yaml could not record."""
+    if isinstance(settings, dict | list | tuple):
+        parts = settings.items() if isinstance(settings, dict) else enumerate(settings)
+        for key, part in parts:
+            check_plain(f"{name}.{key}", part)
+    elif settings is not None and not isinstance(settings, str | int | float):
+        raise TypeError(
+            f"{name}: expected a number, a text, a list or settings, which config.yaml can hold; "
+            f"got {kind(settings)}. Give a name or a number, or the whole {name.partition('.')[0]} "
+            f"as an object"
+        )
+
+
 def check_folder(folder: object, name: str = "folder") -> None:
     """Raise TypeError unless this is a path or None."""
     if folder is not None and not isinstance(folder, str | Path):

@@ -32,6 +32,7 @@ from segcredit.train.arguments import (
     LoadedModel,
     check_algorithm,
     check_folder,
+    check_plain,
     check_reward,
     check_switch,
     data_settings,
@@ -163,6 +164,8 @@ class Trainer:
             found["reward"] = reward
         else:
             objects["reward"] = reward
+        for name in ("algorithm", "reward"):
+            check_plain(name, found.get(name))
         self._objects = objects
         recipe = parse_recipe(found, "Trainer", objects.get("algorithm"))
         self.plan = _plan_with(self._loaded, recipe, objects)

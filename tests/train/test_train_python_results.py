@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from each import each
 from tiny_runs import RECIPE
 
@@ -14,6 +15,7 @@ from segcredit.algorithms import grpo
 from segcredit.data import BadRows
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
+from segcredit.partition import Newline
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,13 @@ def test_a_report_that_cannot_be_written_is_a_warning(
         ({"algorithm": grpo}, "got the function grpo. Type grpo()"),
         ({"algorithm": type(grpo())}, "got the class PolicyGradient. Type PolicyGradient()"),
         ({"algorithm": object()}, "got object. Type, for example, algorithm='sapo'"),
+        (
+            {"algorithm": {"name": "sapo", "partition": Newline()}},
+            "algorithm.partition: expected a number, a text, a list or settings, which config.yaml "
+            "can hold; got Newline. Give a name or a number, or the whole algorithm as an object",
+        ),
+        ({"algorithm": {"name": "sapo", "lam": torch.ones(())}}, "algorithm.lam: expected a num"),
+        ({"reward": ["exact", {"name": "exact", "extract": print}]}, "reward.1.extract: expec"),
         ({"reward": 5}, "reward: expected a name such as 'math', settings or a function; got 5"),
         ({"reward": None}, "got None (NoneType). Type, for example, reward='math'"),
         ({"steps": "10"}, "steps: expected a whole number; got '10' (str). Type, for example"),
