@@ -448,7 +448,8 @@ def _plan_with(loaded: LoadedModel | None, recipe: Recipe, objects: dict[str, An
                 f"{text}\nThe model was given as an object: save it and its tokenizer with "
                 f"save_pretrained('FOLDER'), change the file there, and type model='FOLDER'"
             ) from None
-    return replace(plan, recipe=recipe)
+    # the plan's recipe names the commits of datasets on the Hub
+    return replace(plan, recipe=plan.recipe.model_copy(update={"model": recipe.model}))
 
 
 def _require_initial(run: RunFolder) -> None:

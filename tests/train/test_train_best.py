@@ -308,6 +308,10 @@ def test_evaluate_chooses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         refused = evaluated(wrong, "--best", *options)
         assert refused.exit_code == 2
         assert what in refused.stderr
+    shutil.rmtree(place / "checkpoints" / "step-000004")
+    refused = evaluated(place, "--best", *options)
+    assert refused.exit_code == 2
+    assert "step-000004; it was deleted or moved. Put it back, or" in refused.stderr
     (place / "best.json").unlink()
     refused = evaluated(place, "--best", *options)
     assert refused.exit_code == 2
