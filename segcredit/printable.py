@@ -1,6 +1,7 @@
 """Format values as text: short printable quotes of untrusted rows, consistently rounded numbers."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -74,6 +75,15 @@ def printable(text: str, limit: int | None = None) -> str:
     if limit is not None and len(text) > limit:
         return visible(text[:limit], keep="") + "…"
     return visible(text, keep="")
+
+
+def without_addresses(text: str) -> str:
+    """Remove memory addresses, which differ in every process, from the repr of objects.
+
+    >>> without_addresses("<Own object at 0x7f03a1b2>")
+    '<Own object>'
+    """
+    return re.sub(r" at 0x[0-9a-f]+(?=>)", "", text)
 
 
 def _symbol(character: str) -> str:

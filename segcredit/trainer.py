@@ -27,7 +27,7 @@ class Trainer(trainer.Trainer):
             these, which is a weighted sum.
         reward_weights: Weight of each reward of a list. None: the ``weight`` of its settings, or 1.
         test: Held-out data: files or rows.
-        steps: Number of optimization steps.
+        steps: Number of optimization steps, 100 by default; ``stages`` has its own steps.
         tokenizer: Tokenizer or processor of a model in memory, or ``(tokenizer,
             image_processor)``.
         callbacks: Objects of :class:`segcredit.Callback`, called during training.

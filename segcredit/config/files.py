@@ -21,7 +21,7 @@ import yaml
 
 from segcredit.printable import shown
 from segcredit.registry import nearest
-from segcredit.runlog.folder import GIVEN_IN_PYTHON
+from segcredit.runlog.folder import GIVEN_IN_PYTHON, resume_call
 from segcredit.runlog.untrusted import PlainLoader, parse_yaml, read_yaml
 
 BASE = "base"
@@ -70,8 +70,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         names = ", ".join(given) if isinstance(given, dict) else str(given)
         raise RecipeError(
             f"{path}: {names} came from Python as objects, which no file can hold, so only Python "
-            f"can resume this run, with the same objects: "
-            f"Trainer(…).train(folder={str(path.parent)!r}, resume=True)"
+            f"can resume this run, with the same objects: {resume_call(path.parent)}"
         )
     return found
 

@@ -20,7 +20,7 @@ from segcredit.config.recipe import KINDS, Recipe
 from segcredit.printable import shown
 from segcredit.registry import nearest, resolve_files
 from segcredit.runlog import RunFolder, resume_command
-from segcredit.runlog.folder import GIVEN_IN_PYTHON, require_run
+from segcredit.runlog.folder import GIVEN_IN_PYTHON, INITIAL, require_run
 from segcredit.runlog.untrusted import require_trust
 from segcredit.types import Algorithm
 
@@ -49,7 +49,17 @@ def load_run_recipe(
     if not trust_run:  # before parse_recipe, which imports the code that the settings name
         typed = [override.partition("=")[0] for override in overrides]
         require_trust(settings, path, resume_command(path), typed)
-    return parse_recipe(resolve_files(settings, path), config)
+    return parse_recipe(resolve_files(_with_own_model(settings, path), path), config)
+
+
+def _with_own_model(settings: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Find the model that the run itself holds (``checkpoints/initial``) in a moved run."""
+    model, own = settings.get("model"), RunFolder(run).checkpoints / INITIAL
+    written = model.get("path") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(written, str):
+        return settings
+    moved = Path(written).parts[-2:] == own.parts[-2:] and not Path(written).exists()
+    return settings | {"model": model | {"path": str(own)}} if moved and own.is_dir() else settings
 
 
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

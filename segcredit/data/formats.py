@@ -10,7 +10,10 @@ from segcredit.printable import listed, shown
 from segcredit.rewards.extract import boxed
 
 SHOWN = 20
-SKIP = "Repair these rows, or skip them: --skip-bad-rows (in Python, skip_bad_rows=True)."
+SKIP = (
+    "Repair these rows, or skip them: --skip-bad-rows; in Python, skip_bad_rows=True "
+    "(Trainer: data={'train': …, 'skip_bad_rows': True})."
+)
 NOTHING_LEFT = (
     "Every row is bad, so skipping bad rows would leave nothing. If all rows have the same "
     "problem, look for it in the keys of the data or in the model's chat template."

@@ -30,7 +30,7 @@ from segcredit.rewards import compares_answers, functions_in, make_reward
 from segcredit.rollout import engine_problem, make_engine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.files import to_line
-from segcredit.runlog.folder import is_run
+from segcredit.runlog.folder import is_run, step_of
 from segcredit.runlog.storage import MANIFEST, verify
 from segcredit.runlog.untrusted import FLAG, require_trust
 from segcredit.types import Prompt, Sampling
@@ -211,7 +211,10 @@ def find_policy(
     path = Path(checkpoint).absolute()
     if problem := not_found(checkpoint, "a run directory, a Hugging Face folder"):
         raise ValueError(problem)
-    is_checkpoint = (path / MANIFEST).is_file() and is_run(path.parents[1])
+    # other folders with a manifest, such as the initial model, are models
+    is_checkpoint = (
+        (path / MANIFEST).is_file() and step_of(path.name) is not None and is_run(path.parents[1])
+    )
     if best and (is_checkpoint or not is_run(path)):
         what = "a checkpoint" if is_checkpoint else "a model"
         raise ValueError(

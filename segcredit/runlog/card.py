@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from segcredit import __version__
-from segcredit.printable import change_texts, number_text, printable
+from segcredit.printable import change_texts, number_text, printable, without_addresses
 from segcredit.runlog.files import restore_nonfinite
+from segcredit.runlog.folder import GIVEN_IN_PYTHON
 
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -59,9 +60,10 @@ def model_card(
         has_images: Whether the model is a vision-language model.
     """
     model, data = _section(config, "model"), _section(config, "data")
-    given = _section(config, "given_in_python")
+    given = _section(config, GIVEN_IN_PYTHON)
+    shown = {**config, **given}  # an object in Python replaces the setting of its name
     parts = [
-        f"---\n{_metadata(config, model, data, has_images)}---",
+        f"---\n{_metadata(shown.get('algorithm'), model, data, has_images)}---",
         f"# {_escaped(str(config.get('name', 'policy')))}",
         f"A policy trained with reinforcement learning by segcredit {__version__}, saved after "
         f"step {step}.",
@@ -69,8 +71,8 @@ def model_card(
         _table(
             [
                 ("base model", _base(model)),
-                ("algorithm", _code(_short(config.get("algorithm")))),
-                ("reward", _code(_short(config.get("reward")))),
+                ("algorithm", _code(_short(shown.get("algorithm")))),
+                ("reward", _code(_short(shown.get("reward")))),
                 ("training data", _data(data, "train")),
                 ("held-out data", _data(data, "test")),
                 ("stages and their steps", _stages(config.get("stages"))),
@@ -90,8 +92,7 @@ def model_card(
         "## Citation",
         _fenced(CITATION.replace("VERSION", __version__), "bibtex"),
     ]
-    # objects given in Python are described with their address, which differs in every process
-    return re.sub(r" at 0x[0-9a-f]+(?=>)", "", "\n\n".join(parts)) + "\n"
+    return without_addresses("\n\n".join(parts)) + "\n"
 
 
 def write_card(folder: Path, text: str) -> None:
@@ -100,11 +101,10 @@ def write_card(folder: Path, text: str) -> None:
 
 
 def _metadata(
-    config: Mapping[str, Any], model: Mapping[str, Any], data: Mapping[str, Any], has_images: bool
+    algorithm: object, model: Mapping[str, Any], data: Mapping[str, Any], has_images: bool
 ) -> str:
     from huggingface_hub import ModelCardData
 
-    algorithm = config.get("algorithm")
     name = str(algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm)
     tags = ["segcredit", "reinforcement-learning"]
     tags += [name] if re.fullmatch(r"[\w-]+", name) else []

@@ -211,14 +211,25 @@ def runs_in(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def resume_command(path: Path) -> str:
-    """Return the command that resumes a run, with ``--trust-run`` if its settings need it."""
+def resume_command(path: Path, change: str = "") -> str:
+    """Return the command that resumes a run, with ``--trust-run`` if its settings need it.
+
+    For a run with objects of Python it is a call in Python. ``change`` is a setting to change.
+    """
     try:
         config = read_yaml(path / "config.yaml")
     except (OSError, ValueError):  # missing or damaged, which resuming will report
         config = None
-    flag = f" {FLAG}" if isinstance(config, dict) and requests_of(config) else ""
-    return f"segcredit train --resume {shlex.quote(str(path))}{flag}"
+    config = config if isinstance(config, dict) else {}
+    if config.get(GIVEN_IN_PYTHON):
+        return resume_call(path) + (f" with the setting {change}" if change else "")
+    flag = f" {FLAG}" if requests_of(config) else ""
+    return f"segcredit train --resume {shlex.quote(str(path))}{flag} {change}".rstrip()
+
+
+def resume_call(path: Path) -> str:
+    """Return the call that resumes a run in Python."""
+    return f"Trainer(…).train(folder={str(path)!r}, resume=True)"
 
 
 def new_run_path(name: str, root: str | Path = "runs") -> Path:

@@ -123,6 +123,11 @@ class Run:
                 f"which has no best.json. Use its last checkpoint: leave --best out"
             )
         path = self.folder.checkpoints / step_name(self.best["step"])
+        if not path.exists():
+            raise ValueError(
+                f"expected the best checkpoint of {self.path}, {path.name}; it was deleted or "
+                f"moved. Put it back, or use the last checkpoint: leave --best out"
+            )
         verify(path)
         return path
 

@@ -2,10 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +17,8 @@ from segcredit.printable import shown
 from segcredit.types import Algorithm
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+STEPS = 100
+"""Number of optimization steps unless given."""
 FILES = "files, a list of rows, a datasets.Dataset or a data frame"
 
 
@@ -31,13 +33,20 @@ def kind(value: object) -> str:
     return type(value).__name__
 
 
-def check_steps(steps: object) -> int:
-    """Return the number of steps; raise TypeError unless it is a whole number."""
-    if isinstance(steps, bool) or not hasattr(steps, "__index__"):
+def stages_of_steps(steps: object, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the one stage of a run without ``stages``; raise TypeError for wrong ``steps``."""
+    if steps is None:
+        steps = STEPS
+    elif "stages" in settings:
+        raise TypeError(
+            f"steps: expected none, because stages has the steps of each stage; got {kind(steps)}. "
+            f"Remove steps"
+        )
+    if isinstance(steps, bool) or not isinstance(steps, SupportsIndex):
         raise TypeError(
             f"steps: expected a whole number; got {kind(steps)}. Type, for example, 100"
         )
-    return int(steps)
+    return [{"kind": "optimize", "steps": int(steps)}]
 
 
 def check_algorithm(algorithm: object) -> None:
@@ -57,6 +66,20 @@ def check_reward(reward: object) -> None:
         raise TypeError(
             f"reward: expected a name such as 'math', settings or a function; got {kind(reward)}. "
             f"Type, for example, reward='math'"
+        )
+
+
+def check_plain(name: str, settings: object) -> None:
+    """Raise TypeError for an object inside settings, which config.yaml could not record."""
+    if isinstance(settings, dict | list | tuple):
+        parts = settings.items() if isinstance(settings, dict) else enumerate(settings)
+        for key, part in parts:
+            check_plain(f"{name}.{key}", part)
+    elif settings is not None and not isinstance(settings, str | int | float):
+        raise TypeError(
+            f"{name}: expected a number, a text, a list or settings, which config.yaml can hold; "
+            f"got {kind(settings)}. Give a name or a number, or the whole {name.partition('.')[0]} "
+            f"as an object"
         )
 
 
@@ -126,20 +149,20 @@ def model_settings(model: Any, tokenizer: Any) -> tuple[dict[str, Any], LoadedMo
     if isinstance(source, PreTrainedModel):
         settings = {"dtype": _dtype(source), **settings, "path": PLACEHOLDER}
         return settings, LoadedModel(source, _parts(source, tokenizer))
+    named = isinstance(source, str | Path)
+    if not named and not (isinstance(model, dict) and source is None):
+        raise TypeError(
+            f"model: expected a folder, a hub id, a model of transformers, or settings such as "
+            f"{{'path': …, 'dtype': …}}; got {kind(source)}. {_model_advice(source)}"
+        )
     if tokenizer is not None:
         raise TypeError(
             f"tokenizer: expected none, because the model is not an object in memory but "
             f"{shown(source) if isinstance(source, str) else kind(source)}; got {kind(tokenizer)}. "
             f"Remove tokenizer: the model's folder contains it"
         )
-    if isinstance(source, str | Path):
-        return {**settings, "path": str(source)}, None
-    if isinstance(model, dict) and source is None:  # a tiny model; the recipe checks the rest
-        return settings, None
-    raise TypeError(
-        f"model: expected a folder, a hub id, a model of transformers, or settings such as "
-        f"{{'path': …, 'dtype': …}}; got {kind(source)}. {_model_advice(source)}"
-    )
+    # without a path it is a tiny model; the recipe checks the rest
+    return settings | ({"path": str(source)} if named else {}), None
 
 
 def _model_advice(source: object) -> str:
@@ -151,6 +174,17 @@ def _model_advice(source: object) -> str:
 
 
 def _dtype(model: PreTrainedModel) -> str:
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise TypeError(
+            "model: expected a model without an adapter; got one with an adapter that add_adapter "
+            "or load_adapter added. Load the adapter with peft.PeftModel instead, and pass the "
+            "result of merge_and_unload()"
+        )
+    if not model.can_generate():
+        raise TypeError(
+            f"model: expected a model with a language modeling head; got {type(model).__name__}. "
+            f"Load it with AutoModelForCausalLM, or AutoModelForImageTextToText if it reads images"
+        )
     if getattr(model, "hf_quantizer", None) is not None:
         raise TypeError(
             "model: expected weights in float32 or bfloat16; got a quantized model. Load it "
@@ -213,7 +247,7 @@ def _rows(name: str, source: Any) -> list[Any]:
     """Read rows or paths from a list, an iterable, a ``datasets.Dataset`` or a data frame."""
     if hasattr(source, "to_dicts"):  # polars
         return list(source.to_dicts())
-    if hasattr(source, "to_dict") and hasattr(source, "iloc"):  # pandas
+    if hasattr(source, "iloc") and hasattr(source, "columns"):  # pandas
         return list(source.to_dict("records"))
     if isinstance(source, dict | bytes | type) or not isinstance(source, Iterable):
         raise TypeError(

@@ -148,7 +148,7 @@ class Loop:
                 self.watch.stage(state.stage, stage.kind, stage.steps, state.stage_step)
                 if state.stage_step == 0:
                     stage_of(state, stage).enter()
-                    if isinstance(stage, Optimize) and not self._evaluated_before():
+                    if isinstance(stage, Optimize) and not self._has_results("before"):
                         self._evaluate("before")
                 while state.stage_step < stage.steps:
                     if stops_early(state):
@@ -175,6 +175,8 @@ class Loop:
 
     def _step(self, stage: AnyStage) -> None:
         state = self.state
+        for key in [x for x in state.noted if x.endswith("_after")]:
+            del state.noted[key]  # the run had ended before this step, and was resumed
         measured, result = stage_of(state, stage).step()
         state.stage_step += 1
         state.step += 1
@@ -202,18 +204,20 @@ class Loop:
         """End the run; a resumed run ends again unless ``evaluation.patience`` was raised."""
         message = stop_message(self.state)
         if self.folder is not None:
-            command = resume_command(self.folder.path)
-            message += f" To train on, run: {command} evaluation.patience=null"
-        if self._begun_at == self.state.step:
+            command = resume_command(self.folder.path, "evaluation.patience=null")
+            message += f" To train on, run: {command}"
+        if not self._has_results("after"):  # evaluation.patience was reduced on resume
+            self._evaluate("after")
+        elif self._begun_at == self.state.step:
             self.watch.note(message)
             return
         self._warn("early_stop", message)
         if self.saved_step != self.state.step:
             self._save()
 
-    def _evaluated_before(self) -> bool:
-        """Whether an earlier process already ran the evaluation before optimization."""
-        return not {"sampled_before", "reward_before"}.isdisjoint(self.state.noted)
+    def _has_results(self, when: str) -> bool:
+        """Whether this or an earlier process evaluated before or after optimization."""
+        return not {f"sampled_{when}", f"reward_{when}"}.isdisjoint(self.state.noted)
 
     def _warn(self, name: str, message: str) -> None:
         """Show a warning and record it in metrics.jsonl for the report."""
@@ -296,7 +300,7 @@ class Loop:
         saved = [step for step, _ in by_step(folder.checkpoints)]
         if broken not in saved:
             return (
-                f" To resume from the last checkpoint, run: {resume_command(folder.path)} {change}"
+                f" To resume from the last checkpoint, run: {resume_command(folder.path, change)}"
             )
         place = folder.checkpoints / step_name(broken)
         if broken == saved[0]:
@@ -306,7 +310,7 @@ class Loop:
             )
         return (
             f" {place} was saved with these weights: move it out of the run directory, so that the "
-            f"one before it is used. Then run: {resume_command(folder.path)} {change}"
+            f"one before it is used. Then run: {resume_command(folder.path, change)}"
         )
 
     def _resume_advice(self) -> str:

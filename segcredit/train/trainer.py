@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
-from segcredit.printable import change_texts
+from segcredit.printable import change_texts, without_addresses
 from segcredit.registry import keep_written
 from segcredit.rewards import make_reward
 from segcredit.runlog import (
@@ -24,7 +24,7 @@ from segcredit.runlog import (
 )
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
-from segcredit.runlog.folder import INITIAL, POLICY, exists, step_name
+from segcredit.runlog.folder import INITIAL, POLICY, exists, resume_call, step_name
 from segcredit.runlog.reader import read_best
 from segcredit.runlog.records import lines_after
 from segcredit.train import best, checkpoint
@@ -32,11 +32,12 @@ from segcredit.train.arguments import (
     LoadedModel,
     check_algorithm,
     check_folder,
+    check_plain,
     check_reward,
-    check_steps,
     check_switch,
     data_settings,
     model_settings,
+    stages_of_steps,
 )
 from segcredit.train.build import RunPlan, build, make_plan
 from segcredit.train.callbacks import Callback, CallbackObserver, check_callbacks
@@ -138,7 +139,7 @@ class Trainer:
         algorithm: str | dict[str, Any] | Algorithm = "sapo",
         reward: str | dict[str, Any] | list[Any] | Callable[..., Any] | RewardFn = "math",
         test: str | Path | Iterable[Any] | None = None,
-        steps: int = 100,
+        steps: int | None = None,
         tokenizer: Any = None,
         callbacks: Sequence[Callback] = (),
         reward_weights: Sequence[float] | None = None,
@@ -146,9 +147,8 @@ class Trainer:
     ) -> None:
         check_algorithm(algorithm)
         check_reward(reward)
-        steps = check_steps(steps)
         self._callbacks = check_callbacks(callbacks)
-        found: dict[str, Any] = {"stages": [{"kind": "optimize", "steps": steps}], **settings}
+        found: dict[str, Any] = {"stages": stages_of_steps(steps, settings), **settings}
         objects: dict[str, Any] = {}
         found["model"], self._loaded = model_settings(model, tokenizer)
         found["data"] = data_settings(data, test, objects)
@@ -164,6 +164,8 @@ class Trainer:
             found["reward"] = reward
         else:
             objects["reward"] = reward
+        for name in ("algorithm", "reward"):
+            check_plain(name, found.get(name))
         self._objects = objects
         recipe = parse_recipe(found, "Trainer", objects.get("algorithm"))
         self.plan = _plan_with(self._loaded, recipe, objects)
@@ -246,11 +248,12 @@ class Trainer:
             if isinstance(watch, PythonProgress):
                 watch.show_result(result)
             hooks.ended(result)
-        place = f"train(folder={str(result.folder)!r}, resume=True)"
+        assert result.folder is not None  # rank 0
+        again = resume_call(result.folder)
         hooks.raise_failure(
             f"The run is complete: {result.folder}"
             if result.stopped is None
-            else f"The run is saved; correct the callback, then resume: Trainer(…).{place}"
+            else f"The run is saved; correct the callback, then resume: {again}"
         )
         return result
 
@@ -287,7 +290,7 @@ class Trainer:
             state.config = read_run(run.path).config
             names = ["tensorboard", *self.recipe.save.trackers]
             first = state.step + 1 if resume else None
-            trackers = open_trackers(names, run, self.recipe.as_dict(), first)
+            trackers = open_trackers(names, run, self._record(), first)
             with MetricsWriter(run.metrics, trackers) as metrics:
                 if resume:
                     metrics.truncate(position)
@@ -367,9 +370,9 @@ class Trainer:
         lines_after(run.metrics, position)
         if not state.step:
             checkpoint.mark_unsaved(run.checkpoints)
-        changed = changed_settings(run, self.recipe)
+        changed = {*changed_settings(run, self.recipe), *self._changed_objects(run)}
         if changed:
-            watch.note(f"Settings changed from this step on: {', '.join(changed)}")
+            watch.note(f"Settings changed from this step on: {', '.join(sorted(changed))}")
             written = read_run(run.path).config
             write_yaml_atomically(run.config, keep_written(self._record(), written, run.path))
         self._note_environment(run, state, watch)
@@ -394,10 +397,19 @@ class Trainer:
     def _given(self) -> dict[str, Any]:
         """Describe the settings that were passed as Python objects instead of by name."""
         shown = {
-            name: "rows" if name in {"train", "test"} else getattr(x, "__qualname__", repr(x)[:500])
+            name: "rows"
+            if name in {"train", "test"}
+            else getattr(x, "__qualname__", without_addresses(repr(x))[:500])
             for name, x in self._objects.items()
         }
         return {GIVEN_IN_PYTHON: shown} if shown else {}
+
+    def _changed_objects(self, run: RunFolder) -> set[str]:
+        """Name the settings that are another object than before, or in place of a name."""
+        then = read_run(run.path).config.get(GIVEN_IN_PYTHON)
+        then, now = then if isinstance(then, dict) else {}, self._given().get(GIVEN_IN_PYTHON, {})
+        names = {x for x in then.keys() | now.keys() if then.get(x) != now.get(x)}
+        return {f"data.{x}" if x in {"train", "test"} else x for x in names}
 
 
 def _all_named(reward: object) -> bool:
@@ -436,7 +448,8 @@ def _plan_with(loaded: LoadedModel | None, recipe: Recipe, objects: dict[str, An
                 f"{text}\nThe model was given as an object: save it and its tokenizer with "
                 f"save_pretrained('FOLDER'), change the file there, and type model='FOLDER'"
             ) from None
-    return replace(plan, recipe=recipe)
+    # the plan's recipe names the commits of datasets on the Hub
+    return replace(plan, recipe=plan.recipe.model_copy(update={"model": recipe.model}))
 
 
 def _require_initial(run: RunFolder) -> None:

@@ -153,7 +153,7 @@ def test_all_are_told_at_once_over_all_files(tmp_path: Path) -> None:
         f"{paths[1]} row 2",
     ]
     assert "--skip-bad-rows" in lines[4]
-    assert "skip_bad_rows=True" in lines[4]
+    assert "skip_bad_rows=True (Trainer: data={" in lines[4]
     assert isinstance(caught.value, ValueError)
 
 

@@ -26,6 +26,8 @@ from segcredit.config import RecipeError, load_run_recipe, parse_recipe
 from segcredit.data import load_prompts
 from segcredit.data.hub import Address
 from segcredit.data.readers import pin_addresses
+from segcredit.data.worlds import make_world
+from segcredit.models import Policy
 from segcredit.train.build import make_plan
 from segcredit.train.trainer import Trainer
 
@@ -119,7 +121,7 @@ def test_a_run_records_the_commit_and_keeps_it(hub: FakeHub, tmp_path: Path) -> 
     data = {"train": [f"hub:{REPOSITORY}/main:train"], "test": [f"{REPOSITORY}/main:test@v1"]}
     recipe = changed(reward="exact", data=data, stages=[{"kind": "optimize", "steps": 1}])
     model = tmp_path / "model"
-    save_model(model)
+    tiny_policy().save(model)
     recipe["model"] = {"path": str(model)}
     Trainer.from_recipe(parse_recipe(recipe)).train(tmp_path / "run", progress=False)
     assert hub.asked == [(REPOSITORY, None), (REPOSITORY, "v1")]
@@ -136,12 +138,19 @@ def test_a_run_records_the_commit_and_keeps_it(hub: FakeHub, tmp_path: Path) -> 
     assert pinned[0] in card
 
 
-def save_model(folder: Path) -> None:
-    from segcredit.data.worlds import make_world
-    from segcredit.models import Policy
+def test_a_model_from_memory_keeps_the_commit(hub: FakeHub) -> None:
+    policy = tiny_policy()
+    trainer = Trainer(
+        policy.model, f"hub:{REPOSITORY}/main", tokenizer=policy.codec.tokenizer, steps=1,
+        reward="exact", rollout={"prompts": 4, "max_tokens": 4},
+    )  # fmt: skip
+    assert trainer.recipe.data.train == [f"hub:{REPOSITORY}/main:train@{COMMIT}"]
+    assert trainer.recipe.model.path == "checkpoints/initial"
 
+
+def tiny_policy() -> Policy:
     world = make_world("derived_variables", given=2, derived=3, needed=[1, 2], modulus=7)
-    Policy.tiny("qwen2", world.tokenizer(), hidden=32, layers=1, heads=4).save(folder)
+    return Policy.tiny("qwen2", world.tokenizer(), hidden=32, layers=1, heads=4)
 
 
 def test_files_are_not_asked_for(hub: FakeHub) -> None:

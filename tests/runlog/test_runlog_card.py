@@ -109,6 +109,16 @@ def test_objects_of_python_cannot_be_repeated_by_a_command() -> None:
     assert "segcredit train" not in text
 
 
+def test_objects_of_python_replace_the_settings_of_their_names() -> None:
+    """config.yaml still holds the defaults, which such a run did not use."""
+    given = {"algorithm": "PolicyGradient(credit=GroupZScore())", "reward": "right"}
+    text = card(algorithm="sapo", reward="math", given_in_python=given)
+    rows = rows_of(text)
+    assert rows["algorithm"] == ["`PolicyGradient(credit=GroupZScore())`"]
+    assert rows["reward"] == ["`right`"]
+    assert ModelCard(text).data.tags == ["segcredit", "reinforcement-learning"]
+
+
 def test_the_citation_is_that_of_the_project(tmp_path: Path) -> None:
     told = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     paper = told["references"][0]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from tiny_runs import REWARD, assert_same_run, changed, metrics, write_recipe
 from train.test_train_resume import after_lines, finish, kill, make, undisturbed, while_saving
 from typer.testing import CliRunner
 
-from segcredit import Trainer
+from segcredit import Callback, Trainer
 from segcredit.cli import app
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.evaluate import Evaluation
@@ -74,12 +75,15 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     monkeypatch.setattr(loop, "evaluate_state", evaluate_state)
 
 
-def train(folder: Path, resume: bool = False, **changes: Any) -> Result:
+def train(
+    folder: Path, resume: bool = False, callbacks: Sequence[Callback] = (), **changes: Any
+) -> Result:
     made = changed(**{**BEST, **changes})
     reward = folder.parent / "reward.py"
     reward.write_text(REWARD)
     made["reward"] = f"{reward}:by_length"
-    return Trainer.from_recipe(parse_recipe(made)).train(folder, resume, progress=False)
+    trainer = Trainer.from_recipe(parse_recipe(made), callbacks=callbacks)
+    return trainer.train(folder, resume, progress=False)
 
 
 def checkpoints(folder: Path) -> list[int]:
@@ -226,6 +230,42 @@ def test_resumed_it_stops_again_or_trains_on(
     assert numbers == metrics(tmp_path / "whole")
 
 
+def test_patience_may_be_reduced_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two evaluations brought no gain already: the run ends, with the results of its policy."""
+    scripted(monkeypatch, [0.9, 0.3, 0.2, 0.25, 0.9, 0.9, 0.9, 0.9, 0.9])
+    train(tmp_path / "run", callbacks=[StopsAfter(5)], **PATIENT)
+    less = {**PATIENT, "evaluation": PATIENT["evaluation"] | {"patience": 2}}
+    with pytest.warns(UserWarning, match="Stopped early after step 5: 2 evaluations"):
+        result = train(tmp_path / "run", resume=True, **less)
+    assert result.after["reward"] == 0.25
+    assert [x["name"] for x in read_run(tmp_path / "run").warnings] == ["early_stop"]
+    with pytest.warns(UserWarning, match="Stopped early after step 5"):
+        again = train(tmp_path / "run", resume=True, **less)
+    assert again.after == result.after
+
+
+class StopsAfter(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
+        if step == self.step:
+            self.stop()
+
+
+def test_results_of_an_earlier_end_are_not_those_of_a_later_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, [0.9, 0.3, 0.2, 0.25, 0.2, 0.9, 0.9, 0.9, 0.9])
+    with pytest.warns(UserWarning, match="Stopped early after step 6"):
+        ended = train(tmp_path / "run", **PATIENT)
+    assert ended.after["reward"] == 0.2
+    off = {**PATIENT, "evaluation": RECIPE_EVALUATION}
+    result = train(tmp_path / "run", resume=True, callbacks=[StopsAfter(8)], **off)
+    assert result.stopped is not None
+    assert result.after == {}
+
+
 def test_both_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [0.9, 0.1, 0.3, 0.2, 0.3, 0.25, 0.9, 0.9, 0.9])
     evaluation = {"evaluation": BEST["evaluation"] | {"patience": 3}}
@@ -268,6 +308,10 @@ def test_evaluate_chooses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         refused = evaluated(wrong, "--best", *options)
         assert refused.exit_code == 2
         assert what in refused.stderr
+    shutil.rmtree(place / "checkpoints" / "step-000004")
+    refused = evaluated(place, "--best", *options)
+    assert refused.exit_code == 2
+    assert "step-000004; it was deleted or moved. Put it back, or" in refused.stderr
     (place / "best.json").unlink()
     refused = evaluated(place, "--best", *options)
     assert refused.exit_code == 2

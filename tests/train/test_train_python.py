@@ -23,7 +23,7 @@ from segcredit.data.worlds import World, make_world
 from segcredit.models import Policy
 from segcredit.report.overview import overview
 from segcredit.rewards import CustomReward, RewardError
-from segcredit.runlog import read_run
+from segcredit.runlog import read_run, resume_command
 from segcredit.train.loop import Silent
 from segcredit.train.trainer import Trainer
 
@@ -223,6 +223,7 @@ def is_short(number: list[int], **columns: Any) -> list[float]:
     return [0.0] * (len(number) - 1)
 
 
+@pytest.mark.filterwarnings("ignore:Settings changed")
 @pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize(
     ("reward", "expected"),
@@ -316,11 +317,10 @@ def test_a_run_with_objects_goes_on_in_python(
     assert [line["step"] for line in metrics(folder)] == [0, 1, 2]
     result = trainer_of(loaded, rows, FailsAfter(99)).train(folder, resume=True)
     assert result.before.keys() == result.after.keys() == {"reward", "greedy_reward"}
-    for place in (whole, folder):  # it shows the object's address
-        (place / "config.yaml").unlink()
     assert_same_run(folder, whole)
 
 
+@pytest.mark.filterwarnings("ignore:Settings changed")
 def test_the_command_line_says_that_only_python_can_go_on_with_it(
     tmp_path: Path, model: Path, rows: Rows
 ) -> None:
@@ -334,6 +334,9 @@ def test_the_command_line_says_that_only_python_can_go_on_with_it(
         "can hold, so only Python can resume this run, with the same objects: "
         "Trainer(…).train(folder='run', resume=True)\n"
     )
+    call = f"Trainer(…).train(folder={str(folder)!r}, resume=True)"
+    assert resume_command(folder) == call, "so no message names a command that is refused"
+    assert resume_command(folder, "seed=1") == f"{call} with the setting seed=1"
     done = CliRunner().invoke(app, ["evaluate", str(folder)])
     assert (done.exit_code, done.stderr) == (
         2,
@@ -367,6 +370,35 @@ def test_other_settings_on_the_way_are_told_and_kept(
     again.train(folder, resume=True, watch=watch)
     assert watch.notes == [], "nothing is different, and nothing is left to do"
     assert metrics(folder)[-1]["step"] == 5
+
+
+def test_other_objects_on_the_way_are_told_and_kept(
+    tmp_path: Path, model: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """config.yaml, the model card and trackers name what trains from this step on."""
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "segcredit.train.trainer.open_trackers", lambda *x: configs.append(x[2]) or []
+    )
+
+    def longer(num_tokens: list[int], **columns: Any) -> list[float]:
+        return [n / 10 for n in num_tokens]
+
+    folder, watch = tmp_path / "run", Notes()
+    trainer_of(model, rows, "exact", steps=1).train(folder)
+    for reward in (by_length, longer, FailsAfter(99), FailsAfter(99)):
+        trainer_of(model, rows, reward, steps=1 + len(configs)).train(folder, True, watch)
+    trainer_of(model, rows, "exact", steps=6, algorithm=ppo(kl=0.0)).train(folder, True, watch)
+    told = "Settings changed from this step on: "
+    notes = [x.removeprefix(told) for x in watch.notes if x.startswith(told)]
+    assert notes == [*3 * ["reward, stages"], "stages", "algorithm, reward, stages"]
+    given = [x["given_in_python"].get("reward", "").rpartition(".")[2] for x in configs]
+    assert given == ["", "by_length", "longer", "FailsAfter object>", "FailsAfter object>", ""]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["given_in_python"].keys() == {"train", "test", "algorithm"}
+    card = (folder / "checkpoints" / "step-000006" / "policy" / "README.md").read_text()
+    assert "| reward | `exact` |" in card
+    assert "| algorithm | `PolicyGradient(" in card
 
 
 def test_resuming_needs_a_run(tmp_path: Path, model: Path, rows: Rows) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from each import each
 from tiny_runs import RECIPE
 
@@ -14,6 +15,7 @@ from segcredit.algorithms import grpo
 from segcredit.data import BadRows
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
+from segcredit.partition import Newline
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +140,22 @@ def test_a_report_that_cannot_be_written_is_a_warning(
         ({"algorithm": grpo}, "got the function grpo. Type grpo()"),
         ({"algorithm": type(grpo())}, "got the class PolicyGradient. Type PolicyGradient()"),
         ({"algorithm": object()}, "got object. Type, for example, algorithm='sapo'"),
+        (
+            {"algorithm": {"name": "sapo", "partition": Newline()}},
+            "algorithm.partition: expected a number, a text, a list or settings, which config.yaml "
+            "can hold; got Newline. Give a name or a number, or the whole algorithm as an object",
+        ),
+        ({"algorithm": {"name": "sapo", "lam": torch.ones(())}}, "algorithm.lam: expected a num"),
+        ({"reward": ["exact", {"name": "exact", "extract": print}]}, "reward.1.extract: expec"),
         ({"reward": 5}, "reward: expected a name such as 'math', settings or a function; got 5"),
         ({"reward": None}, "got None (NoneType). Type, for example, reward='math'"),
         ({"steps": "10"}, "steps: expected a whole number; got '10' (str). Type, for example"),
         ({"steps": 2.5}, "got 2.5 (float)"),
         ({"steps": True}, "got True (bool)"),
+        (
+            {"steps": 5, "stages": [{"kind": "optimize", "steps": 1}]},
+            "steps: expected none, because stages has the steps of each stage; got 5 (int). Rem",
+        ),
         ({"tokenizer": 5}, "tokenizer: expected none, because the model is not an object in mem"),
         ({"callbacks": 5}, "callbacks: expected a list of callbacks; got int. Type callbacks=["),
         ({"callbacks": KeepsResult}, "callbacks: expected a list of callbacks; got KeepsResult"),
@@ -191,6 +204,8 @@ def test_a_data_frame_is_read_as_its_rows(model: Path) -> None:
     frame.loc[1, "answer"] = None
     with pytest.raises(BadRows, match=r"^1 bad row:\nrows\[1\]: expected an answer"):
         trainer(model, frame)
+    with pytest.raises(ValueError, match="expected a data file; there is no"):
+        trainer(model, frame["problem"])  # a column alone
 
 
 def test_a_polars_frame_is_read_as_its_rows(model: Path) -> None:
