@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import yaml
 from each import each
 
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
 from segcredit.columns import ENTROPY, LOGP_REF, VALUE
+from segcredit.config import load_recipe
 from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
@@ -201,6 +203,18 @@ def test_reference_pages_are_those_of_the_code(name: str):
     written = (ROOT / "docs" / name).read_text()
     command = "run python -m segcredit_lab.pages.references"
     assert references.PAGES[name]() == written, command
+
+
+def test_the_settings_page_has_the_papers_numbers():
+    recipe = load_recipe(references.PAPER).as_dict()
+    values = references.paper_values()
+    assert {"stages.N.steps", "rollout.prompts", "optimizer.critic_lr", "algorithm"} <= {*values}
+    for name, value in yaml.safe_load(f"{{{values.pop('algorithm')}}}").items():
+        assert recipe["algorithm"][name] == value, name
+    for path, value in values.items():
+        section, _, name = path.rpartition(".")
+        found = recipe["stages"][-1] if section == "stages.N" else recipe[section]
+        assert found[name] == float(value), path
 
 
 def pending(study_csv: Path) -> dict[str, list[str]]:
