@@ -199,6 +199,7 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
+        """The complete recipe of the run, with all defaults filled in."""
         return self.plan.recipe
 
     def train(
