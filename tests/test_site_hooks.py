@@ -77,6 +77,9 @@ def test_a_name_without_a_docstring_stops_the_build(hooks: Any, tmp_path: Path) 
         hooks.check_documented("::: package.module.C\n", tmp_path)
     module.write_text('"""Documented."""\n')
     hooks.check_documented("::: package.module\n", tmp_path)
+    module.write_text('"""See :func:`f`."""\n')
+    with pytest.raises(ValueError, match=r"got ':func:`f`', which the page would show"):
+        hooks.check_documented("::: package.module\n", tmp_path)
     (tmp_path / "package" / "base.py").write_text(BASE)
     module.write_text(METHODS)
     with pytest.raises(ValueError, match=r"module.py; Child.own, Part.g lack one"):

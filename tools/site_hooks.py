@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:`[^`\n]*`|[^\[\]`])+)\]\((?P<target>[^)\s]+)\)")
 
+ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`([^`\n]+)`")
+"""A reference of Sphinx, which is no Markdown."""
+
 
 def outside(target: str, page: Path, docs: Path) -> str | None:
     """Return the path in the repository of a linked file outside docs/; None for other links."""
@@ -139,6 +142,11 @@ def check_documented(text: str, root: Path = ROOT) -> None:
             raise ValueError(
                 f"expected a docstring on every public name of {path.relative_to(root)}; "
                 f"{', '.join(missing)} lack one. Write them, then run: make docs"
+            )
+        if role := ROLE.search(path.read_text()):
+            raise ValueError(
+                f"expected Markdown in the docstrings of {path.relative_to(root)}; got "
+                f"{role[0]!r}, which the page would show. Write ``{role[1]}``, then run: make docs"
             )
 
 

@@ -408,7 +408,7 @@ class TopEntropyOnly(AroundCredit):
 class ImageDependence(AroundCredit):
     """Credit of another estimator, weighted by the dependence on the images (VPPO).
 
-    The advantages of a response are multiplied by its weight (:func:`image_weight`). Outside of the
+    The advantages of a response are multiplied by its weight (``image_weight``). Outside of the
     response's ⌈T · fraction⌉ most dependent tokens they are 0: these tokens have no gradient, but
     count in the denominator of the mean. A response without an image keeps its credit.
     """

@@ -88,7 +88,7 @@ def load_prompts(
     Args:
         paths: Files, or datasets on the Hub: ``hub:owner/name/config:split@revision``.
         allow_outside: Whether rows may name images outside the folder of their file.
-        **options: Options for rows, see :class:`RowOptions`.
+        **options: Options for rows, see ``RowOptions``.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     if not names:
@@ -105,7 +105,7 @@ def prompts_from_rows(
     """Load prompts from dictionaries, which may contain PIL images, or from Prompts.
 
     Image paths are relative to ``folder`` (default: the working directory) and may lead anywhere.
-    The options are those of :class:`RowOptions`.
+    The options are those of ``RowOptions``.
     """
 
     def numbered() -> Iterator[RawRow]:

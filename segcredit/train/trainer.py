@@ -123,9 +123,9 @@ class Result:
 
 
 class Trainer:
-    """Trains one model with one method; :class:`segcredit.Trainer` also writes the report.
+    """Trains one model with one method; ``segcredit.Trainer`` also writes the report.
 
-    The arguments are those of :class:`segcredit.Trainer`.
+    The arguments are those of ``segcredit.Trainer``.
     """
 
     _loaded: LoadedModel | None = None
