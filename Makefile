@@ -58,7 +58,7 @@ unit: $(STAMP)  ## the fast tests
 	$(PYTEST) -m "not slow"
 
 slow: $(STAMP)  ## the slow tests
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --durations=25
 
 VERL := .venv-verl
 VERL_STAMP := $(VERL)/installed
@@ -106,8 +106,8 @@ docs: $(STAMP)  ## build the documentation site into site/; a broken link is an 
 docs-serve: $(STAMP)  ## show the documentation site on this machine while you edit
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs serve --strict
 
-release-check: $(STAMP)  ## build sdist and wheel from the last commit, install the wheel, run the demo
-	$(BIN)/python tools/release_check.py
+release-check: $(STAMP)  ## build and try the release; PUBLISH=1 also fails on placeholder addresses
+	$(BIN)/python tools/release_check.py $(if $(filter 1,$(PUBLISH)),--publish)
 
 clean:  ## remove the environments, caches and the built site
 	rm -rf $(VENV) $(VERL) $(NEWEST) .venv-lock site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

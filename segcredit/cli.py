@@ -27,7 +27,7 @@ analysis = import_module("segcredit_lab.commands.analyze")
 studying = import_module("segcredit_lab.commands.study")
 
 app = typer.Typer(
-    help="Reinforcement learning that assigns credit to segments of a reasoning response.",
+    help="Reinforcement learning that assigns credit to segments of a response.",
     epilog="Try it: [bold]segcredit demo[/bold]",
     add_completion=False,
     pretty_exceptions_enable=False,

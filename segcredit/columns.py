@@ -9,17 +9,17 @@ Three layers share the work:
 * **A column names something**: a frozen object with a ``name``, a ``description``, and a check of
   the settings it needs. Equal columns are filled once. This module has the built-in columns and
   no code that fills them, so partitions and algorithms stay free of models.
-* **A provider fills it** (:class:`segcredit.train.provider.Provider`): it prepares itself (loads
+* **A provider fills it** (``segcredit.train.provider.Provider``): it prepares itself (loads
   the reference model, builds the critic), fills the column for a batch of rollouts, updates itself
   after the step, and saves its state in a checkpoint.
   ``segcredit/train/columns.py`` has the one table from built-in columns to their providers. The
   trainer loops over providers and does not know which method they serve.
 * **A column of your own is its own provider**: subclass
-  :class:`segcredit.train.provider.OwnColumn`, write ``fill``, and return it from ``needs``
+  ``segcredit.train.provider.OwnColumn``, write ``fill``, and return it from ``needs``
   (docs/extending.md).
 
 In ``needs`` a string is the name of a built-in column, as in ``frozenset({"entropy"})``;
-:func:`resolve` replaces it by the column.
+``resolve`` replaces it by the column.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,14 +35,14 @@ class Column:
     """A requirement of a method, usually one column of the rollouts."""
 
     name: ClassVar[str]
-    """The field of :class:`segcredit.types.Rollouts` that holds it, or a name of its own."""
+    """The field of ``segcredit.types.Rollouts`` that holds it, or a name of its own."""
     description: ClassVar[str]
 
     def check(self, recipe: Any, method: str) -> list[str]:
         """Return problems of a recipe's settings for this column.
 
         Args:
-            recipe: A :class:`segcredit.config.Recipe`.
+            recipe: A ``segcredit.config.Recipe``.
             method: How messages call the method that needs the column.
         """
         return []
@@ -55,7 +55,7 @@ class Column:
         """Return problems of the training prompts for this column.
 
         Args:
-            prompts: All prompts (:class:`segcredit.types.Prompt`), or the first of a world's.
+            prompts: All prompts (``segcredit.types.Prompt``), or the first of a world's.
         """
         return []
 

@@ -30,7 +30,7 @@ class Trainer(trainer.Trainer):
         steps: Number of optimization steps, 100 by default; ``stages`` has its own steps.
         tokenizer: Tokenizer or processor of a model in memory, or ``(tokenizer,
             image_processor)``.
-        callbacks: Objects of :class:`segcredit.Callback`, called during training.
+        callbacks: Objects of ``segcredit.Callback``, called during training.
         settings: Other sections of a recipe, such as ``rollout={"prompts": 64}``.
     """
 

@@ -183,7 +183,7 @@ class Rollouts:
     prompts: Sequence[Encoded] | None = None
     """The prompt of each response, which the models read when they score it."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    """Columns of your own by name, one entry per response each (:meth:`with_column`)."""
+    """Columns of your own by name, one entry per response each (``with_column``)."""
 
     @classmethod
     def from_columns(cls, mask: Bool[Tensor, "B T"], **columns: Any) -> "Rollouts":
@@ -319,7 +319,7 @@ class Batch:
     """Rollouts with their credit, to be split into mini- and micro-batches.
 
     ``shares`` holds, for each term of the loss, the denominators as per-entry shares of the
-    mini-batch (see core/reduce.py); :meth:`Algorithm.minibatch` fills it, and selecting rows
+    mini-batch (see core/reduce.py); ``Algorithm.minibatch`` fills it, and selecting rows
     slices it, so a micro-batch always carries its mini-batch's denominators.
     """
 
@@ -480,7 +480,7 @@ class Algorithm(Protocol):
     def prepare(self, rollouts: Rollouts, monte_carlo: MonteCarlo | None = None) -> Batch:
         """Compute segments, advantages and targets, once per rollout batch, under π_old.
 
-        Raises :class:`NothingToLearn` if no response is of use to the method.
+        Raises ``NothingToLearn`` if no response is of use to the method.
         """
         ...
 

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import yaml
 from each import each
 
 from segcredit.algorithms import ALGORITHMS, PolicyGradient
 from segcredit.columns import ENTROPY, LOGP_REF, VALUE
+from segcredit.config import load_recipe
 from segcredit.config.recipe import algorithm_of
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
@@ -84,17 +86,25 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 @pytest.fixture
 def a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the documents' code runs: models under the names they use, and rows for them."""
-    world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
-    policy = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2)
-    policy.save(tmp_path / "Qwen" / "Qwen2.5-VL-3B-Instruct")
-    rows = []
-    for number, prompt in enumerate(world.prompts("train", 0, 16)):
-        (tmp_path / f"{number}.png").write_bytes(prompt.images[0])
-        question = prompt.messages[0]["content"]
-        rows.append({"problem": question, "answer": prompt.answer, "images": [f"{number}.png"]})
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_vision_model(tmp_path)
     write_text_model(tmp_path)
     monkeypatch.chdir(tmp_path)
+
+
+def write_vision_model(folder: Path) -> None:
+    """Write a tiny vision-language model, and rows with images that its tokenizer knows."""
+    world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
+    policy = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2)
+    policy.save(folder / "Qwen" / "Qwen2.5-VL-3B-Instruct")
+    for file, split in (("train", "train"), ("held-out", "test")):
+        rows = []
+        for number, prompt in enumerate(world.prompts(split, 0, 16)):
+            image = f"{file}-{number}.png"
+            (folder / image).write_bytes(prompt.images[0])
+            question = prompt.messages[0]["content"]
+            rows.append({"problem": question, "answer": prompt.answer, "images": [image]})
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{file}.jsonl").write_text(lines)
 
 
 def write_text_model(folder: Path) -> None:
@@ -193,6 +203,18 @@ def test_reference_pages_are_those_of_the_code(name: str):
     written = (ROOT / "docs" / name).read_text()
     command = "run python -m segcredit_lab.pages.references"
     assert references.PAGES[name]() == written, command
+
+
+def test_the_settings_page_has_the_papers_numbers():
+    recipe = load_recipe(references.PAPER).as_dict()
+    values = references.paper_values()
+    assert {"stages.N.steps", "rollout.prompts", "optimizer.critic_lr", "algorithm"} <= {*values}
+    for name, value in yaml.safe_load(f"{{{values.pop('algorithm')}}}").items():
+        assert recipe["algorithm"][name] == value, name
+    for path, value in values.items():
+        section, _, name = path.rpartition(".")
+        found = recipe["stages"][-1] if section == "stages.N" else recipe[section]
+        assert found[name] == float(value), path
 
 
 def pending(study_csv: Path) -> dict[str, list[str]]:

@@ -1,22 +1,36 @@
 """The commands of the documents: every one parses; those of README and Get started are run."""
 
 import ast
+import json
 import re
 import shlex
 import shutil
 import tomllib
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-import pytest
 import typer
 import yaml
 from each import each
 from forked_cli import run
-from test_docs import DOCS, DOCUMENTS, ROOT, blocks, write_text_model
+from test_docs import (
+    DOCS,
+    DOCUMENTS,
+    FENCE,
+    ROOT,
+    blocks,
+    write_text_model,
+    write_vision_model,
+)
 
 from segcredit.cli import app
+from segcredit.config import shipped_recipes
 from segcredit.data import load_prompts
+from segcredit_lab.study import shipped_studies
+
+FIRST_READ = (ROOT / "README.md", DOCS / "get-started.md", DOCS / "index.md")
+"""Pages whose commands in text and tables are complete."""
 
 SHELLS = ("sh", "bash", "console")
 LINES = re.compile(r"^(?:\$ )?(?P<line>(?:[^\\\n]|\\\n|\\.)+)$", re.MULTILINE)
@@ -26,14 +40,14 @@ DEMO = [
     *("rollout.prompts=4", "update.minibatches=2", "evaluation.prompts=2"),
     *("rollout.max_tokens=8", "model.hidden=32", "model.layers=1", "model.heads=2"),
 ]
-"""Overrides that make the demo a run of seconds."""
+"""Overrides that make the demo a run of seconds; the first four are of its stages."""
 SMALL = [
     *("stages=[{kind: optimize, steps: 1}]", "rollout.prompts=4", "update.minibatches=2"),
     *("rollout.max_tokens=8", "evaluation.prompts=2", "evaluation.every=0", "model.dtype=float32"),
 ]
 """The same for a recipe that only optimizes."""
-LONG = ("study", "benchmark", "verl", "plan", "prepare")
-"""Commands of the README that need a GPU, the network or hours: they are only parsed."""
+INLINE = re.compile(r"`((?:segcredit|torchrun|make)(?: [^`\n]+)?)`")
+PLACEHOLDER = re.compile(r"[A-Z]+|.*…|.*\.yaml|[\w.]+=.*")
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -49,14 +63,40 @@ def commands(path: Path) -> list[list[str]]:
     return found
 
 
+def command_of(name: str) -> Any:
+    """Return the command with this name."""
+    return typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+
+
 def parsed(words: list[str]) -> None:
     """Parse a command as the terminal would, without running it."""
-    group = typer.main.get_command(app)
     ends = [x for x in ("|", ">", "&&") if x in words]
     words = words[: words.index(ends[0])] if ends else words
     name, *arguments = words
-    command = group.commands[name]  # type: ignore[attr-defined]
-    command.make_context(name, [x for x in arguments if x != "…"])
+    command_of(name).make_context(name, [x for x in arguments if x != "…"])
+
+
+def unknown_names(words: list[str]) -> list[str]:
+    """List what a command names that does not exist: command, options, recipe, studies."""
+    name, *arguments = words
+    try:
+        options = {y for x in command_of(name).params for y in (*x.opts, *x.secondary_opts)}
+    except KeyError:
+        return [] if PLACEHOLDER.fullmatch(name) else [name]
+    named = [x.partition("=")[0] for x in arguments if re.match(r"--\w", x)]
+    unknown = [x for x in named if x not in {*options, "--help"}]
+    known = {"train": shipped_recipes, "verl": shipped_recipes, "plan": shipped_recipes}
+    known["study"] = lambda: {**shipped_studies(), "all": Path()}
+    first = [*takewhile(lambda x: not x.startswith("-"), arguments)]
+    first = first if name == "study" else first[:1]
+    if name in known:
+        unknown += [x for x in first if not PLACEHOLDER.fullmatch(x) and x not in known[name]()]
+    return unknown
+
+
+def inline(path: Path) -> list[str]:
+    """List the commands of a document's text and tables: code spans, not blocks."""
+    return INLINE.findall(FENCE.sub("", path.read_text()))
 
 
 @each("path", DOCUMENTS)
@@ -67,6 +107,31 @@ def test_every_command_parses(path: Path) -> None:
                 parsed(words)
         except (Exception, SystemExit) as error:
             raise AssertionError(f"{path.name}: segcredit {shlex.join(words)}: {error}") from error
+        assert not unknown_names(words), f"{path.name}: segcredit {shlex.join(words)}"
+
+
+@each("path", DOCUMENTS)
+def test_commands_in_text_and_tables_exist(path: Path) -> None:
+    """Their options, recipes, studies and make targets, too; those of a first reader parse."""
+    for span in inline(path):
+        if span.startswith("make"):
+            assert {*span.split()[1:]} <= {*targets()}, f"{path.name}: {span}"
+        if command := PROGRAM.match(span):
+            words = shlex.split(command["rest"])
+            assert not unknown_names(words), f"{path.name}: {span}: {unknown_names(words)}"
+            if path in FIRST_READ and len(words) > 1 and not {"--help", "--list"} & {*words}:
+                parsed(words)
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    for line, wrong in [
+        ("trian demo", "trian"),
+        ("train demo --chek", "--chek"),
+        ("train geo3k/qwen-sapo", "geo3k/qwen-sapo"),
+        ("study table1 table9", "table9"),
+    ]:
+        assert unknown_names(line.split()) == [wrong]
+    assert not unknown_names(shlex.split("study table1 all mine.yaml --scale mini"))
 
 
 @each("path", DOCUMENTS)
@@ -75,20 +140,25 @@ def test_extras_and_targets_exist(path: Path) -> None:
     text = path.read_text()
     for extra in re.findall(r"segcredit\[(\w+)\]", text):
         assert extra == "x" or extra in project["optional-dependencies"], extra
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block in blocks(text):
         if block.language in SHELLS:
             for target in re.findall(r"^make ([a-z-]+)", block.code, re.MULTILINE):
-                assert target in targets, f"make {target}"
+                assert target in targets(), f"make {target}"
+
+
+def targets() -> list[str]:
+    """List the targets of the Makefile."""
+    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def shortened(words: list[str]) -> list[str]:
     """The command with the overrides that make it short."""
     name, *arguments = words
-    if "--resume" in words:
+    if {"--resume", "--check"} & {*words}:
         return words
     if name == "demo":
-        return [name, *arguments, *DEMO]
+        given = [x.count("kind:") for x in words if x.startswith("stages=")]
+        return [name, *arguments, *DEMO[: given[0] if given else 4], *DEMO[4:]]
     if name == "train":
         return [name, *arguments, *SMALL]
     if name == "evaluate":
@@ -99,9 +169,10 @@ def shortened(words: list[str]) -> list[str]:
 def test_get_started_from_top_to_bottom(tmp_path: Path) -> None:
     """Every block: rows load, the recipe is written as it stands, commands run in their order."""
     page = DOCS / "get-started.md"
+    names_its_files(page)
     write_text_model(tmp_path)
     found = blocks(page.read_text())
-    assert {x.language for x in found} <= {"sh", "json", "yaml", "python", "text"}
+    assert {x.language for x in found} <= {"sh", "json", "yaml", "python"}
     (row,) = [x.code for x in found if x.language == "json"]
     (tmp_path / "row.jsonl").write_text(row)
     assert load_prompts([str(tmp_path / "row.jsonl")]).prompts[0].answer == "7"
@@ -112,39 +183,54 @@ def test_get_started_from_top_to_bottom(tmp_path: Path) -> None:
             words = [re.sub(r"steps=\d+", "steps=2", x) for x in words]
         done = run(tmp_path, *shortened(words))
         assert done.code == 0, f"{words}: {done.said} {done.complained}"
-    for place in ("runs/first/report.html", "both.html", "runs/ppo", "runs/mine/report.html"):
+    for place in ("runs/first/report.html", "both.html", "runs/grpo", "runs/mine/report.html"):
         assert (tmp_path / place).exists(), place
     saved = [x.name for x in (tmp_path / "runs" / "mine" / "checkpoints").iterdir()]
     assert "step-000002" in saved
 
 
-@pytest.fixture(scope="module")
-def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo")
-    done = run(folder, "demo", "-o", "run", *DEMO, "save.rollouts_every=1")
-    assert done.code == 0, done.complained
-    return folder / "run"
+def names_its_files(path: Path) -> None:
+    """Check that the text says under which names to save the page's rows, recipe and function."""
+    text = FENCE.sub("", path.read_text())
+    code = "".join(x.code for x in blocks(path.read_text()) if x.language in ("sh", "yaml"))
+    named = {*re.findall(r"(?<![\w/.-])([\w-]+\.(?:yaml|jsonl))\b", code)}
+    assert named
+    for name in named - {"held-out.jsonl"}:
+        assert f"`{name}`" in text, f"{path.name} does not say what {name} is"
 
 
-def test_commands_of_the_readme_run(demo_run: Path, tmp_path: Path) -> None:
-    """Those that need neither a GPU nor the network nor hours, on runs of the demo."""
-    recipe = yaml.safe_load((demo_run / "config.yaml").read_text())
-    readme = [x for x in commands(ROOT / "README.md") if x[0] not in LONG and "--serve" not in x]
-    assert len(readme) > 3
-    for words in readme:
-        for before, word in pairwise(words):
-            if re.match(r"runs/[\w-]+$", word) and before != "-o":
-                shutil.copytree(demo_run, tmp_path / word, dirs_exist_ok=True)
-            if word.endswith(".yaml"):
-                (tmp_path / word).write_text(yaml.safe_dump(recipe))
-            if word.endswith(".jsonl") and words[0] == "segment":
-                rows = sorted((demo_run / "rollouts").glob("*.jsonl"))[-1]
-                shutil.copy(rows, tmp_path / word)
-        train = words[0] == "train" and not {"--check", "--resume"} & {*words}
-        extra = ["-o", f"trained-{len([*tmp_path.iterdir()])}"] if train else []
-        short = words if words[0] == "train" else shortened(words)  # its recipe is short already
-        done = run(tmp_path, *short, *extra)
+def test_readme_from_top_to_bottom(tmp_path: Path) -> None:
+    """As Get started: its rows load, its recipe and its function are saved, its commands run."""
+    page = ROOT / "README.md"
+    names_its_files(page)
+    write_vision_model(tmp_path)
+    found = blocks(page.read_text())
+    assert {x.language for x in found} <= {"sh", "json", "yaml", "python"}
+    (row,) = [x.code for x in found if x.language == "json"]
+    (tmp_path / "row.jsonl").write_text(row)
+    image = tmp_path / json.loads(row)["images"][0]
+    image.parent.mkdir()
+    shutil.copy(tmp_path / "train-0.png", image)
+    assert load_prompts([str(tmp_path / "row.jsonl")]).prompts[0].answer == "12"
+    (recipe,) = [x.code for x in found if x.language == "yaml"]
+    (tmp_path / "my.yaml").write_text(recipe)
+    (code,) = [x.code for x in found if x.language == "python"]
+    (function,) = [x for x in ast.parse(code).body if isinstance(x, ast.FunctionDef)]
+    (tmp_path / "my_reward.py").write_text(ast.unparse(function))
+    demo = "runs/demo-20261115-101500"
+    assert run(tmp_path, "demo", "-o", demo, *DEMO, "save.rollouts_every=1").code == 0
+    found_commands = commands(page)
+    assert len(found_commands) >= 8
+    for words in found_commands:
+        if "--serve" in words:
+            continue
+        trains = words[0] == "train" and not {"--check", "--resume"} & {*words}
+        place = ["-o", "runs/my-20261115-101500"] if trains else []
+        done = run(tmp_path, *shortened(words), *place)
         assert done.code == 0, f"{words}: {done.said} {done.complained}"
+    (own,) = set(re.findall(r"my_reward\.py:\w+", recipe))
+    done = run(tmp_path, "train", "my.yaml", "--check", f"reward={own}")
+    assert done.code == 0, done.complained
 
 
 # --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,28 @@ def test_relative_links_become_absolute(monkeypatch: pytest.MonkeyPatch) -> None
         f"[a]({REPOSITORY}/blob/v1.2/docs/a.md#x) ![b]({REPOSITORY}/raw/v1.2/b.png) "
         f'<img src="{REPOSITORY}/raw/v1.2/c.svg"> [d](https://d.test) [e](#e)\n{code}'
     )
+
+
+def test_placeholder_addresses_are_a_notice_and_stop_a_publication(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import release_check
+
+    project = '[project.urls]\nIssues = "https://example.org/x/issues"\n'
+    notice = release_check.check_addresses(project, publish=False)
+    assert 'pyproject.toml:2: Issues = "https://example.org/x/issues"' in notice
+    with pytest.raises(release_check.CheckError, match="not ready to publish"):
+        release_check.check_addresses(project, publish=True)
+    real = project.replace("https://example.org/x", REPOSITORY)
+    assert release_check.check_addresses(real, publish=True) is None
+
+
+def test_the_project_has_its_addresses() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"Repository", "Documentation", "Issues", "Changelog", "Paper"} == {*project["urls"]}
+    own = project["urls"]["Repository"]
+    assert all(x.startswith(own) for name, x in project["urls"].items() if name != "Paper")
 
 
 def test_the_version_is_the_same_everywhere() -> None:

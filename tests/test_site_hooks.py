@@ -12,6 +12,45 @@ import segcredit
 ROOT = Path(__file__).parents[1]
 
 
+BASE = """\"\"\"Documented.\"\"\"
+
+
+class Base:
+    \"\"\"Documented.\"\"\"
+
+    def f(self):
+        \"\"\"Documented.\"\"\"
+"""
+METHODS = """\"\"\"Documented.\"\"\"
+
+import torch
+
+from package.base import Base as Other
+
+
+class Child(Other):
+    \"\"\"Documented.\"\"\"
+
+    def f(self): ...
+
+    def own(self): ...
+
+    def _own(self): ...
+
+
+class Part(Protocol):
+    \"\"\"Documented.\"\"\"
+
+    def g(self): ...
+
+
+class Foreign(torch.autograd.Function):
+    \"\"\"Documented.\"\"\"
+
+    def forward(ctx): ...
+"""
+
+
 @pytest.fixture(scope="module")
 def hooks() -> Any:
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "tools" / "site_hooks.py")
@@ -38,6 +77,15 @@ def test_a_name_without_a_docstring_stops_the_build(hooks: Any, tmp_path: Path) 
         hooks.check_documented("::: package.module.C\n", tmp_path)
     module.write_text('"""Documented."""\n')
     hooks.check_documented("::: package.module\n", tmp_path)
+    module.write_text('"""See :func:`f`."""\n')
+    with pytest.raises(ValueError, match=r"got ':func:`f`', which the page would show"):
+        hooks.check_documented("::: package.module\n", tmp_path)
+    (tmp_path / "package" / "base.py").write_text(BASE)
+    module.write_text(METHODS)
+    with pytest.raises(ValueError, match=r"module.py; Child.own, Part.g lack one"):
+        hooks.check_documented("::: package.module\n", tmp_path)
+    with pytest.raises(ValueError, match=r"module.py; Child.own lack one"):
+        hooks.check_documented("::: package.module.Child\n", tmp_path)
     with pytest.raises(ValueError, match="expected a module of this repository"):
         hooks.check_documented("::: other.module\n", tmp_path)
 

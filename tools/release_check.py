@@ -1,9 +1,11 @@
 """Build the release from a clean copy of the last commit, install it, and try it outside the tree.
 
 ``make release-check`` runs this with the python of .venv, which has ``build`` and ``twine``. The
-first step that fails ends it with exit code 1 and that step's output.
+first step that fails ends it with exit code 1 and that step's output. Addresses that are still
+placeholders are a notice; with ``--publish`` they are a failure.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -57,6 +59,10 @@ trainer = Trainer(
 )
 assert (trainer.train("runs/snippet").model / "config.json").is_file()
 """
+
+
+PLACEHOLDER = "https://example.org/"
+"""Start of every address in pyproject.toml that the owner of the repository must set."""
 
 
 class CheckError(Exception):
@@ -157,6 +163,29 @@ def check(work: Path) -> None:
         print(f"{name:<20} {time.monotonic() - started:>7.1f}  {result}", flush=True)
 
 
+def placeholders(project: str) -> list[str]:
+    """List the lines of pyproject.toml that have a placeholder instead of a public address."""
+    lines = enumerate(project.splitlines(), start=1)
+    return [f"pyproject.toml:{number}: {x}" for number, x in lines if PLACEHOLDER in x]
+
+
+def check_addresses(project: str, publish: bool) -> str | None:
+    """Return a notice that names the placeholders; raise CheckError if this is to be published."""
+    found = placeholders(project)
+    if not found:
+        return None
+    notice = "\n  ".join(
+        [
+            "not ready to publish: expected the public address of the repository; got "
+            "placeholders. Set it in these lines:",
+            *found,
+        ]
+    )
+    if publish:
+        raise CheckError(notice)
+    return notice
+
+
 def _wheel(dist: Path) -> Path:
     (wheel,) = dist.glob("*.whl")
     return wheel
@@ -182,14 +211,20 @@ def _run(command: list[str | Path], folder: Path) -> str:
 
 def main() -> None:
     """Check the last commit in a temporary folder."""
+    parser = argparse.ArgumentParser(description="Build the release and try it.")
+    parser.add_argument("--publish", action="store_true", help="fail on placeholder addresses")
+    publish = parser.parse_args().publish
     work = Path(tempfile.mkdtemp(prefix="segcredit-release-"))
     try:
+        notice = check_addresses((ROOT / "pyproject.toml").read_text(encoding="utf-8"), publish)
         check(work)
     except CheckError as error:
         sys.exit(f"release check failed: {error}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print("the release works")
+    if notice:
+        print(f"\nNOTICE: {notice}")
 
 
 if __name__ == "__main__":

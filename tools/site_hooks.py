@@ -4,8 +4,8 @@ On GitHub ``[methods.py](../segcredit/algorithms/methods.py)`` leads to the file
 only docs/, so such a link becomes a link to the repository (``repo_url`` of mkdocs.yml), or its
 plain text while there is no ``repo_url``.
 
-mkdocstrings leaves out what has no docstring. Here a public function or class of a page's module
-without one stops the build.
+mkdocstrings leaves out what has no docstring. Here a public function, class or method of a page's
+module without one stops the build; a method is documented if its class or a base class says it.
 """
 
 import ast
@@ -16,6 +16,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:`[^`\n]*`|[^\[\]`])+)\]\((?P<target>[^)\s]+)\)")
+
+ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`([^`\n]+)`")
+"""A reference of Sphinx, which is no Markdown."""
 
 
 def outside(target: str, page: Path, docs: Path) -> str | None:
@@ -53,30 +56,97 @@ def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
     return "".join([*pieces, LINK.sub(link, text[end:])])
 
 
-def undocumented(module: Path) -> list[str]:
-    """List the public functions and classes of a file, and its own name, that have no docstring."""
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+NO_PARENTS = ("ABC", "Enum", "Generic", "NamedTuple", "Protocol", "object")
+"""Base classes that document no methods for their subclasses."""
+
+
+def public(body: list[ast.stmt]) -> list[Definition]:
+    """Return the functions and classes of a body whose names do not start with an underscore."""
+    found = [x for x in body if isinstance(x, Definition)]
+    return [x for x in found if not x.name.startswith("_")]
+
+
+def undocumented(module: Path, root: Path = ROOT, shown: str = "") -> list[str]:
+    """List what a file lacks a docstring for: its public names, and methods of public classes.
+
+    A method needs none if a base class documents it.
+
+    Args:
+        module: The file.
+        root: Folder of the packages, in which base classes are looked up.
+        shown: The only class whose methods are listed; by default, those of every class.
+    """
     tree = ast.parse(module.read_text())
-    defined = (ast.FunctionDef, ast.ClassDef)
-    names = [x for x in tree.body if isinstance(x, defined) and not x.name.startswith("_")]
-    found = [x.name for x in names if not ast.get_docstring(x)]
-    return found if ast.get_docstring(tree) else [module.stem, *found]
+    missing = [] if ast.get_docstring(tree) else [module.stem]
+    for x in public(tree.body):
+        missing += [] if ast.get_docstring(x) else [x.name]
+        if isinstance(x, ast.ClassDef) and shown in ("", x.name):
+            missing += [
+                f"{x.name}.{method.name}"
+                for method in public(x.body)
+                if not documented(method.name, x, tree, root)
+            ]
+    return missing
+
+
+def documented(method: str, owner: ast.ClassDef, tree: ast.Module, root: Path) -> bool:
+    """Whether a method has a docstring, in its class or in a base class."""
+    own = [x for x in owner.body if isinstance(x, Definition) and x.name == method]
+    if any(ast.get_docstring(x) for x in own):
+        return True
+    for base in owner.bases:
+        name = ast.unparse(base).partition("[")[0]
+        place = definition(name, tree, root)
+        if place is None and name.rpartition(".")[2] not in NO_PARENTS:
+            return True  # a class of another package, which has documentation of its own
+        if place is not None and documented(method, *place, root):
+            return True
+    return False
+
+
+def definition(name: str, tree: ast.Module, root: Path) -> tuple[ast.ClassDef, ast.Module] | None:
+    """Return the class that a module calls by this name, and its module; None if not ours."""
+    for x in tree.body:
+        if isinstance(x, ast.ClassDef) and x.name == name:
+            return x, tree
+        if isinstance(x, ast.ImportFrom) and x.module:
+            imported = {y.asname or y.name: y.name for y in x.names}
+            head, _, rest = name.partition(".")
+            if head in imported:
+                inside = f"{x.module}.{imported[head]}" if rest else x.module
+                path = module_file(inside, root)
+                if path is not None:
+                    return definition(rest or imported[head], ast.parse(path.read_text()), root)
+    return None
+
+
+def module_file(name: str, root: Path) -> Path | None:
+    """Return the file of a module or package in a folder."""
+    path = root.joinpath(*name.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
 
 
 def check_documented(text: str, root: Path = ROOT) -> None:
     """Raise ValueError if a module that a page inserts (``::: package.module``) has such names."""
     for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
         parts = name.split(".")
-        while parts and not (path := root.joinpath(*parts).with_suffix(".py")).is_file():
-            path = root.joinpath(*parts, "__init__.py")
-            if path.is_file():
-                break
+        while parts and (path := module_file(".".join(parts), root)) is None:
             parts = parts[:-1]
         if not parts:
             raise ValueError(f"expected a module of this repository after :::; got {name!r}")
-        if missing := undocumented(path):
+        if missing := undocumented(path, root, name.removeprefix(".".join(parts)).lstrip(".")):
             raise ValueError(
                 f"expected a docstring on every public name of {path.relative_to(root)}; "
                 f"{', '.join(missing)} lack one. Write them, then run: make docs"
+            )
+        if role := ROLE.search(path.read_text()):
+            raise ValueError(
+                f"expected Markdown in the docstrings of {path.relative_to(root)}; got "
+                f"{role[0]!r}, which the page would show. Write ``{role[1]}``, then run: make docs"
             )
 
 

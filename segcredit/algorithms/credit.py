@@ -100,6 +100,7 @@ class GAE:
 
     @property
     def needs(self) -> Needs:
+        """The critic's values."""
         return frozenset({VALUE})
 
     def __call__(self, case: Case) -> Credit:
@@ -127,6 +128,7 @@ class LengthAdaptiveGAE:
 
     @property
     def needs(self) -> Needs:
+        """The critic's values."""
         return frozenset({VALUE})
 
     def __call__(self, case: Case) -> Credit:
@@ -152,10 +154,12 @@ class GroupZScore:
 
     @property
     def over(self) -> Partition:
+        """The whole response: all its tokens have one advantage."""
         return Response()
 
     @property
     def needs(self) -> Needs:
+        """No columns: rewards and groups are always there."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -172,10 +176,12 @@ class LeaveOneOut:
 
     @property
     def over(self) -> Partition:
+        """The whole response: all its tokens have one advantage."""
         return Response()
 
     @property
     def needs(self) -> Needs:
+        """No columns: rewards and groups are always there."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -207,6 +213,7 @@ class ValueDifference:
 
     @property
     def needs(self) -> Needs:
+        """Values of the unit starts, from sampled continuations."""
         return frozenset({Continuations(self.truncated_reward)})
 
     def __call__(self, case: Case) -> Credit:
@@ -251,10 +258,12 @@ class TreeDifference:
 
     @property
     def over(self) -> Partition:
+        """The whole row, which is one branch of the tree."""
         return Response()
 
     @property
     def needs(self) -> Needs:
+        """The row that each branch continues."""
         return frozenset({PARENT})
 
     def __call__(self, case: Case) -> Credit:
@@ -271,10 +280,12 @@ class TrackedBaseline:
 
     @property
     def over(self) -> Partition:
+        """The whole response: all its tokens have one advantage."""
         return Response()
 
     @property
     def needs(self) -> Needs:
+        """The prompt's value, tracked over the run."""
         return frozenset({BASELINE})
 
     def __call__(self, case: Case) -> Credit:
@@ -306,6 +317,7 @@ class SegmentBootstrap:
 
     @property
     def needs(self) -> Needs:
+        """The critic's values."""
         return frozenset({VALUE})
 
     def __call__(self, case: Case) -> Credit:
@@ -337,10 +349,12 @@ class ReturnToGo:
 
     @property
     def over(self) -> Partition:
+        """Single tokens."""
         return Token()
 
     @property
     def needs(self) -> Needs:
+        """No columns: the token rewards are always there."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -356,10 +370,12 @@ class AroundCredit:
 
     @property
     def compares_groups(self) -> bool:
+        """Whether the inner estimator compares the responses to one prompt."""
         return bool(getattr(self.credit, "compares_groups", False))
 
     @property
     def over(self) -> Partition:
+        """The units of the inner estimator."""
         return self.credit.over
 
 
@@ -378,6 +394,7 @@ class TopEntropyOnly(AroundCredit):
 
     @property
     def needs(self) -> Needs:
+        """The columns of the inner estimator, and the entropies."""
         return self.credit.needs | {ENTROPY}
 
     def __call__(self, case: Case) -> Credit:
@@ -391,7 +408,7 @@ class TopEntropyOnly(AroundCredit):
 class ImageDependence(AroundCredit):
     """Credit of another estimator, weighted by the dependence on the images (VPPO).
 
-    The advantages of a response are multiplied by its weight (:func:`image_weight`). Outside of the
+    The advantages of a response are multiplied by its weight (``image_weight``). Outside of the
     response's ⌈T · fraction⌉ most dependent tokens they are 0: these tokens have no gradient, but
     count in the denominator of the mean. A response without an image keeps its credit.
     """
@@ -408,6 +425,7 @@ class ImageDependence(AroundCredit):
 
     @property
     def needs(self) -> Needs:
+        """The columns of the inner estimator, and the dependence on the images."""
         return self.credit.needs | {self.column}
 
     def __call__(self, case: Case) -> Credit:

@@ -632,7 +632,7 @@ def sae(
     """Segmental Advantage Estimation (arXiv 2601.07320): PPO that bootstraps only at segment ends.
 
     Segments begin at tokens with π_old < ``threshold``; advantages, ratios and the critic stay
-    per token. One token per segment is :func:`ppo`.
+    per token. One token per segment is ``ppo``.
 
     Built from the paper's abstract and description, without its code. Guessed: the threshold, λ,
     and that everything else is our PPO's.

@@ -150,6 +150,7 @@ class Clipped:
     def metrics(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> dict[str, Float[Tensor, "B T"]]:
+        """Return the ratio and the fraction of tokens without a gradient."""
         clipped = is_clipped(ratio, advantage, self.low, self.high, self.dual)
         return {"ratio": ratio, "clip_fraction": clipped.to(ratio.dtype)}
 
@@ -166,6 +167,7 @@ class Unclipped:
     def metrics(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> dict[str, Float[Tensor, "B T"]]:
+        """Return no metrics: nothing is clipped, and the ratio may be log π."""
         return {}
 
 
@@ -209,6 +211,7 @@ class SoftGate:
     def metrics(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> dict[str, Float[Tensor, "B T"]]:
+        """Return the ratio; a gate has no clip fraction."""
         return {"ratio": ratio}
 
 
@@ -234,6 +237,7 @@ class ClippedWeight:
         advantage: Float[Tensor, "B T"],
         segments: Segments,
     ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
+        """Compute the weighted loss of each token, with ratio and clip fraction."""
         ratio = token_ratio(logp.detach(), logp_old, segments.token_mask)
         weight = ratio.clamp(self.low, self.high)
         clipped = (weight != ratio).to(ratio.dtype)
@@ -262,6 +266,7 @@ class ClippedInsideMean:
         advantage: Float[Tensor, "B T"],
         segments: Segments,
     ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
+        """Compute the loss of each token, with the unit's ratio and the clip fraction."""
         mask = segments.token_mask
         log_ratio = keep(mask, logp) - keep(mask, logp_old.detach())
         inside = torch.where(
@@ -338,6 +343,7 @@ class RewardKL:
 
     @property
     def needs(self) -> Needs:
+        """The reference model's log-probabilities."""
         return frozenset({LOGP_REF})
 
     def __call__(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
@@ -466,13 +472,16 @@ class LossKL:
 
     @property
     def name(self) -> str:
+        """Name of the metric."""
         return "kl_loss"
 
     @property
     def needs(self) -> Needs:
+        """The reference model's log-probabilities."""
         return frozenset({LOGP_REF})
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        """Return all response tokens, or those of the policy loss with ``only_in_loss``."""
         return batch.loss_mask if self.only_in_loss else batch.rollouts.mask
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
@@ -496,13 +505,16 @@ class PositiveNLL:
 
     @property
     def name(self) -> str:
+        """Name of the metric."""
         return "positive_nll"
 
     @property
     def needs(self) -> Needs:
+        """No columns: correctness comes with the reward."""
         return frozenset()
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        """Return the tokens of correct responses."""
         return batch.rollouts.mask & batch.rollouts.is_correct(self.threshold)[:, None]
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
@@ -524,10 +536,12 @@ class EntropyBonus:
 
     @property
     def name(self) -> str:
+        """Name of the metric."""
         return "entropy_bonus"
 
     @property
     def needs(self) -> Needs:
+        """No columns: the entropy is that of the trained policy, in its outputs."""
         return frozenset()
 
     @property
@@ -536,6 +550,7 @@ class EntropyBonus:
         return True
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
+        """Return all response tokens."""
         return batch.rollouts.mask
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "B T"]:
@@ -580,6 +595,7 @@ class TokenRatio:
 
     @property
     def over(self) -> Partition:
+        """Single tokens."""
         return Token()
 
     def __call__(
@@ -635,6 +651,7 @@ class LogProb:
 
     @property
     def over(self) -> Partition:
+        """Single tokens."""
         return Token()
 
     def __call__(

@@ -116,7 +116,7 @@ def gae(
 
     Args:
         mask: True at a response's units, False only after them. For tokens under a mask with
-            holes, call :func:`segment_gae` with one segment per token.
+            holes, call ``segment_gae`` with one segment per token.
         lam: one λ, or one per response (VAPO).
     """
     require_mask("mask", mask)
@@ -161,7 +161,7 @@ def segment_gae(
 
     Args:
         reward: r(x, y), one number per response, given at its end; or one per token (see
-            :func:`kl_shaped_reward`).
+            ``kl_shaped_reward``).
         value: V of the prefix *before* each token.
         value_at: "start" is the paper's s_m; "end" is the authors' code, whose baseline knows the
             segment's own tokens (docs/deviations.md).
@@ -292,7 +292,7 @@ def kl_shaped_reward(
 ) -> Float[Tensor, "B T"]:
     """r_t = r(x, y)·[t = T] − β (log π_old(y_t) − log π_ref(y_t)): the k1 penalty in the reward.
 
-    :func:`segment_gae` sums it inside segments, undiscounted, as the authors' code does. So r_m ≠ 0
+    ``segment_gae`` sums it inside segments, undiscounted, as the authors' code does. So r_m ≠ 0
     before the last segment, where the paper has r_m = 0.
     """
     require_shape("logp_old", logp_old, "mask", mask)

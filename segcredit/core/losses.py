@@ -234,7 +234,7 @@ def direct_value(
 
 
 class PolicyLossFunction(torch.autograd.Function):
-    """Kernel of :func:`segment_policy_loss`: loss, and mean ratio with clip fraction."""
+    """Kernel of ``segment_policy_loss``: loss, and mean ratio with clip fraction."""
 
     @staticmethod
     def forward(
@@ -262,7 +262,7 @@ class PolicyLossFunction(torch.autograd.Function):
 
 
 class ValueLossFunction(torch.autograd.Function):
-    """Kernel of :func:`boundary_value_loss`: factor · Σ share · (V − R̂)² at segment starts."""
+    """Kernel of ``boundary_value_loss``: factor · Σ share · (V − R̂)² at segment starts."""
 
     @staticmethod
     def forward(

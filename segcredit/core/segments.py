@@ -79,7 +79,7 @@ class Segments:
     def from_trusted_starts(
         cls, starts: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], *claims: Claim
     ) -> "Segments":
-        """Make segments from marks at first tokens; see :meth:`from_trusted_ends`."""
+        """Make segments from marks at first tokens; see ``from_trusted_ends``."""
         opened = starts.flatten().cumsum(dim=0).view(starts.shape)
         first = keep(mask, opened, FAR).amin(dim=1, keepdim=True)
         return cls._from_index(opened - first, mask, claims)

@@ -47,18 +47,31 @@ class PromptSet:
 
 
 class RowOptions(TypedDict, total=False):
-    """Options of ``load_prompts`` and ``prompts_from_rows``, described at ``load_prompts``."""
+    """Options of ``load_prompts`` and ``prompts_from_rows``."""
 
     limit: int | None
+    """Maximum number of prompts; later rows are not read."""
     max_prompt_tokens: int | None
+    """A longer prompt is a bad row; needs ``count_tokens``."""
     count_tokens: CountTokens | None
+    """Called for every row; if it raises a ValueError, the row is bad."""
     skip_bad_rows: bool
+    """Return bad rows in ``.bad`` instead of raising BadRows."""
     suffix: str | None
+    """Appended, after a space, to a last user message that does not end with it."""
     system: str | None
+    """System prompt, a message before the row's own; a row that has one is a bad row."""
     answer_pattern: str | None
+    r"""Regular expression; the answer is its last match (the first group). By default the answer is
+    ``ground_truth`` unchanged; in ``answer`` and ``solution`` it is what follows ``####`` in the
+    last line, else the last ``\boxed{}``, else everything."""
     need_answer: bool
+    """Whether a row without an answer is bad. Default: True."""
     one_answer: bool
+    """Whether an object or a list of several answers is bad, because the reward compares one
+    text."""
     keys: Keys | None
+    """Keys of the rows, if they have other names."""
 
 
 def load_prompts(
@@ -67,7 +80,7 @@ def load_prompts(
     allow_outside: bool = False,
     **options: Unpack[RowOptions],
 ) -> PromptSet:
-    r"""Load prompts from parquet, Arrow, JSON and CSV files or from datasets on the Hub.
+    """Load prompts from parquet, Arrow, JSON and CSV files or from datasets on the Hub.
 
     Rows of verl, TRL, EasyR1, GSM8K and MATH load as they are; ``keys`` names other keys. If the
     messages contain no ``<image>``, the images come first in the first user message, as in TRL.
@@ -77,19 +90,7 @@ def load_prompts(
     Args:
         paths: Files, or datasets on the Hub: ``hub:owner/name/config:split@revision``.
         allow_outside: Whether rows may name images outside the folder of their file.
-        limit: Maximum number of prompts; later rows are not read.
-        max_prompt_tokens: A longer prompt is a bad row; needs ``count_tokens``.
-        count_tokens: Called for every row; if it raises a ValueError, the row is bad.
-        skip_bad_rows: Return bad rows in ``.bad`` instead of raising BadRows.
-        suffix: Appended, after a space, to a last user message that does not end with it.
-        system: System prompt, a message before the row's own; a row that has one is a bad row.
-        answer_pattern: Regular expression; the answer is its last match (the first group). By
-            default the answer is ``ground_truth`` unchanged; in ``answer`` and ``solution`` it is
-            what follows ``####`` in the last line, else the last ``\boxed{}``, else everything.
-        need_answer: Whether a row without an answer is bad. Default: True.
-        one_answer: Whether an object or a list of several answers is bad, because the reward
-            compares one text.
-        keys: Keys of the rows, if they have other names.
+        **options: Options for rows, see ``RowOptions``.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     if not names:
@@ -106,7 +107,7 @@ def prompts_from_rows(
     """Load prompts from dictionaries, which may contain PIL images, or from Prompts.
 
     Image paths are relative to ``folder`` (default: the working directory) and may lead anywhere.
-    The options are those of :func:`load_prompts`.
+    The options are those of ``RowOptions``.
     """
 
     def numbered() -> Iterator[RawRow]:

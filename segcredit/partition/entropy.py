@@ -110,7 +110,7 @@ def highest_in_batch(
 ) -> Bool[Tensor, "B T"]:
     """True at the tokens whose H_t is at or above the batch's (1 − fraction) quantile.
 
-    Unlike :func:`most`, it compares the tokens of all responses with each other. The quantile is
+    Unlike ``most``, it compares the tokens of all responses with each other. The quantile is
     TRL's (linear interpolation): of N tokens, N − ⌈(1 − fraction)(N − 1)⌉ are kept, and ties.
     """
     _check(entropy, mask, fraction, "entropy")
@@ -145,7 +145,7 @@ def entropy_peaks(
 ) -> Segments:
     """Cut after those of the ⌈T · fraction⌉ tokens of largest H_t that no neighbor exceeds.
 
-    Entropy often stays high for several tokens; :func:`top_entropy` cuts after each of them.
+    Entropy often stays high for several tokens; ``top_entropy`` cuts after each of them.
     """
     _check(entropy, mask, fraction, "entropy")
     near, order = _close_holes(keep(mask, entropy, -torch.inf), mask)

@@ -68,9 +68,9 @@ def make_reward(
 
     Args:
         spec: A built-in name; ``file.py:function`` or ``package.module:function``, which runs in a
-            process of its own (:class:`CustomReward`); ``{"name": "math", "deadline": 2.0}``; a
+            process of its own (``CustomReward``); ``{"name": "math", "deadline": 2.0}``; a
             reward object; or a function in TRL's signature. A list is a weighted sum
-            (:class:`WeightedRewards`), whose items may also have a ``weight`` and a ``label``.
+            (``WeightedRewards``), whose items may also have a ``weight`` and a ``label``.
         weights: Weight of each item of a list. None: those of the items, 1 by default.
     """
     if isinstance(spec, list | tuple):

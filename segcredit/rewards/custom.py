@@ -5,7 +5,7 @@ The function gets keyword arguments, each a list with one entry per response: ``
 ``truncated``; and every other column of the row by its name. Without ``**kwargs`` it gets only the
 arguments that it names. It may be ``async``. It returns a finite number for each response. To
 report correctness, it returns ``{"reward": 0.7, "correct": True, "reason": "…"}`` or a
-:class:`segcredit.types.Reward`. Without ``correct`` there is no accuracy, only the mean reward.
+``segcredit.types.Reward``. Without ``correct`` there is no accuracy, only the mean reward.
 
 Two rules where TRL leaves a choice:
 

@@ -124,9 +124,9 @@ class Result:
 
 
 class Trainer:
-    """Trains one model with one method; :class:`segcredit.Trainer` also writes the report.
+    """Trains one model with one method; ``segcredit.Trainer`` also writes the report.
 
-    The arguments are those of :class:`segcredit.Trainer`.
+    The arguments are those of ``segcredit.Trainer``.
     """
 
     _loaded: LoadedModel | None = None
@@ -201,6 +201,7 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
+        """The complete recipe of the run, with all defaults filled in."""
         return self.plan.recipe
 
     def train(

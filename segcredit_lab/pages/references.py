@@ -12,14 +12,18 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import typer
+import yaml
 from pydantic.fields import FieldInfo
 
 from segcredit.cli import app
-from segcredit.config.recipe import Recipe, Settings
+from segcredit.config.files import FOLDER
+from segcredit.config.recipe import Optimize, Recipe, Settings
 from segcredit.report.explain import HEALTHY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTICE = "<!-- Generated: run python -m segcredit_lab.pages.references -->"
+PAPER = "geo3k/qwen2.5-vl-3b-sapo"
+PAPER_PARTS = ("qwen2.5-vl-3b", "sapo")
 NAMES = {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "Path": "path"}
 
 
@@ -104,15 +108,55 @@ def rows_of(settings: type[Settings], path: str) -> Iterator[Row]:
                 yield from rows_of(inner[0], f"{path}{name}.")
 
 
-def table(rows: list[Row]) -> str:
-    """Return a table of settings."""
+def leaves(node: yaml.Node, path: str = "") -> Iterator[tuple[str, yaml.Node]]:
+    """Yield the values of a YAML mapping with their paths; a stage's path is ``stages.N``."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from leaves(value, f"{path}.{key.value}" if path else key.value)
+    elif isinstance(node, yaml.SequenceNode) and path == "stages":
+        for item in node.value:
+            yield from leaves(item, "stages.N")
+    else:
+        yield path, node
+
+
+def paper_values() -> dict[str, str]:
+    """Return the numbers of the paper's SAPO recipe whose comment names the paper, by their path.
+
+    Those of the method are one value, ``algorithm``.
+    """
+    text = (FOLDER / f"{PAPER.partition('/')[0]}.yaml").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    collection = dict_of(yaml.compose(text))
+    parts = dict_of(collection["parts"])
+    cited = {
+        path: yaml.safe_load(yaml.serialize(node))
+        for part in (collection["shared"], *(parts[x] for x in PAPER_PARTS))
+        for path, node in leaves(part)
+        if "# paper," in lines[node.start_mark.line]
+    }
+    values = {path: shown(x) for path, x in cited.items() if isinstance(x, int | float)}
+    method = [f"{k.partition('.')[2]}: {x}" for k, x in values.items() if k.startswith("algorithm")]
+    return values | {"algorithm": ", ".join(method)}
+
+
+def dict_of(node: yaml.Node) -> dict[str, yaml.Node]:
+    """Return the values of a YAML mapping by their keys."""
+    return {key.value: value for key, value in node.value}
+
+
+def table(rows: list[Row], paper: dict[str, str]) -> str:
+    """Return a table of settings; descriptions end with the paper's values."""
     lines = ["| setting | type | default | description |", "|---|---|---|---|"]
-    lines += [f"| `{x.path}` | {x.kind} | {x.default} | {x.text} |" for x in rows]
+    for x in rows:
+        value = f" **Paper:** `{paper[x.path]}`." if x.path in paper else ""
+        lines.append(f"| `{x.path}` | {x.kind} | {x.default} | {x.text}{value} |")
     return "\n".join(lines)
 
 
 def settings_page() -> str:
     """Return docs/settings.md."""
+    paper = paper_values()
     parts = [
         "# Settings of a recipe",
         NOTICE,
@@ -121,15 +165,19 @@ def settings_page() -> str:
         "```bash\nsegcredit train my.yaml optimizer.lr=1e-6 rollout.samples=8\n```",
         "`None` as default means that the setting is not set. The settings of each method are in "
         "[algorithms.md](algorithms.md).",
+        "**Paper:** marks the numbers of the paper's SAPO (Table 7 and §5.1), as in the recipe "
+        f"`{PAPER}`. [Recipes in detail](appendix/recipes.md#hyperparameters) has those of the "
+        "other methods, and where the recipes depart from the paper.",
         "## Top level",
-        table(list(rows_of(Recipe, ""))),
+        table(list(rows_of(Recipe, "")), paper),
     ]
     for name, field in Recipe.model_fields.items():
         inner = nested(field.annotation)
         for settings in inner:
             own = f"{name}.N." if len(inner) > 1 else f"{name}."
             title = f"{name}: {settings.model_fields['kind'].default}" if len(inner) > 1 else name
-            rows = table(list(rows_of(settings, own)))
+            of_paper = settings is Optimize or len(inner) == 1  # its SAPO has no other stage
+            rows = table(list(rows_of(settings, own)), paper if of_paper else {})
             parts += [f"## {title}", " ".join((settings.__doc__ or "").split()), rows]
     return "\n\n".join(parts) + "\n"
 
