@@ -242,7 +242,7 @@ def test_a_server_that_dies(python: Path, data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("localhost:8000", "--server must be the URL"),
+        ("localhost:8000", "--server needs the URL"),
         ("http://127.0.0.1:9/v1", r"got .*refused.*Start it \(vllm serve MODEL\)"),
     ],
 )

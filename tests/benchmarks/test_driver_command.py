@@ -41,7 +41,7 @@ def test_the_table(prepared: tuple[object, ...], tmp_path: Path) -> None:
     [
         (("--sets", "gsm8k"), "VLMEvalKit has no set for 'gsm8k'"),
         (("--engine", "hf"), "--engine has no effect with --driver vlmevalkit"),
-        (("--server", "localhost"), "--server must be the URL"),
+        (("--server", "localhost"), "--server needs the URL"),
         (("other", "--server", "http://localhost:9/v1"), "--server has one model"),
     ],
 )
