@@ -2,26 +2,23 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from jaxtyping import Float, Int
-
-from segcredit.runlog import Run
-from segcredit.runlog.untrusted import FLAG, require_trust
-from segcredit_lab.analysis.reading import CannotAnalyzeError
-
-if TYPE_CHECKING:
-    from segcredit.models import Policy
-    from segcredit.types import Encoded, Prompt
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
-from jaxtyping import Bool
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 
+from segcredit.models import Policy
+from segcredit.models.policy import response_outputs
+from segcredit.runlog import Run
+from segcredit.runlog.untrusted import FLAG, require_trust
+from segcredit.types import Encoded, Prompt, Rollouts
 from segcredit_lab.analysis.lift import READING, lift_analysis, stage_slices
-from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, Step
+from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, CannotAnalyzeError, Step
 
 TOKENS_AT_ONCE = 16_384
 _PARTS = ("model", "data")
@@ -36,13 +33,8 @@ def last_whole_checkpoint(run: Run) -> Path:
     return path
 
 
-def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy":
+def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> Policy:
     """Load a checkpoint's policy as config.yaml defines it; run its code only if trusted."""
-    import torch
-    from safetensors import SafetensorError
-
-    from segcredit.models import Policy
-
     settings, data = (x if isinstance(x, dict) else {} for x in map(run.config.get, _PARTS))
     if not trust_run:
         command = f"segcredit analyze {shlex.quote(str(run.path))} --probe {FLAG}"
@@ -66,10 +58,8 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
     return policy
 
 
-def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
+def prompt_of(row: Mapping[str, Any], folder: Path) -> Prompt:
     """Return the prompt of a recorded response, with its images from the run directory."""
-    from segcredit.types import Prompt
-
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise CannotAnalyzeError(OLDER)
@@ -92,16 +82,11 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
 
 
 def hidden_states(
-    policy: "Policy",
-    prompts: "Sequence[Encoded]",
+    policy: Policy,
+    prompts: Sequence[Encoded],
     responses: Sequence[Int[np.ndarray, "_"]],
 ) -> Iterator[Float[np.ndarray, "_ F"]]:
     """Yield the last hidden states before every token of each response, in batches."""
-    import torch
-
-    from segcredit.models.policy import response_outputs
-    from segcredit.types import Rollouts
-
     width = policy.model.get_input_embeddings().weight.shape[0]
     trunk = policy.model.base_model
     for part in _parts([len(x.tokens) for x in prompts], [len(x) for x in responses]):

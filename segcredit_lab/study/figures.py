@@ -22,12 +22,14 @@ from segcredit_lab.analysis.drawing import (
     integer_steps,
     line_of,
 )
-from segcredit_lab.analysis.lift import SHOWN
+from segcredit_lab.analysis.lift import SHOWN, learns_everywhere, lift_of_critic
+from segcredit_lab.analysis.probe import lift_of_probe
 from segcredit_lab.analysis.reading import (
     CannotAnalyzeError,
     Table,
-    interval_text,
     plain,
+    read_steps,
+    with_interval,
 )
 from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
 
@@ -335,9 +337,7 @@ def _lift_table(
     rows = []
     for label, stages in over.items():
         for stage, (mean, ends, num) in stages.items():
-            cells = [
-                f"{number_text(mean[at], '.2f')} ({interval_text(ends[:, at])})" for at in places
-            ]
+            cells = [with_interval(mean[at], ends[:, at]) for at in places]
             fit = number_text(float(np.nanmean(r_squared[label])), ".2f")
             rows.append((f"{label}, {stage}", str(num), by[label], fit, *cells))
     columns = ("", "seeds", "V", "R² of V", *(f"Lift, q = {q:g}" for q in SHOWN))
@@ -358,10 +358,6 @@ def _lift_of(folder: Path) -> dict[str, Any]:
             if part in numbers and whole and numbers[part].get("at_every_token", True):
                 fit = numbers[part]["r_squared"]
                 return {**numbers, "by": part, "r_squared": float("nan") if fit is None else fit}
-    from segcredit_lab.analysis.lift import learns_everywhere, lift_of_critic
-    from segcredit_lab.analysis.probe import lift_of_probe
-    from segcredit_lab.analysis.reading import read_steps
-
     run = read_run(folder)
     steps = read_steps(run, settings)
     by = lift_of_critic if learns_everywhere(run, steps) else lift_of_probe
