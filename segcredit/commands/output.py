@@ -6,9 +6,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RecipeName = Annotated[str, typer.Argument(help="YAML file, or name of a built-in recipe.")]
 Overrides = Annotated[
@@ -121,6 +124,11 @@ def complain(error: object) -> None:
 
     console = Console(file=lasting(sys.stderr), soft_wrap=True)
     console.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+
+def say(console: "Console", line: str, style: str | None = None) -> None:
+    """Print a line as it is, without markup or wrapping, so that paths can be copied."""
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -61,8 +61,7 @@ def draw_panels(panels: dict[str, list[Curve]], label: str, figure: Any) -> None
         axis.set_xlabel("optimization step")
         integer_steps(axis)
     axes[0].set_ylabel(label)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=4)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
 
 
 def _mean_alone(curve: Curve) -> Curve:
@@ -140,8 +139,7 @@ def draw_lift_over_seeds(
         axis.set_title(label)
         axis.set_xlabel("entropy quantile q")
     panels[0].set_ylabel("Lift")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=5)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=5)
 
 
 METRICS: dict[str, tuple[str, str, str]] = {
@@ -158,7 +156,7 @@ WINDOW = 5
 """Number of steps in the moving average."""
 
 
-def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Analysis], list[str]]:
+def figures(summary: Summary) -> tuple[list[Analysis], list[str]]:
     """Make the figures of a study; return them, and why others cannot be made."""
     made, lacking = [], []
     makers: dict[str, Callable[[Summary], Analysis]] = {
@@ -171,7 +169,6 @@ def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Ana
     }
     by_set = ["test_sets"] if summary.sets and "curves" in summary.study.figures else []
     for name in [*summary.study.figures, *by_set]:
-        progress(name)
         try:
             made.append(makers[name](summary))
         except CannotAnalyzeError as error:
@@ -241,10 +238,9 @@ def sweep(summary: Summary) -> Analysis:
     x = [at[arm.name] for arm in arms]
     area = [arm.of(lambda run: 100 * run.area) for arm in arms]
     final = [arm.of(lambda run: 100 * run.final) for arm in arms]
-    published = summary.study.published
     paper = {
         name: [numbers.get(arm.name, np.nan) for arm in arms]
-        for name, numbers in (published.columns if published else {}).items()
+        for name, numbers in summary.study.paper_columns.items()
     }
     return _figure(
         "sweep",
