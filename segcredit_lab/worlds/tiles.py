@@ -17,6 +17,7 @@ from segcredit.data.worlds.base import (
     check_share,
     check_whole,
     draw,
+    foreign,
 )
 from segcredit.data.worlds.drawing import COLOURS, SHAPES, Item
 from segcredit.types import Prompt
@@ -120,10 +121,7 @@ class TileTour(Bookings):
         known = bool(visits) and all(visit[-1] in shown for visit in visits)
         asked = last.removesuffix(" ?")
         if asked not in (TOTAL, AUDIT) or len(visits) != len(stated) or not known:
-            raise ValueError(
-                f"expected a prompt of this world; got prompt {prompt.id!r}: "
-                f"{text!r}. Pass what world.prompt(split, index) returned."
-            )
+            raise foreign(prompt, text)
         entries = [
             Entry(n, (shown[tag], code), int(amount), tag=tag) for n, code, amount, tag in visits
         ]
@@ -170,7 +168,6 @@ class TileTour(Bookings):
 
     def _prompt(self, puzzle: Puzzle, split: Split, index: int, look: Sequence[str] = ()) -> Prompt:
         asked = " ".join(["look", *look, "?"]) if look else question(puzzle)
-        traps = sum(self.guideline(x.context).rate < 0.5 for x in puzzle.entries)
         return Prompt(
             id=f"{self.name}/{self.seed}/{split}/{index}{'/look' if look else ''}",
             messages=({"role": "user", "content": f"<image>{asked}"},),
@@ -182,7 +179,7 @@ class TileTour(Bookings):
                 "index": index,
                 "tiles": [[tag, " ".join(item)] for tag, item in puzzle.tiles],
                 "booked": len(puzzle.entries),
-                "traps": traps,
+                "traps": self._num_traps(puzzle.entries),
             },
         )
 
