@@ -291,10 +291,10 @@ def _dry_run(console: "Console", plans: "list[StudyPlan]", store: "Store") -> No
                 continue
             printed.add(run.digest)
             done = "done" if store.finished(run) else "to run"
-            folder = shlex.quote(str(store.folder(run)))
+            place = shlex.quote(str(store.folder(run)))
             recipe = store.recipe(run).as_dict()
             say(console, f"# {plan.study.name}: {run.name} ({done})")
-            say(console, f"# segcredit train {run.name}.yaml --folder {folder}")
+            say(console, f"# segcredit train {run.name}.yaml --folder {place}")
             say(console, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True) + "---")
         waiting = [arm for arm in plan.arms if plan.rate(arm) is None]
         if waiting:
