@@ -1,12 +1,16 @@
-"""Common base of the ledger and tile worlds: amounts booked by rules that depend on context."""
+"""Common base of the ledger and tile worlds: amounts booked by rules that depend on context.
+
+A response is checked word by word: a line consists of slots, each with the words allowed there.
+"""
 
 import random
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from segcredit.data.worlds.base import (
     Demonstration,
@@ -19,20 +23,19 @@ from segcredit.data.worlds.base import (
 )
 from segcredit.data.worlds.drawing import Item
 from segcredit.types import Prompt
-from segcredit_lab.worlds.slots import (
-    BOX_CLOSES,
-    BOX_OPENS,
-    Kind,
-    Mark,
-    Slot,
-    Word,
-    differs_at,
-    lines_of,
-    plain,
-)
 
 RULES = {"keep": 1, "twice": 2, "back": -1, "drop": 0, "thrice": 3}
 """Factor that each rule multiplies an amount by."""
+PASS = "pass"
+"""Written for an entry that is not booked."""
+OPENERS = ("so", "now", "next", "then", "well", "here")
+VERBS = ("becomes", "gives", "makes", "counts")
+SURE, UNSURE = "sure", "hm"
+"""Remarks on a line; they do not affect the total."""
+AUDIT, TOTAL = "audit", "total"
+"""Kinds of questions: any rules with true remarks (audit), or the right total."""
+BOTH = "both"
+"""Warm-start phase with half audits and half attempts, so that neither is forgotten."""
 
 Context = tuple[str, str]
 """The two features of an entry that decide which rule is right."""
@@ -87,16 +90,59 @@ def ambiguous(rules: Sequence[str], most: int, modulus: int) -> tuple[str, str, 
     return None
 
 
-PASS = "pass"
-"""Written for an entry that is not booked."""
-OPENERS = ("so", "now", "next", "then", "well", "here")
-VERBS = ("becomes", "gives", "makes", "counts")
-SURE, UNSURE = "sure", "hm"
-"""Remarks on a line; they do not affect the total."""
-AUDIT, TOTAL = "audit", "total"
-"""Kinds of questions: any rules with true remarks (audit), or the right total."""
-BOTH = "both"
-"""Warm-start phase with half audits and half attempts, so that neither is forgotten."""
+Kind = Literal["plain", "style", "decision"]
+BOX_OPENS, BOX_CLOSES = "\\boxed{", "}"
+
+
+class Slot(NamedTuple):
+    """One word position in a line."""
+
+    right: tuple[str, ...]
+    """Words allowed here."""
+    kind: Kind = "plain"
+    """style: any of several words is right; decision: the rest depends on this word."""
+
+
+class Word(NamedTuple):
+    """One word of a text and its position."""
+
+    text: str
+    start: int
+
+
+class Mark(NamedTuple):
+    """A word of a text that is a decision or style."""
+
+    kind: Kind
+    start: int
+    end: int
+
+
+_WORD = re.compile(r"\\boxed\{|\}|\n|[^\s{}\\]+|\\")
+
+
+def plain(*words: str) -> list[Slot]:
+    """Make slots with one allowed word each."""
+    return [Slot((word,)) for word in words]
+
+
+def lines_of(text: str) -> list[list[Word]]:
+    """Split a text into lines of words; after a final line break there is an empty line."""
+    lines: list[list[Word]] = [[]]
+    for found in _WORD.finditer(text):
+        if found[0] == "\n":
+            lines.append([])
+        else:
+            lines[-1].append(Word(found[0], found.start()))
+    return lines
+
+
+def differs_at(words: Sequence[Word], slots: Sequence[Slot]) -> int | None:
+    """Return the index of the first wrong word; words that are not written yet are not wrong."""
+    for place, word in enumerate(words):
+        if place >= len(slots) or word.text not in slots[place].right:
+            return place
+    return None
 
 
 class Entry(NamedTuple):

@@ -30,8 +30,9 @@ from segcredit_lab.worlds.bookings import (
     Context,
     Entry,
     Puzzle,
+    Slot,
+    plain,
 )
-from segcredit_lab.worlds.slots import Slot, plain
 
 if TYPE_CHECKING:
     import transformers
