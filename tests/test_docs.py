@@ -130,10 +130,12 @@ def test_code_runs_and_prints_what_it_says(
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-def test_every_metric_of_a_run_is_documented(tmp_path: Path):
-    """docs/metrics.md names each number that a step writes."""
-    text = (DOCS / "metrics.md").read_text()
-    documented = set(re.findall(r"`([^`\n]+)`", text))
+def test_every_metric_and_column_of_a_run_is_documented(tmp_path: Path):
+    """docs/metrics.md names each number that a step writes, docs/runs.md what a response has."""
+    documented, columns = (
+        set(re.findall(r"`([^`\n]+)`", (DOCS / name).read_text()))
+        for name in ("metrics.md", "runs.md")
+    )
     settings = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
     for algorithm, samples in [
         ({"name": "sapo", "kl": 0.001}, 1),
@@ -165,7 +167,12 @@ def test_every_metric_of_a_run_is_documented(tmp_path: Path):
             evaluation={"prompts": 2, "samples": 2},
             save={"rollouts_every": 1},
         ).train(tmp_path / str(samples) / str(needs_critic))
-        for line in read_run(tmp_path / str(samples) / str(needs_critic)).metrics:
+        run = read_run(tmp_path / str(samples) / str(needs_critic))
+        for name in {
+            name for step in run.rollout_steps for row in run.rollouts(step) for name in row
+        }:
+            assert name in columns, f"docs/runs.md does not say what {name!r} is"
+        for line in run.metrics:
             for name in line.keys() - {"step", "stage"}:
                 shown = re.sub(r"^memory/.*", "memory/sample", name)
                 shown = re.sub(r"^time/encode", "time/update", shown)

@@ -37,6 +37,8 @@ from segcredit.types import Prompt, Sampling
 
 PROMPTS = 512
 """Number of prompts of a world, whose prompts have no end, unless another is given."""
+MAX_TOKENS = 2048
+"""Default length limit for models without a run."""
 ALIASES = {"math500": "math", "geometry3k": "geo3k"}
 """Other names of datasets."""
 
@@ -85,10 +87,6 @@ def _prepared_file(name: str) -> str:
             f"or pass a file."
         )
     return str(file)
-
-
-MAX_TOKENS = 2048
-"""Default length limit for models without a run."""
 
 
 def evaluate_checkpoint(

@@ -22,6 +22,8 @@ from segcredit.types import (
     correctness,
 )
 
+EncodePrompt = Callable[[Prompt], Encoded]
+Decode = Callable[[list[int]], str]
 Item = TypeVar("Item")
 
 
@@ -42,6 +44,13 @@ class Peers:
 
 
 SINGLE_PROCESS = Peers()
+METRICS = (
+    *("sampled", "greedy", "reward", "greedy_reward"),
+    *("answered", "no_verdict", "truncated", "response_length"),
+)
+"""Results that are written to metrics.jsonl under their own name."""
+MOST = 0.5
+"""Share of truncated responses from which a warning is shown."""
 RESAMPLES = 2000
 """Number of bootstrap resamples."""
 MOST_SETS, MOST_LETTERS = 16, 60
@@ -86,10 +95,6 @@ def bootstrap_interval(
     return low, high
 
 
-MOST = 0.5
-"""Share of truncated responses from which a warning is shown."""
-
-
 def truncation_warning(share: float, limit: str) -> str | None:
     """Return cause and remedy if most responses were truncated at ``limit``; None otherwise."""
     if share < MOST:
@@ -99,10 +104,6 @@ def truncation_warning(share: float, limit: str) -> str | None:
         f"never end, check the end token: eos_token_id in the model's generation_config.json must "
         f"be the one that the model was taught."
     )
-
-
-EncodePrompt = Callable[[Prompt], Encoded]
-Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers for metrics.jsonl."""
-        found: dict[str, float | None] = {
-            "sampled": self.sampled,
-            "greedy": self.greedy,
-            "reward": self.reward,
-            "greedy_reward": self.greedy_reward,
-            "answered": self.answered,
-            "no_verdict": self.no_verdict,
-            "truncated": self.truncated,
-            "response_length": self.response_length,
-        }
+        found: dict[str, float | None] = {name: getattr(self, name) for name in METRICS}
         for name in ("sampled", "greedy", "reward"):
             interval = getattr(self, f"{name}_interval")
             if interval is not None:

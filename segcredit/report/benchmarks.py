@@ -38,7 +38,7 @@ class Benchmarks:
 
 def gather_benchmarks(runs: Sequence[Run]) -> Benchmarks:
     """Collect the recorded sets of all checkpoints; questions with one id are one question."""
-    files = [(number, label, path) for number, label, path in _files(runs)]
+    files = list(_files(runs))
     sets: dict[str, dict[str, Any]] = {}
     settings: dict[str, str] = {}
     images: dict[str, str] = {}
@@ -58,10 +58,8 @@ def gather_benchmarks(runs: Sequence[Run]) -> Benchmarks:
                 break
             known = found["questions"].setdefault(question["id"], question)
             known["answers"][model] = answers
-            for key in known["images"]:
-                uri = (
-                    None if key in images else as_data_uri(runs[number].path, key.split("/", 1)[1])
-                )
+            for key in (x for x in known["images"] if x not in images):
+                uri = as_data_uri(runs[number].path, key.split("/", 1)[1])
                 if uri is not None and pictures + len(uri) <= PICTURE_MEGABYTES * 1e6:
                     images[key] = uri
                     pictures += len(uri)

@@ -18,6 +18,7 @@ from segcredit.models.images import ImageError, open_image
 from segcredit.partition import PARTITIONS, Partition
 from segcredit.report.segments import column_names
 from segcredit.runlog import Run
+from segcredit.runlog.folder import file_inside
 from segcredit.runlog.reader import as_number
 from segcredit.runlog.records import evenly, sample_rollouts
 from segcredit.types import Rollouts
@@ -284,12 +285,8 @@ def gather_images(
 
 def as_data_uri(run: Path, name: str) -> str | None:
     """Encode an image again, as PNG or JPEG; None if it is no image inside the run directory."""
-    try:
-        path = (run / name).resolve()
-        inside = path.is_relative_to(run.resolve()) and path.is_file()
-    except (OSError, ValueError, RuntimeError):
-        return None  # an impossible file name, or symbolic links in a loop
-    return picture_uri(path) if inside else None
+    path = file_inside(run, name)
+    return None if path is None else picture_uri(path)
 
 
 def picture_uri(source: bytes | Path) -> str | None:

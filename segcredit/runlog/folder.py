@@ -211,6 +211,16 @@ def runs_in(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def file_inside(folder: Path, name: str) -> Path | None:
+    """Return the file that recorded data names, links followed; None if it is not in the folder."""
+    try:
+        path = (folder / name).resolve()
+        inside = path.is_relative_to(folder.resolve()) and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # an impossible file name, or links in a loop
+        return None
+    return path if inside else None
+
+
 def resume_command(path: Path, change: str = "") -> str:
     """Return the command that resumes a run, with ``--trust-run`` if its settings need it.
 

@@ -97,7 +97,7 @@ class Run:
         return _files(self.folder.watched)
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        """Return the responses of one step, with the columns of ``runlog.rollouts.COLUMNS``."""
+        """Return the responses of one step, with the columns of docs/runs.md."""
         if step in self.rollout_files:
             return read_rollouts(self.rollout_files[step])
         steps = self.rollout_steps

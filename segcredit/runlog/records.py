@@ -1,4 +1,4 @@
-"""Write metrics.jsonl, one line per step and stage, and send the metrics to trackers."""
+"""Write metrics.jsonl and send the metrics to trackers; write and read recorded responses."""
 
 import hashlib
 import os
@@ -161,29 +161,6 @@ def _number(key: str, x: Any) -> int | float:
             f"or omit it."
         ) from None
 
-
-COLUMNS: Mapping[str, str] = {
-    "prompt_id": "id of the prompt",
-    "prompt": "its text as the model reads it",
-    "messages": "the same as role and content, with <image> for each image",
-    "images": "paths of its images in the run directory",
-    "response": "text of the response",
-    "tokens": "token ids",
-    "pieces": "text of each token",
-    "entropy": "H_t of each token under π_old",
-    "segment": "m(t): which segment each token belongs to, −1 for none",
-    "value": "V before each token",
-    "image_kl": "dependence of each token on the prompt's images, NaN without an image",
-    "advantage": "credit of each token",
-    "ratio": "π_θ / π_old of each token's unit after the step, as the method computes it",
-    "logp_old": "log π_old of each token",
-    "reward": "outcome reward",
-    "reason": "reason for the reward",
-    "correct": "whether the answer was right, null if the reward does not say",
-    "truncated": "whether it reached the length limit",
-    "answer": "expected answer",
-}
-"""Known columns of a row; other columns are kept unchanged."""
 
 _NUMBERS = frozenset({"entropy", "value", "image_kl", "advantage", "ratio", "logp_old", "reward"})
 """Columns in which the string "NaN" is a number and not model output."""

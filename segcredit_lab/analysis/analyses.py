@@ -10,7 +10,8 @@ from segcredit.report.page import Figure, Figures
 from segcredit.runlog import Run
 from segcredit_lab.analysis.compare import COMPARISONS, compare
 from segcredit_lab.analysis.drawing import INK, svg
-from segcredit_lab.analysis.lift import learns_everywhere, lift_of_critic
+from segcredit_lab.analysis.lift import jumps_of_critic, learns_everywhere, lift_of_critic
+from segcredit_lab.analysis.probe import lift_of_probe
 from segcredit_lab.analysis.ratio_bias import ratio_bias
 from segcredit_lab.analysis.reading import (
     Analysis,
@@ -23,7 +24,7 @@ from segcredit_lab.analysis.reading import (
     run_name,
 )
 from segcredit_lab.analysis.segments import segment_shapes, within_segments
-from segcredit_lab.analysis.targets import jumps_of_critic, target_variances
+from segcredit_lab.analysis.targets import target_variances
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _of_a_run(
     steps = [step.without_holes() for step in whole]
     makers: dict[str, Callable[[], Analysis]] = {
         "lift": lambda: lift_of_critic(run, name, steps, settings),
-        "lift_probe": lambda: _probe(run, name, whole, settings),
+        "lift_probe": lambda: lift_of_probe(run, name, whole, settings),
         "ratio_bias": lambda: ratio_bias(run, name, steps),
         "segments": lambda: segment_shapes(name, steps),
         "within": lambda: within_segments(run, name, steps, settings),
@@ -145,12 +146,6 @@ def _require(kind: AnalysisKind, run: Run, steps: Sequence[Step], by_name: bool)
             "the critic is trained only at segment boundaries, so V has no meaning between them."
             f"{other} Make it regardless: --only {kind.name}."
         )
-
-
-def _probe(run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings) -> Analysis:
-    from segcredit_lab.analysis.probe import lift_of_probe
-
-    return lift_of_probe(run, name, steps, settings)
 
 
 def _add(

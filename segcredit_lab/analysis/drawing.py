@@ -6,28 +6,23 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from segcredit.printable import number_text
 from segcredit.runlog.files import write_bytes_atomically
 from segcredit_lab.analysis.reading import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
+
     from segcredit_lab.analysis.compare import Curve
-from segcredit.printable import number_text
-
-if TYPE_CHECKING:
-    from segcredit_lab.analysis.lift import LiftCurves
-import numpy as np
-
-if TYPE_CHECKING:
+    from segcredit_lab.analysis.lift import JumpStage, LiftCurves
     from segcredit_lab.analysis.ratio_bias import RatioBias
-if TYPE_CHECKING:
     from segcredit_lab.analysis.segments import WithinSegments
-    from segcredit_lab.analysis.targets import JumpStage
-
 
 INK = "#333a45"
 """Color of all text, axes, grids and reference lines; a page may replace it by its own."""
@@ -97,8 +92,6 @@ def powers_of_ten(axis: Any, *, x: bool = True, y: bool = True) -> None:
 
 
 def _power(x: float, _: object = None) -> str:
-    from math import log10
-
     return f"10{str(round(log10(x))).translate(_RAISED)}" if x > 0 else ""
 
 
@@ -227,13 +220,17 @@ def _by_stage(axis: Any, curves: "LiftCurves", interval: str, title: str) -> Non
         band(axis, curves.quantiles, getattr(stage, interval)[:, 0], color)
         steps = f"{stage.num_steps} step" + ("s" if stage.num_steps > 1 else "")
         label = f"{stage.name} ({steps})"
-        axis.plot(curves.quantiles, stage.lift[0], color=color, marker=".", label=label)
+        axis.plot(curves.quantiles, stage.mean[0], color=color, marker=".", label=label)
     axis.axhline(1.0, label="no association", **REFERENCE)
     if curves.cut is not None and curves.quantiles[0] <= curves.cut <= curves.quantiles[-1]:
-        label = f"the method cuts the top {100 * (1 - curves.cut):.3g} %"
-        axis.axvline(curves.cut, color=INK, linewidth=1.0, linestyle=":", label=label)
+        _mark_cut(axis, curves.cut)
     axis.set_title(title)
     axis.set_xlabel("entropy quantile q")
+
+
+def _mark_cut(axis: Any, cut: float) -> None:
+    label = f"the method cuts the top {100 * (1 - cut):.3g} %"
+    axis.axvline(cut, color=INK, linewidth=1.0, linestyle=":", label=label)
 
 
 def _over_time(axis: Any, curves: "LiftCurves") -> None:
@@ -375,18 +372,15 @@ def draw_jumps(
     """Draw the mean jump above each quantile, and its ratio to the mean of all tokens."""
     left, right = figure.subplots(1, 2)
     for color, stage in zip(COLORS, stages, strict=False):
-        left.plot(quantiles, stage.above, color=color, marker=".", label=stage.name)
+        left.plot(quantiles, stage.above, color=color, marker=".", label=stage.ratio.name)
         left.axhline(stage.overall, color=color, linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.7)
-        band(right, quantiles, stage.over_responses, color)
-        right.plot(quantiles, stage.ratio, color=color, marker=".")
+        band(right, quantiles, stage.ratio.over_responses, color)
+        right.plot(quantiles, stage.ratio.mean, color=color, marker=".")
     right.axhline(1.0, **REFERENCE)
     for axis in (left, right):
         axis.set_xlabel("entropy quantile q")
         if cut is not None:
-            label = f"the method cuts the top {100 * (1 - cut):.3g} %"
-            axis.axvline(
-                cut, color=INK, linewidth=1, linestyle=":", label=label if axis is left else None
-            )
+            _mark_cut(axis, cut)
     left.plot([], [], label="mean of all tokens", **REFERENCE)
     left.set(title="Tokens above q", ylabel="mean |ΔV|")
     left.set_ylim(bottom=0)

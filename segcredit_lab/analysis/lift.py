@@ -1,6 +1,6 @@
-"""Lift: how much likelier large jumps of V are at tokens of high entropy (paper, Figure 3)."""
+"""Jumps of V at tokens of high entropy: how much likelier (Lift, Figure 3), how large (Eq. 14)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from segcredit.printable import number_text
 from segcredit.runlog import Run
-from segcredit_lab.analysis.drawing import draw_lift
+from segcredit_lab.analysis.drawing import draw_jumps, draw_lift
 from segcredit_lab.analysis.reading import (
     QUANTILES,
     Analysis,
@@ -28,6 +28,7 @@ from segcredit_lab.analysis.reading import (
     smooth,
     spearman,
     tail_starts,
+    with_interval,
 )
 from segcredit_lab.analysis.segments import unit_lengths, unit_of
 
@@ -35,6 +36,26 @@ STAGES = (("early", 0.3), ("middle", 0.6), ("late", 1.0))
 """Stages of training: the first 30 %, the next 30 % and the last 40 % of the recorded steps."""
 ENTRIES = 2**21
 """Maximum size of the arrays (draws × tokens)."""
+SHOWN = (0.7, 0.9, 0.95)
+"""Quantiles in the table of Lift."""
+JUMP_QUANTILES = (*(n / 10 for n in range(10)), 0.95)
+"""q = 0, .1, …, .9, .95; at 0 the mean is that of all tokens."""
+JUMPS_SHOWN = (0.5, 0.7, 0.9, 0.95)
+"""Quantiles in the table of jumps."""
+BOUNDARY_LIFT = (
+    "This run's segments are longer than one token, and a critic that is trained only at segment "
+    "boundaries is arbitrary between them: ΔV inside segments, and so this Lift, has no "
+    "meaning. Use a value that is fitted at every token: --probe."
+)
+BOUNDARY_CRITIC = (
+    "This run's critic is trained only at segment boundaries, and it is arbitrary between them, so "
+    "V inside segments has no meaning. Use a run whose critic is trained at every token "
+    "(value_everywhere, or PPO)."
+)
+READING = (
+    "Above 1, large jumps of V are more frequent among tokens of high entropy than among all "
+    "tokens. This is an association, not a cause."
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,11 @@ class TokenPool:
     num_responses: int
     left_out: int = 0
     """Tokens whose H or ΔV is not finite."""
+
+    @property
+    def once(self) -> Int[np.ndarray, "1 R"]:
+        """The draw that has every response once."""
+        return np.ones((1, self.num_responses), dtype=np.int64)
 
 
 def make_pool(
@@ -78,8 +104,7 @@ def lift(
 
     Quantiles are those of the pool, interpolated linearly. NaN for an empty pool.
     """
-    once = np.ones((1, pool.num_responses), dtype=np.int64)
-    return lift_of_draws(pool, once, quantiles, thresholds)[0]
+    return lift_of_draws(pool, pool.once, quantiles, thresholds)[0]
 
 
 def lift_of_draws(
@@ -95,12 +120,17 @@ def lift_of_draws(
     found = np.full((len(counts), len(thresholds), len(quantiles)), np.nan)
     if not len(pool.owner):
         return found
-    rows = max(1, ENTRIES // len(pool.owner))
     sorted_pool = _sort(pool)
-    for first in range(0, len(counts), rows):
-        part = slice(first, first + rows)
+    for part in _parts(len(counts), len(pool.owner)):
         found[part] = _lift(sorted_pool, counts[part], quantiles, thresholds)
     return found
+
+
+def _parts(num_draws: int, num_tokens: int) -> Iterator[slice]:
+    """Split the draws so that no array (draws × tokens) exceeds ``ENTRIES``."""
+    rows = max(1, ENTRIES // num_tokens)
+    for first in range(0, num_draws, rows):
+        yield slice(first, first + rows)
 
 
 @dataclass(frozen=True)
@@ -138,13 +168,13 @@ def _lift(
     tokens: _SortedPool, counts: np.ndarray, quantiles: np.ndarray, thresholds: np.ndarray
 ) -> np.ndarray:
     by_entropy = counts[:, tokens.owner_by_entropy].astype(np.int32)
-    below = _sums(by_entropy)
+    below = _sums(by_entropy, np.int32)
     total = below[:, -1:]
     empty = total[:, 0] == 0
     below[empty, -1] = 1  # any start works, since their Lift is NaN
     starts = tail_starts(tokens.entropy_tie, below[:, 1:], quantiles)
     in_a = total - np.take_along_axis(below, starts, axis=1)
-    below_jump = _sums(counts[:, tokens.owner_by_jump].astype(np.int32))
+    below_jump = _sums(counts[:, tokens.owner_by_jump], np.int32)
     below_jump[empty, -1] = 1
     jump_starts = tail_starts(tokens.jump_tie, below_jump[:, 1:], thresholds)
     in_d = total - np.take_along_axis(below_jump, jump_starts, axis=1)
@@ -152,17 +182,17 @@ def _lift(
     with np.errstate(invalid="ignore", divide="ignore"):
         for number in range(len(thresholds)):
             large = tokens.jump_rank >= jump_starts[:, number, None]
-            both = _sums(by_entropy * large)
+            both = _sums(by_entropy * large, np.int32)
             in_both = both[:, -1:] - np.take_along_axis(both, starts, axis=1)
             found[:, number] = (in_both / in_a) / (in_d[:, number, None] / total)
     found[empty] = np.nan
     return found
 
 
-def _sums(x: np.ndarray) -> np.ndarray:
+def _sums(x: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
     """0, x₀, x₀ + x₁, … along the rows."""
-    sums = np.zeros((x.shape[0], x.shape[1] + 1), dtype=np.int32)
-    np.cumsum(x, axis=1, dtype=np.int32, out=sums[:, 1:])
+    sums = np.zeros((x.shape[0], x.shape[1] + 1), dtype)
+    np.cumsum(x, axis=1, dtype=dtype, out=sums[:, 1:])
     return sums
 
 
@@ -188,8 +218,7 @@ def lift_over_responses(
     """Bootstrap the Lift of every step over responses; each draw has its own quantiles."""
     found = []
     for number, pool in enumerate(pools):
-        generator = np.random.default_rng([seed, number])
-        counts = draws(generator, pool.num_responses, resamples)
+        counts = draws([seed, number], pool.num_responses, resamples)
         found.append(lift_of_draws(pool, counts, quantiles, thresholds))
     return np.stack(found)
 
@@ -198,7 +227,7 @@ def mean_over_steps(
     x: Float[np.ndarray, "S *rest"], resamples: int, seed: int = 0
 ) -> Float[np.ndarray, "B *rest"]:
     """Bootstrap the mean over steps."""
-    counts = draws(np.random.default_rng(seed), len(x), resamples)
+    counts = draws(seed, len(x), resamples)
     known = np.isfinite(x)
     weight = np.tensordot(counts, known, axes=1)
     total = np.tensordot(counts, np.where(known, x, 0.0), axes=1)
@@ -206,29 +235,39 @@ def mean_over_steps(
         return np.where(weight > 0, total / weight, np.nan)
 
 
-SHOWN = (0.7, 0.9, 0.95)
-"""Quantiles that the table shows."""
-BOUNDARY_CRITIC = (
-    "This run's segments are longer than one token, and a critic that is trained only at segment "
-    "boundaries is arbitrary between them: ΔV inside segments, and so this Lift, has no "
-    "meaning. Use a value that is fitted at every token: --probe."
-)
-READING = (
-    "Above 1, large jumps of V are more frequent among tokens of high entropy than among all "
-    "tokens. This is an association, not a cause."
-)
-
-
 @dataclass(frozen=True)
-class StageCurve:
-    """Lift(q) averaged over the steps of one stage, for every threshold d."""
+class StageMean:
+    """A quantity averaged over the steps of one stage."""
 
     name: str
     num_steps: int
-    lift: Float[np.ndarray, "D Q"]
-    over_responses: Float[np.ndarray, "2 D Q"]
-    over_steps: Float[np.ndarray, "2 D Q"]
+    mean: Float[np.ndarray, "*rest"]
+    over_responses: Float[np.ndarray, "2 *rest"]
+    over_steps: Float[np.ndarray, "2 *rest"]
     """Interval over steps; NaN if the stage has only one step."""
+
+
+def stage_means(
+    points: Float[np.ndarray, "S *rest"],
+    drawn: Float[np.ndarray, "S B *rest"],
+    settings: AnalysisSettings,
+) -> tuple[StageMean, ...]:
+    """Average a quantity over the steps of every stage; ``drawn`` has its bootstrap draws."""
+    stages = []
+    for number, (name, part) in enumerate(stage_slices(len(points)).items()):
+        num = len(points[part])
+        again = mean_over_steps(points[part], settings.resamples, settings.seed + number)
+        over_steps = percentile_interval(again)
+        stages.append(
+            StageMean(
+                name,
+                num,
+                points[part].mean(axis=0),
+                percentile_interval(drawn[part].mean(axis=0)),
+                over_steps if num > 1 else np.full_like(over_steps, np.nan),
+            )
+        )
+    return tuple(stages)
 
 
 @dataclass(frozen=True)
@@ -255,7 +294,8 @@ class LiftCurves:
     quantiles: Float[np.ndarray, " Q"]
     thresholds: Float[np.ndarray, " D"]
     """Thresholds d, the chosen one first."""
-    stages: tuple[StageCurve, ...]
+    stages: tuple[StageMean, ...]
+    """Lift(q) for every threshold d."""
     trend: LiftTrend
     cut: float | None
     """The quantile above which the run's method cuts segments, if it cuts by entropy."""
@@ -271,22 +311,8 @@ def measure(
     quantiles, thresholds = np.array(QUANTILES), np.array(settings.thresholds)
     points = np.stack([lift(pool, quantiles, thresholds) for pool in pools])
     drawn = lift_over_responses(pools, quantiles, thresholds, settings.resamples, settings.seed)
-    stages = []
-    for number, (name, part) in enumerate(stage_slices(len(pools)).items()):
-        num = len(points[part])
-        again = mean_over_steps(points[part], settings.resamples, settings.seed + number)
-        interval = percentile_interval(again)
-        stages.append(
-            StageCurve(
-                name,
-                num,
-                points[part].mean(axis=0),
-                percentile_interval(drawn[part].mean(axis=0)),
-                interval if num > 1 else np.full_like(interval, np.nan),
-            )
-        )
     trend = _trend(np.array(steps, dtype=np.float64), points[:, 0], drawn[:, :, 0], settings)
-    return LiftCurves(quantiles, thresholds, tuple(stages), trend, cut)
+    return LiftCurves(quantiles, thresholds, stage_means(points, drawn, settings), trend, cut)
 
 
 def _trend(
@@ -327,7 +353,7 @@ def lift_of_critic(
 ) -> Analysis:
     """Lift with the values of the run's critic."""
     everywhere = learns_everywhere(run, steps)
-    note = READING if everywhere else f"{BOUNDARY_CRITIC} {READING}"
+    note = READING if everywhere else f"{BOUNDARY_LIFT} {READING}"
     more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}
     return lift_analysis("lift", "Lift", run, name, steps, settings, note, more)
 
@@ -398,7 +424,7 @@ def _numbers(
             f"{d:g}": {
                 stage.name: {
                     "steps": stage.num_steps,
-                    "lift": stage.lift[number],
+                    "lift": stage.mean[number],
                     "over_responses": _ends(stage.over_responses[:, number]),
                     "over_steps": _ends(stage.over_steps[:, number]),
                 }
@@ -447,11 +473,132 @@ def _table(curves: LiftCurves) -> Table:
     for number, d in enumerate(curves.thresholds):
         for stage in curves.stages:
             cells = [
-                f"{stage.lift[number, at]:.2f} "
-                f"({interval_text(stage.over_responses[:, number, at])})"
+                with_interval(stage.mean[number, at], stage.over_responses[:, number, at])
                 for at in shown
             ]
             label = f"d = {d:g}" if stage is curves.stages[0] else ""
             rows.append((label, stage.name, *cells))
     columns = ("", "stage", *(f"q = {q:g}" for q in SHOWN))
     return Table(columns, tuple(rows))
+
+
+def mean_jumps(
+    pool: TokenPool, counts: Int[np.ndarray, "B R"], quantiles: Float[np.ndarray, " Q"]
+) -> tuple[Float[np.ndarray, "B Q"], Float[np.ndarray, " B"]]:
+    """Compute E[ΔV | H ≥ quantile_q(H)] and E[ΔV] for draws, given by each response's count.
+
+    Quantiles are those of the draw, interpolated linearly. NaN for a draw without tokens.
+    """
+    order = np.argsort(pool.entropy, kind="stable")
+    owner, jump, tie = pool.owner[order], pool.jump[order], first_equal(pool.entropy[order])
+    above = np.full((len(counts), len(quantiles)), np.nan)
+    overall = np.full(len(counts), np.nan)
+    if not len(owner):
+        return above, overall
+    for part in _parts(len(counts), len(owner)):
+        weight = counts[part][:, owner]
+        num, total = _sums(weight, np.int64), _sums(weight * jump, np.float64)
+        empty = num[:, -1] == 0
+        num[empty, -1] = 1  # any start works, since the result is NaN
+        starts = tail_starts(tie, num[:, 1:], quantiles)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            tail = total[:, -1:] - np.take_along_axis(total, starts, axis=1)
+            above[part] = tail / (num[:, -1:] - np.take_along_axis(num, starts, axis=1))
+            overall[part] = total[:, -1] / num[:, -1]
+        above[part][empty], overall[part][empty] = np.nan, np.nan
+    return above, overall
+
+
+@dataclass(frozen=True)
+class JumpStage:
+    """Mean jump of V above each entropy quantile, averaged over the steps of one stage."""
+
+    overall: float
+    """E[ΔV]."""
+    above: Float[np.ndarray, " Q"]
+    """E[ΔV | H ≥ quantile_q(H)]."""
+    ratio: StageMean
+    """The latter divided by the former, of every step; Eq. 14 claims more than 1."""
+
+
+def jump_stages(pools: Sequence[TokenPool], settings: AnalysisSettings) -> tuple[JumpStage, ...]:
+    """Measure the jumps of every stage of training, with intervals of the ratio."""
+    quantiles = np.array(JUMP_QUANTILES)
+    above, overall, drawn = [], [], []
+    for number, pool in enumerate(pools):
+        each, mean = mean_jumps(pool, pool.once, quantiles)
+        above.append(each[0])
+        overall.append(mean[0])
+        counts = draws([settings.seed, number], pool.num_responses, settings.resamples)
+        drawn.append(_ratio(*mean_jumps(pool, counts, quantiles)))
+    points, means = np.stack(above), np.array(overall)
+    stages = stage_means(_ratio(points, means), np.stack(drawn), settings)
+    return tuple(
+        JumpStage(float(means[part].mean()), points[part].mean(axis=0), ratio)
+        for ratio, part in zip(stages, stage_slices(len(pools)).values(), strict=True)
+    )
+
+
+def _ratio(
+    above: Float[np.ndarray, "B Q"], overall: Float[np.ndarray, " B"]
+) -> Float[np.ndarray, "B Q"]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return above / overall[:, None]
+
+
+def jumps_of_critic(
+    run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
+) -> Analysis:
+    """Mean jumps (Eq. 14) with the values of the run's critic."""
+    everywhere = learns_everywhere(run, steps)
+    pools, numbers = pools_of(steps)
+    if not any(pool.jump.any() for pool in pools):
+        raise CannotAnalyzeError("V is the same at all tokens of every recorded response.")
+    stages = jump_stages(pools, settings)
+    places = [JUMP_QUANTILES.index(q) for q in JUMPS_SHOWN]
+    rows = tuple(
+        (
+            stage.ratio.name,
+            number_text(stage.overall, ".3g"),
+            *(
+                with_interval(stage.ratio.mean[at], stage.ratio.over_responses[:, at])
+                for at in places
+            ),
+        )
+        for stage in stages
+    )
+    return Analysis(
+        name="jumps",
+        title="Jumps of V above each entropy quantile",
+        runs=(name,),
+        numbers=plain(
+            {
+                "critic": {"at_every_token": everywhere},
+                "quantiles": JUMP_QUANTILES,
+                "resamples": settings.resamples,
+                "steps": numbers,
+                "stages": {stage.ratio.name: _of_stage(stage) for stage in stages},
+                "tokens": [len(pool.owner) for pool in pools],
+                "tokens_left_out": sum(pool.left_out for pool in pools),
+            }
+        ),
+        table=Table(("stage", "mean |ΔV|", *(f"× above q = {q:g}" for q in JUMPS_SHOWN)), rows),
+        note=(
+            ("" if everywhere else f"{BOUNDARY_CRITIC} ")
+            + "Mean |ΔV| of the tokens above each entropy quantile, divided by the mean of all "
+            "tokens. Eq. 14 claims a ratio above 1. Intervals over responses."
+        ),
+        draw=partial(draw_jumps, np.array(JUMP_QUANTILES), stages, cut_of(run)),
+        size=(8.8, 3.6),
+    )
+
+
+def _of_stage(stage: JumpStage) -> dict[str, Any]:
+    return {
+        "steps": stage.ratio.num_steps,
+        "overall": stage.overall,
+        "above": stage.above,
+        "ratio": stage.ratio.mean,
+        "over_responses": _ends(stage.ratio.over_responses),
+        "over_steps": _ends(stage.ratio.over_steps),
+    }

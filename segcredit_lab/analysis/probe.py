@@ -2,29 +2,40 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from jaxtyping import Float, Int
-
-from segcredit.runlog import Run
-from segcredit.runlog.untrusted import FLAG, require_trust
-from segcredit_lab.analysis.reading import CannotAnalyzeError
-
-if TYPE_CHECKING:
-    from segcredit.models import Policy
-    from segcredit.types import Encoded, Prompt
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
-from jaxtyping import Bool
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from safetensors import SafetensorError
 
+from segcredit.models import Policy
+from segcredit.models.policy import response_outputs
+from segcredit.runlog import Run
+from segcredit.runlog.folder import file_inside
+from segcredit.runlog.untrusted import FLAG, require_trust
+from segcredit.types import Encoded, Prompt, Rollouts
 from segcredit_lab.analysis.lift import READING, lift_analysis, stage_slices
-from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, Step
+from segcredit_lab.analysis.reading import Analysis, AnalysisSettings, CannotAnalyzeError, Step
 
 TOKENS_AT_ONCE = 16_384
-_PARTS = ("model", "data")
+"""Maximum number of padded tokens of a forward pass."""
+MOST_BYTES = 2**32
+"""Maximum bytes of hidden states; above that, fewer responses of every step are read."""
+PENALTIES = tuple(10.0**n for n in range(-5, 2))
+"""Ridge penalties, for standardized features."""
+STRONG = 4
+"""Index of the penalty used with two folds, which leave no third to choose by."""
+FOLDS = 5
+NOTE = (
+    "V is a ridge regression of the outcome reward on the last hidden states of the frozen policy "
+    "of {} at every token; each response's V comes from a fit on other prompts. Out of fold it "
+    "explains {} of the reward's variance{}. The intervals treat the probe as fixed."
+)
+NO_FIT = ", which is nothing: this V, and so this Lift, has no meaning"
 OLDER = "its rollouts have no messages: an older version wrote them, which did not store prompts."
 
 
@@ -36,14 +47,10 @@ def last_whole_checkpoint(run: Run) -> Path:
     return path
 
 
-def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy":
+def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> Policy:
     """Load a checkpoint's policy as config.yaml defines it; run its code only if trusted."""
-    import torch
-    from safetensors import SafetensorError
-
-    from segcredit.models import Policy
-
-    settings, data = (x if isinstance(x, dict) else {} for x in map(run.config.get, _PARTS))
+    parts = (run.config.get(name) for name in ("model", "data"))
+    settings, data = (x if isinstance(x, dict) else {} for x in parts)
     if not trust_run:
         command = f"segcredit analyze {shlex.quote(str(run.path))} --probe {FLAG}"
         try:
@@ -66,10 +73,8 @@ def load_policy(run: Run, checkpoint: Path, trust_run: bool = False) -> "Policy"
     return policy
 
 
-def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
+def prompt_of(row: Mapping[str, Any], folder: Path) -> Prompt:
     """Return the prompt of a recorded response, with its images from the run directory."""
-    from segcredit.types import Prompt
-
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise CannotAnalyzeError(OLDER)
@@ -79,12 +84,8 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
     images = []
     listed = row.get("images")
     for name in listed if isinstance(listed, list) else ():
-        try:
-            path = (folder / str(name)).resolve()
-            inside = path.is_relative_to(folder.resolve()) and path.is_file()
-        except (OSError, ValueError, RuntimeError):  # not a valid file name
-            inside = False
-        if not inside:
+        path = file_inside(folder, str(name))
+        if path is None:
             raise CannotAnalyzeError(f"the image {str(name)[:80]!r} is not in the run directory.")
         images.append(path)
     made = tuple({"role": str(x.get("role", "user")), "content": x["content"]} for x in messages)
@@ -92,16 +93,11 @@ def prompt_of(row: Mapping[str, Any], folder: Path) -> "Prompt":
 
 
 def hidden_states(
-    policy: "Policy",
-    prompts: "Sequence[Encoded]",
+    policy: Policy,
+    prompts: Sequence[Encoded],
     responses: Sequence[Int[np.ndarray, "_"]],
 ) -> Iterator[Float[np.ndarray, "_ F"]]:
     """Yield the last hidden states before every token of each response, in batches."""
-    import torch
-
-    from segcredit.models.policy import response_outputs
-    from segcredit.types import Rollouts
-
     width = policy.model.get_input_embeddings().weight.shape[0]
     trunk = policy.model.base_model
     for part in _parts([len(x.tokens) for x in prompts], [len(x) for x in responses]):
@@ -137,13 +133,6 @@ def _parts(prompts: Sequence[int], responses: Sequence[int]) -> Iterator[slice]:
         longest = wider
     if first < len(prompts):
         yield slice(first, len(prompts))
-
-
-PENALTIES = tuple(10.0**n for n in range(-5, 2))
-"""Ridge penalties, for standardized features."""
-STRONG = 4
-"""Index of the penalty used with two folds, which leave no third to choose by."""
-FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -209,7 +198,7 @@ def fit(rows: Moments, penalties: tuple[float, ...] = PENALTIES) -> list[Head]:
 
 
 def folds_by_group(
-    group: Int[np.ndarray, " N"], num: int = FOLDS, seed: int = 0
+    group: Shaped[np.ndarray, " N"], num: int = FOLDS, seed: int = 0
 ) -> Int[np.ndarray, " N"]:
     """Assign a fold to every row, the same for all rows of a group."""
     groups, which = np.unique(group, return_inverse=True)
@@ -249,16 +238,6 @@ def r_squared(y: Float[np.ndarray, " N"], value: Float[np.ndarray, " N"]) -> flo
     """1 − Σ (y − V)² / Σ (y − ȳ)²; below 0 it is worse than predicting the mean."""
     off, spread = y - value, y - y.mean()
     return float(1.0 - (off @ off) / (spread @ spread)) if (spread @ spread) > 0 else float("nan")
-
-
-MOST_BYTES = 2**32
-"""Maximum bytes of hidden states; above that, fewer responses of every step are read."""
-NOTE = (
-    "V is a ridge regression of the outcome reward on the last hidden states of the frozen policy "
-    "of {} at every token; each response's V comes from a fit on other prompts. Out of fold it "
-    "explains {} of the reward's variance{}. The intervals treat the probe as fixed."
-)
-NO_FIT = ", which is nothing: this V, and so this Lift, has no meaning"
 
 
 @dataclass(frozen=True)
@@ -313,7 +292,8 @@ def _check_rows(steps: Sequence[Step]) -> None:
 def probe(run: Run, steps: Sequence[Step], settings: AnalysisSettings, policy: Any) -> ProbeResult:
     """Fit the probe and predict V over all recorded steps."""
     width = int(policy.model.config.get_text_config().hidden_size)
-    chosen = [_chosen(step, share) for step, share in _shares(steps, width)]
+    size = sum(len(step.owner) for step in steps) * width * 4
+    chosen = [_chosen(step, min(1.0, MOST_BYTES / size)) for step in steps]
     states, prompts, encoded = [], [], {}
     for step, used in zip(steps, chosen, strict=True):
         rows = np.flatnonzero(used)
@@ -336,21 +316,15 @@ def probe(run: Run, steps: Sequence[Step], settings: AnalysisSettings, policy: A
             for step, used in zip(steps, chosen, strict=True)
         ]
     )
-    group = np.unique(np.array(prompts), return_inverse=True)[1]
-    value, penalties = out_of_fold(x, y, folds_by_group(group, seed=settings.seed))
+    folds = folds_by_group(np.array(prompts), seed=settings.seed)
+    value, penalties = out_of_fold(x, y, folds)
     made, by_stage = _put_back(steps, chosen, value)
     responses = int(sum(used.sum() for used in chosen))
     return ProbeResult(made, r_squared(y, value), by_stage, penalties, responses, width)
 
 
-def _shares(steps: Sequence[Step], width: int) -> list[tuple[Step, float]]:
-    """Return the share of each step that fits into memory, the same for all steps."""
-    size = sum(len(step.owner) for step in steps) * width * 4
-    return [(step, min(1.0, MOST_BYTES / size)) for step in steps]
-
-
 def _chosen(step: Step, share: float) -> Bool[np.ndarray, " R"]:
-    """Select responses with a reward and all token ids; only the first if not all fit."""
+    """Select responses with a reward and all token ids; only this share if not all fit."""
     whole = np.ones(step.num_responses, dtype=bool)
     whole[step.owner[step.token < 0]] = False
     good = whole & np.isfinite(step.reward)

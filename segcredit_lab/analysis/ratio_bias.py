@@ -1,38 +1,42 @@
 """Geometric mean of the token ratios compared with their product, over recorded segments."""
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-from jaxtyping import Int
-
-from segcredit.algorithms.objective import RawRatio
-from segcredit_lab.analysis.reading import CannotAnalyzeError, Step
-from segcredit_lab.analysis.segments import pad, unit_of
-
-if TYPE_CHECKING:
-    from segcredit.algorithms import PolicyGradient
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jaxtyping import Bool, Float
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
 
+from segcredit.algorithms import PolicyGradient
+from segcredit.algorithms.objective import RawRatio
 from segcredit.runlog import Run
+from segcredit.types import Rollouts
 from segcredit_lab.analysis.drawing import draw_ratio_bias
-from segcredit_lab.analysis.reading import Analysis, Table, method_of, plain
-from segcredit_lab.analysis.segments import unit_lengths
+from segcredit_lab.analysis.reading import (
+    Analysis,
+    CannotAnalyzeError,
+    Step,
+    Table,
+    method_of,
+    plain,
+)
+from segcredit_lab.analysis.segments import pad, unit_lengths, unit_of
+
+BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 10**9))
+"""Ranges of segment lengths."""
+ONE_NUMBER = 1e-5
+"""Log-ratios closer than this are the same recorded number (rows have six digits)."""
+LARGEST = 700.0
+"""Exponent of the largest number that is written; float64 ends at e^709."""
 
 
-def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
+def ratio_units(method: PolicyGradient, step: Step) -> Int[np.ndarray, " N"]:
     """Number the units of the ratio from 0, −1 outside; read from segments or recomputed."""
     over = method.ratio.over
     if over == method.credit.over and (step.segment >= 0).any():
         return unit_of(step.owner, step.segment)
-    import torch
-
-    from segcredit.types import Rollouts
-
     padded = pad(step.owner, step.num_responses)
     full = padded.mask.any(axis=1)
     mask = torch.from_numpy(padded.mask[full])
@@ -50,14 +54,6 @@ def ratio_units(method: "PolicyGradient", step: Step) -> Int[np.ndarray, " N"]:
             f"the segments of the method's ratio cannot be recomputed from the rollouts: {error}"
         ) from None
     return unit_of(step.owner, segments.index.numpy()[padded.mask[full]])
-
-
-BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 10**9))
-"""Ranges of segment lengths."""
-ONE_NUMBER = 1e-5
-"""Log-ratios closer than this are the same recorded number (rows have six digits)."""
-LARGEST = 700.0
-"""Exponent of the largest number that is written; float64 ends at e^709."""
 
 
 def log_gap(

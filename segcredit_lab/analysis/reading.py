@@ -2,18 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from segcredit.algorithms import PolicyGradient
 from segcredit.printable import number_text, printable
 from segcredit.runlog import Run
 from segcredit.runlog.records import evenly, sample_rollouts
-
-if TYPE_CHECKING:
-    from segcredit.algorithms import PolicyGradient
-
 
 DIGITS = 6
 """Significant digits of written numbers, as many as the rollouts have."""
@@ -88,6 +85,11 @@ def interval_text(ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:
     if not np.isfinite(ends).all():
         return "–"
     return " … ".join(number_text(float(x), form) for x in ends)
+
+
+def with_interval(x: float, ends: Float[np.ndarray, " 2"], form: str = ".2f") -> str:
+    """Format a number and its interval in parentheses."""
+    return f"{number_text(x, form)} ({interval_text(ends, form)})"
 
 
 QUANTILES = tuple(n / 100 for n in range(50, 100, 5))
@@ -272,9 +274,8 @@ def _whole(x: np.ndarray) -> Int[np.ndarray, " N"]:
     return np.where(good, x, -1).astype(np.int64)
 
 
-def method_of(run: Run) -> "PolicyGradient":
+def method_of(run: Run) -> PolicyGradient:
     """Rebuild the run's policy-gradient method from its settings."""
-    from segcredit.algorithms import PolicyGradient
     from segcredit.config import GIVEN_IN_PYTHON
     from segcredit.config.recipe import algorithm_of
 
@@ -350,8 +351,12 @@ def slope_over_steps(
     x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"], resamples: int, seed: int = 0
 ) -> Float[np.ndarray, " B"]:
     """Bootstrap the least-squares slope of y over x by resampling the points."""
-    counts = draws(np.random.default_rng(seed), len(x), resamples).astype(np.float64)
+    counts = draws(seed, len(x), resamples).astype(np.float64)
     return slope(x, np.broadcast_to(y, counts.shape), counts)
+
+
+POSITION_DIGITS = 9
+"""Decimals to which (n − 1)q is rounded: in floating point 100 · .55 is 55.00000000000001."""
 
 
 def place(total: Int[np.ndarray, "*B"], q: Float[np.ndarray, " Q"]) -> Float[np.ndarray, "*B Q"]:
@@ -373,19 +378,6 @@ def positions(
     return found.reshape(rank.shape) - width * np.arange(num)[:, None]
 
 
-def weighted_quantile(
-    x: Float[np.ndarray, " N"], counts: Int[np.ndarray, " N"], q: Float[np.ndarray, " Q"]
-) -> Float[np.ndarray, " Q"]:
-    """numpy's linear quantile of x repeated by counts, computed without repeating it."""
-    order = np.argsort(x, kind="stable")
-    cumulative = np.cumsum(counts[order])[None]
-    at = place(cumulative[:, -1], q)
-    low = np.floor(at).astype(np.int64)
-    below = x[order][positions(cumulative, low)][0]
-    above = x[order][positions(cumulative, np.ceil(at).astype(np.int64))][0]
-    return below + (above - below) * (at - low)[0]
-
-
 def tail_starts(
     tie: Int[np.ndarray, " N"], cumulative: Int[np.ndarray, "B N"], q: Float[np.ndarray, " Q"]
 ) -> Int[np.ndarray, "B Q"]:
@@ -399,10 +391,15 @@ def tail_starts(
 
 
 def draws(
-    generator: np.random.Generator, num: int, resamples: int
+    seed: int | Sequence[int] | np.random.Generator, num: int, resamples: int
 ) -> Int[np.ndarray, "resamples num"]:
     """Draw resamples with replacement; return how often each of ``num`` units is drawn."""
+    generator = np.random.default_rng(seed)
     return generator.multinomial(num, np.full(num, 1.0 / num), size=resamples)
+
+
+SHARE = 0.95
+"""Share of the draws inside an interval."""
 
 
 def percentile_interval(x: Float[np.ndarray, "B *rest"]) -> Float[np.ndarray, "2 *rest"]:
@@ -413,10 +410,3 @@ def percentile_interval(x: Float[np.ndarray, "B *rest"]) -> Float[np.ndarray, "2
         ends = [(1 - SHARE) / 2, (1 + SHARE) / 2]
         found[:, some] = np.nanquantile(x[:, some], ends, axis=0)
     return found
-
-
-POSITION_DIGITS = 9
-"""Decimals to which (n − 1)q is rounded: in floating point 100 · .55 is 55.00000000000001."""
-
-
-SHARE = 0.95

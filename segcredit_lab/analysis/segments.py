@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 
+from segcredit.core.advantages import gae, length_adaptive_lambda, terminal_reward
 from segcredit.printable import number_text
 from segcredit.runlog import Run
 from segcredit_lab.analysis.drawing import draw_shapes, draw_within
@@ -203,10 +205,6 @@ def token_advantages(
 
     Responses in which V or the reward is not finite are left out.
     """
-    import torch
-
-    from segcredit.core.advantages import gae, terminal_reward
-
     padded = pad(owner, len(reward))
     spread = padded.spread(value)
     good = np.isfinite(spread).all(axis=1) & np.isfinite(reward) & padded.mask.any(axis=1)
@@ -277,10 +275,6 @@ def credit_lambda(credit: object, step: Step) -> "float | Float[np.ndarray, ' R'
         return lam
     if not isinstance(alpha := getattr(credit, "alpha", None), float):
         raise CannotAnalyzeError("the method's credit has no λ.")
-    import torch
-
-    from segcredit.core.advantages import length_adaptive_lambda
-
     length = np.bincount(step.owner, minlength=step.num_responses)
     return length_adaptive_lambda(torch.from_numpy(np.maximum(length, 1)), alpha).double().numpy()
 

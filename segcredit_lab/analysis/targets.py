@@ -1,7 +1,7 @@
-"""Test Appendix C: does V jump where entropy is high (Eq. 14), do long segments' targets vary less?
+"""Do long segments' value targets vary less (paper, Appendix C)?
 
-The second claim is Eq. 16: the variance of a segment's value target is that of a token's target
-divided by the number of tokens.
+Eq. 16 claims that the variance of a segment's target is that of a token's target divided by the
+number of tokens.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,8 @@ from jaxtyping import Bool, Float, Int
 
 from segcredit.printable import number_text
 from segcredit.runlog import Run
-from segcredit_lab.analysis.drawing import draw_jumps, draw_targets
-from segcredit_lab.analysis.lift import (
-    ENTRIES,
-    TokenPool,
-    cut_of,
-    first_equal,
-    learns_everywhere,
-    mean_over_steps,
-    pools_of,
-    stage_slices,
-)
+from segcredit_lab.analysis.drawing import draw_targets
+from segcredit_lab.analysis.lift import BOUNDARY_CRITIC, learns_everywhere
 from segcredit_lab.analysis.reading import (
     Analysis,
     AnalysisSettings,
@@ -32,183 +23,17 @@ from segcredit_lab.analysis.reading import (
     Step,
     Table,
     draws,
-    interval_text,
     method_of,
     percentile_interval,
     plain,
-    tail_starts,
+    with_interval,
 )
 from segcredit_lab.analysis.segments import credit_lambda, token_advantages, unit_lengths, unit_of
-
-BOUNDARY_CRITIC = (
-    "This run's critic is trained only at segment boundaries, and it is arbitrary between them, so "
-    "V inside segments has no meaning. Use a run whose critic is trained at every token "
-    "(value_everywhere, or PPO)."
-)
-JUMP_QUANTILES = (*(n / 10 for n in range(10)), 0.95)
-"""q = 0, .1, …, .9, .95; at 0 the mean is that of all tokens."""
-SHOWN = (0.5, 0.7, 0.9, 0.95)
-"""Quantiles in the table."""
-
-
-def mean_jumps(
-    pool: TokenPool, counts: Int[np.ndarray, "B R"], quantiles: Float[np.ndarray, " Q"]
-) -> tuple[Float[np.ndarray, "B Q"], Float[np.ndarray, " B"]]:
-    """Compute E[ΔV | H ≥ quantile_q(H)] and E[ΔV] for draws, given by each response's count.
-
-    Quantiles are those of the draw, interpolated linearly. NaN for a draw without tokens.
-    """
-    order = np.argsort(pool.entropy, kind="stable")
-    owner, jump, tie = pool.owner[order], pool.jump[order], first_equal(pool.entropy[order])
-    above = np.full((len(counts), len(quantiles)), np.nan)
-    overall = np.full(len(counts), np.nan)
-    if not len(owner):
-        return above, overall
-    rows = max(1, ENTRIES // len(owner))
-    for first in range(0, len(counts), rows):
-        part = slice(first, first + rows)
-        weight = counts[part][:, owner]
-        num, total = _sums(weight), _sums(weight * jump)
-        empty = num[:, -1] == 0
-        num[empty, -1] = 1  # any start works, since the result is NaN
-        starts = tail_starts(tie, num[:, 1:].astype(np.int64), quantiles)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            tail = total[:, -1:] - np.take_along_axis(total, starts, axis=1)
-            above[part] = tail / (num[:, -1:] - np.take_along_axis(num, starts, axis=1))
-            overall[part] = total[:, -1] / num[:, -1]
-        above[part][empty], overall[part][empty] = np.nan, np.nan
-    return above, overall
-
-
-def _sums(x: np.ndarray) -> Float[np.ndarray, "B N"]:
-    """0, x₀, x₀ + x₁, … along the rows."""
-    return np.concatenate([np.zeros((len(x), 1)), np.cumsum(x, axis=1, dtype=np.float64)], axis=1)
-
-
-@dataclass(frozen=True)
-class JumpStage:
-    """Mean jump of V above each entropy quantile, averaged over the steps of one stage."""
-
-    name: str
-    num_steps: int
-    overall: float
-    """E[ΔV]."""
-    above: Float[np.ndarray, " Q"]
-    """E[ΔV | H ≥ quantile_q(H)]."""
-    ratio: Float[np.ndarray, " Q"]
-    """Mean over steps of the latter divided by the former; Eq. 14 claims more than 1."""
-    over_responses: Float[np.ndarray, "2 Q"]
-    over_steps: Float[np.ndarray, "2 Q"]
-    """NaN if the stage has only one step."""
-
-
-def jump_stages(pools: Sequence[TokenPool], settings: AnalysisSettings) -> tuple[JumpStage, ...]:
-    """Measure the jumps of every stage of training, with intervals of the ratio."""
-    quantiles = np.array(JUMP_QUANTILES)
-    points, means, drawn = [], [], []
-    for number, pool in enumerate(pools):
-        once = np.ones((1, pool.num_responses), dtype=np.int64)
-        above, overall = mean_jumps(pool, once, quantiles)
-        points.append(above[0])
-        means.append(overall[0])
-        generator = np.random.default_rng([settings.seed, number])
-        counts = draws(generator, pool.num_responses, settings.resamples)
-        drawn.append(_ratio(*mean_jumps(pool, counts, quantiles)))
-    above, overall, resampled = np.stack(points), np.array(means), np.stack(drawn)
-    ratio = _ratio(above, overall)
-    stages = []
-    for number, (name, part) in enumerate(stage_slices(len(pools)).items()):
-        again = mean_over_steps(ratio[part], settings.resamples, settings.seed + number)
-        steps = percentile_interval(again)
-        num = len(ratio[part])
-        stages.append(
-            JumpStage(
-                name,
-                num,
-                float(overall[part].mean()),
-                above[part].mean(axis=0),
-                ratio[part].mean(axis=0),
-                percentile_interval(resampled[part].mean(axis=0)),
-                steps if num > 1 else np.full_like(steps, np.nan),
-            )
-        )
-    return tuple(stages)
-
-
-def _ratio(
-    above: Float[np.ndarray, "B Q"], overall: Float[np.ndarray, " B"]
-) -> Float[np.ndarray, "B Q"]:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return above / overall[:, None]
-
-
-def jumps_of_critic(
-    run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
-) -> Analysis:
-    """Analyze Eq. 14 with the values of the run's critic."""
-    everywhere = learns_everywhere(run, steps)
-    pools, numbers = pools_of(steps)
-    if not any(pool.jump.any() for pool in pools):
-        raise CannotAnalyzeError("V is the same at all tokens of every recorded response.")
-    stages = jump_stages(pools, settings)
-    places = [JUMP_QUANTILES.index(q) for q in SHOWN]
-    rows = tuple(
-        (
-            stage.name,
-            number_text(stage.overall, ".3g"),
-            *(
-                f"{number_text(stage.ratio[at], '.2f')} "
-                f"({interval_text(stage.over_responses[:, at])})"
-                for at in places
-            ),
-        )
-        for stage in stages
-    )
-    return Analysis(
-        name="jumps",
-        title="Jumps of V above each entropy quantile",
-        runs=(name,),
-        numbers=plain(
-            {
-                "critic": {"at_every_token": everywhere},
-                "quantiles": JUMP_QUANTILES,
-                "resamples": settings.resamples,
-                "steps": numbers,
-                "stages": {stage.name: _of_stage(stage) for stage in stages},
-                "tokens": [len(pool.owner) for pool in pools],
-                "tokens_left_out": sum(pool.left_out for pool in pools),
-            }
-        ),
-        table=Table(("stage", "mean |ΔV|", *(f"× above q = {q:g}" for q in SHOWN)), rows),
-        note=(
-            ("" if everywhere else f"{BOUNDARY_CRITIC} ")
-            + "Mean |ΔV| of the tokens above each entropy quantile, divided by the mean of all "
-            "tokens. Eq. 14 claims a ratio above 1. Intervals over responses."
-        ),
-        draw=partial(draw_jumps, np.array(JUMP_QUANTILES), stages, cut_of(run)),
-        size=(8.8, 3.6),
-    )
-
-
-def _of_stage(stage: JumpStage) -> dict[str, Any]:
-    return {
-        "steps": stage.num_steps,
-        "overall": stage.overall,
-        "above": stage.above,
-        "ratio": stage.ratio,
-        "over_responses": {"low": stage.over_responses[0], "high": stage.over_responses[1]},
-        "over_steps": {"low": stage.over_steps[0], "high": stage.over_steps[1]},
-    }
-
-
-# ── Variance of targets ──────────────────────────────────────────────────────────────────────────
 
 FIXED = (1, 2, 4, 8, 16, 32, 64)
 """Lengths of the equal pieces into which responses are cut."""
 BUCKETS = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, 16), (17, 32), (33, 2**62))
 """Lengths of recorded segments that are joined to one group."""
-SUMS = ("num", "inverse", "mean", "mean²", "target", "target²", "tokens", "token", "token²")
-"""Sums over the segments of a response and a group: see ``segment_sums``."""
 
 
 def segment_sums(
@@ -221,6 +46,9 @@ def segment_sums(
     num_groups: int,
 ) -> Float[np.ndarray, "R G 9"]:
     """Sum everything that variances need, for each response and group of segments.
+
+    Counts, 1 / lengths, mean token targets and their squares, the segments' own targets and their
+    squares, lengths, token targets and their squares.
 
     Args:
         owner: Index of each token's response.
@@ -429,7 +257,7 @@ def _measure(
     point = target_variance(np.stack([x.sum(axis=0)[None] for x in sums]))
     resampled = []
     for number, x in enumerate(sums):
-        counts = draws(np.random.default_rng([settings.seed, number]), len(x), settings.resamples)
+        counts = draws([settings.seed, number], len(x), settings.resamples)
         resampled.append(np.tensordot(counts.astype(np.float64), x, axes=1))
     drawn = target_variance(np.stack(resampled))
     found = []
@@ -454,7 +282,7 @@ def _measure(
 def _row(kind: str, x: dict[str, Any], first: bool) -> tuple[str, ...]:
     def cell(key: str) -> str:
         ends = np.array([x[f"{key}_low"], x[f"{key}_high"]])
-        return f"{number_text(x[key], '.2f')} ({interval_text(ends)})"
+        return with_interval(x[key], ends)
 
     return (
         kind if first else "",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import TrustRun, complain
+from segcredit.commands.output import TrustRun, complain, exit_codes, quiet_libraries, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def analyze(
     from segcredit_lab.analysis import AnalysisSettings, analyze_runs
 
     console = Console()
-    try:
+    with exit_codes():
         found_runs = [read_run(path, trust_run) for path in runs]
         names = only or []
         settings = AnalysisSettings(
@@ -76,8 +76,6 @@ def analyze(
             trust_run=trust_run,
         )
         if settings.probe:
-            from segcredit.commands.output import quiet_libraries
-
             quiet_libraries()
         with console.status("reading…") as status:
 
@@ -86,11 +84,6 @@ def analyze(
 
             found = analyze_runs(found_runs, settings, names, progress)
             folders = _write(found, found_runs, output, progress)
-    except (ValueError, OSError) as error:
-        complain(error)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     _show(console, found, folders)
     if not found.done:
         complain("no analysis could be made.")
@@ -138,15 +131,9 @@ def _show(console: "Console", found: "AnalysisResults", folders: list[Path]) -> 
     for analysis in found.done:
         _show_one(console, analysis)
     for skipped in found.skipped:
-        console.print(
-            str(skipped),
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, str(skipped), "yellow")
     for folder in folders:
-        console.print(f"figures  {folder}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"figures  {folder}")
 
 
 def _show_one(console: "Console", analysis: "Analysis") -> None:

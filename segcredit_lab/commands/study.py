@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import complain
+from segcredit.commands.output import complain, quiet_libraries, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from segcredit.benchmarks.run import QuestionSet
-    from segcredit_lab.study import Store, StudyPlan
+    from segcredit_lab.study import Options, Store, StudyPlan
     from segcredit_lab.study.execute import RunStates
+    from segcredit_lab.study.summary import Summary
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -150,7 +151,6 @@ def _execute(
 
 
 def _write(console: "Console", plans: "list[StudyPlan]", states: "RunStates", folder: Path) -> None:
-    from segcredit.commands.output import quiet_libraries
     from segcredit_lab.study.summary import summarize
     from segcredit_lab.study.tables import write_study
 
@@ -162,8 +162,8 @@ def _write(console: "Console", plans: "list[StudyPlan]", states: "RunStates", fo
             lacking = write_study(summary, place)
         _show(console, plan, summary)
         for reason in lacking:
-            console.print(reason, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"written  {place}", markup=False, highlight=False, soft_wrap=True)
+            say(console, reason, "yellow")
+        say(console, f"written  {place}")
 
 
 def _questions(console: "Console", plans: "list[StudyPlan]") -> "dict[str, Sequence[QuestionSet]]":
@@ -211,15 +211,13 @@ def _benchmark(
         write_results(console, results, plan.study.benchmarks, place)
 
 
-def _show(console: "Console", plan: "StudyPlan", summary: object) -> None:
+def _show(console: "Console", plan: "StudyPlan", summary: "Summary") -> None:
     """Print the main columns of the results table."""
     from rich.table import Table
     from rich.text import Text
 
-    from segcredit_lab.study.summary import Summary
     from segcredit_lab.study.tables import results_table
 
-    assert isinstance(summary, Summary)
     found = results_table(summary)
     table = Table(title=Text(plan.study.title), title_justify="left")
     shown = [place for place in range(8) if found.columns[place] != "start"]
@@ -249,29 +247,23 @@ def _end(console: "Console", states: "RunStates") -> None:
 
 
 def _list(
-    console: "Console", names: list[str], scale: str, options: object, store: "Store"
+    console: "Console", names: list[str], scale: str, options: "Options", store: "Store"
 ) -> None:
     """List studies, their arms and how many runs are done."""
     from rich.table import Table
     from rich.text import Text
 
-    from segcredit_lab.study import Options, StudyPlan, load_study
+    from segcredit_lab.study import StudyPlan, load_study
     from segcredit_lab.study.definition import scale_of
 
-    assert isinstance(options, Options)
     table = Table(title=f"Studies, scale {scale}", title_justify="left")
-    for name, justify in (
-        ("study", "left"),
-        ("arms", "left"),
-        ("runs", "right"),
-        ("done", "right"),
-    ):
-        table.add_column(name, justify="right" if justify == "right" else "left")
+    for name in ("study", "arms", "runs", "done"):
+        table.add_column(name, justify="right" if name in ("runs", "done") else "left")
     wanted: dict[str, bool] = {}
     for name in names:
         study = load_study(name).at_scale(scale)
         arms = ", ".join(
-            f"{arm} (optional)" if study.arms[arm].optional else arm for arm in study.arms
+            f"{key} (optional)" if arm.optional else key for key, arm in study.arms.items()
         )
         try:
             plan = StudyPlan(study, scale_of(scale), options, store)
@@ -299,24 +291,16 @@ def _dry_run(console: "Console", plans: "list[StudyPlan]", store: "Store") -> No
             if run.digest in printed:
                 continue
             printed.add(run.digest)
-            folder = store.folder(run)
             done = "done" if store.finished(run) else "to run"
-            lines = [
-                f"# {plan.study.name}: {run.name} ({done})",
-                f"# segcredit train {run.name}.yaml --folder {shlex.quote(str(folder))}",
-                yaml.safe_dump(
-                    store.recipe(run).as_dict(), sort_keys=False, allow_unicode=True
-                ).rstrip(),
-                "---",
-            ]
-            for line in lines:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+            place = shlex.quote(str(store.folder(run)))
+            recipe = store.recipe(run).as_dict()
+            say(console, f"# {plan.study.name}: {run.name} ({done})")
+            say(console, f"# segcredit train {run.name}.yaml --folder {place}")
+            say(console, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True) + "---")
         waiting = [arm for arm in plan.arms if plan.rate(arm) is None]
         if waiting:
-            console.print(
+            say(
+                console,
                 f"# {plan.study.name}: {len(waiting) * len(plan.seeds)} runs of "
                 f"{', '.join(waiting)} follow when learning rates are tuned",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
             )

@@ -6,7 +6,6 @@ segcredit_lab.pages.overview``; with ``--png FOLDER`` it also writes bitmaps.
 """
 
 import argparse
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,14 @@ from segcredit_lab.pages.results import (
     MARK,
     MATCHED,
     OWN,
-    RESULTS,
     SHORT,
     TASKS,
+    arms_of,
     difference,
+    estimated,
     is_pending,
 )
+from segcredit_lab.study.summary import Estimate
 
 
 @dataclass(frozen=True)
@@ -87,23 +88,10 @@ def panel(axis: Axes, look: Look, task: int) -> None:
             continue
         found, word = difference(place)
         # a wide interval lies behind the note
-        behind = {"facecolor": look.page, "edgecolor": "none", "pad": 1.0}
-        note: dict[str, Any] = {
-            "color": look.dim,
-            "ha": "right",
-            "va": "center",
-            "fontsize": 8,
-            "zorder": 5,
-        }
-        axis.text(28, at, word, bbox=behind if word else None, **note)
-        mark(
-            axis,
-            look,
-            color,
-            at,
-            (found.mean, found.low, found.high),
-            f" {MARK}" if is_pending(place) else "",
-        )
+        behind = {"facecolor": look.page, "edgecolor": "none", "pad": 1.0} if word else None
+        right: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 8}
+        axis.text(28, at, word, bbox=behind, color=look.dim, zorder=5, **right)
+        mark(axis, look, color, at, found, f" {MARK}" if is_pending(place) else "")
 
 
 def prepare(axis: Axes, look: Look, rows: int) -> None:
@@ -125,16 +113,15 @@ def mark(
     look: Look,
     color: str,
     at: float,
-    found: tuple[float, float, float],
+    found: Estimate,
     behind: str = "",
 ) -> None:
     """Draw a difference: mean as point and number, interval as line."""
-    mean, low, high = found
-    axis.plot([low, high], [at, at], color=color, linewidth=1.8, solid_capstyle="round")
-    axis.plot(mean, at, "o", color=color, markersize=5.5)
+    axis.plot([found.low, found.high], [at, at], color=color, linewidth=1.8, solid_capstyle="round")
+    axis.plot(found.mean, at, "o", color=color, markersize=5.5)
     axis.annotate(
-        number_text(mean, "+.1f") + behind,
-        (mean, at),
+        number_text(found.mean, "+.1f") + behind,
+        (found.mean, at),
         (0, 5.5),
         textcoords="offset points",
         ha="center",
@@ -163,16 +150,6 @@ def save(draw: Callable[[Look], Figure], name: str, png: Path | None) -> None:
                 figure.savefig(png / f"{name}-{look.name}.png", dpi=130)
 
 
-def png_folder(description: str) -> Path | None:
-    """Read the folder for bitmaps from the command line."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--png", type=Path, help="folder for bitmaps")
-    png: Path | None = parser.parse_args().png
-    return png
-
-
 CHAINS = {
     "chain-two-half": "2 decisions in 49 tokens",
     "chain-two": "2 decisions in 49 tokens",
@@ -195,16 +172,13 @@ def draw_chains(look: Look) -> Figure:
     )
     labels = []
     for at, (study, label) in enumerate(CHAINS.items()):
-        lines = (RESULTS / study / "study.csv").read_text().splitlines()
-        rows = {row["arm"]: row for row in csv.DictReader(lines)}
+        rows = arms_of(study)
         rates = [f"{float(row['learning_rate']):g}" for row in rows.values()]
         rate = rates[0] if len({*rates}) == 1 else ", ".join(rates)
         labels.append(f"{label}\n{len(rows['sapo']['seeds'].split())} seeds, rate {rate}")
         for arm, offset in zip(CHAIN_ARMS, (-0.16, 0.2), strict=True):
-            mean, low, high = (
-                100 * float(rows[arm][f"area_difference{end}"]) for end in ("", "_low", "_high")
-            )
-            mark(axis, look, look.kinds[CHAIN_ARMS[arm][0]], at + offset, (mean, low, high))
+            found = estimated(rows[arm], "area_difference", 100)
+            mark(axis, look, look.kinds[CHAIN_ARMS[arm][0]], at + offset, found)
     axis.set_yticks(range(len(CHAINS)), labels)
     handles = [
         axis.plot([], [], "o-", color=look.kinds[kind], label=label)[0]
@@ -214,7 +188,16 @@ def draw_chains(look: Look) -> Figure:
     return figure
 
 
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--png", type=Path, help="folder for bitmaps")
+    png = parser.parse_args().png
+    save(draw_results, "results", png)
+    save(draw_chains, "chains", png)
+
+
 if __name__ == "__main__":
-    folder = png_folder(__doc__ or "")
-    save(draw_results, "results", folder)
-    save(draw_chains, "chains", folder)
+    main()

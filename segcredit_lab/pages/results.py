@@ -61,6 +61,25 @@ COMPARED: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
 RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
 """Note on a difference, by the ratio of the method's tuned learning rate to SAPO's."""
 TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
+KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
+BLOCK = re.compile(
+    r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
+    r"(?P<what> question| cost| lift| rounds| beside| steady| rates)? -->\n)"
+    r".*?(<!-- end -->)",
+    re.DOTALL,
+)
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
+"""Rounds of a study that was repeated, in ``NAME-first``, …"""
+MAIN = {"table1": "fifth", "fig4": "seventh"}
+"""Round that is stored in ``NAME`` itself."""
+TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
+APPENDIX = "appendix.md"
+NOTE = (
+    f"{MARK} Run before a [correction]({{}}{APPENDIX}#corrected-since) of the method, not repeated "
+    "yet."
+)
+NOTED = re.compile(rf"^{MARK} .*\n\n?", re.MULTILINE)
+MARKED = re.compile(rf" {MARK}(?= (?:\||&))|\$\^\\dagger\$(?= &)")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -79,24 +98,33 @@ def pending(name: str) -> dict[str, tuple[Correction, ...]]:
     return found
 
 
+def arms_of(name: str) -> dict[str, dict[str, str]]:
+    """Return the rows of a study's arms by name."""
+    return {row["arm"]: row for row in rows_of(RESULTS / name / "study.csv")}
+
+
+def estimated(row: dict[str, str], what: str, scale: float = 1.0) -> Estimate:
+    """Read a number of an arm and its interval from its row."""
+    mean, low, high = (scale * float(row[f"{what}{end}"]) for end in ("", "_low", "_high"))
+    return Estimate(mean, low, high, len(row["seeds"].split()))
+
+
 def difference(place: str) -> tuple[Estimate, str]:
     """Return an arm's difference to SAPO (mean over the curve, in points) and a note on its rate.
 
     ``place`` names the study and the arm: "table1 ppo".
     """
     study, arm = place.split()
-    rows = {row["arm"]: row for row in rows_of(RESULTS / study / "study.csv")}
+    rows = arms_of(study)
     row, reference = rows[arm], rows[load_study(rows[arm]["study"]).reference]
-    mean, low, high = (100 * float(row[f"area_difference{end}"]) for end in ("", "_low", "_high"))
     ratio = float(row["learning_rate"]) / float(reference["learning_rate"])
-    return Estimate(mean, low, high, len(row["seeds"].split())), RATES[ratio]
+    return estimated(row, "area_difference", 100), RATES[ratio]
 
 
 def is_pending(place: str) -> bool:
     """Return whether a correction of the arm's method is not included yet."""
     study, arm = place.split()
-    labels = {row["arm"]: row["label"] for row in rows_of(RESULTS / study / "study.csv")}
-    return labels[arm] in pending(study)
+    return arms_of(study)[arm]["label"] in pending(study)
 
 
 def summary() -> str:
@@ -130,8 +158,12 @@ def beside(names: list[str], folder: str = "") -> str:
                 number_text(100 * float(own["start"]), ".1f"),
                 number_text(float(own["explained_before"]), ".2f"),
                 rates,
-                _stated(own, "area"),
-                *(_stated(x, f"{what}_difference", "+") for x in others for what in MEASURES),
+                percent_text(estimated(own, "area")),
+                *(
+                    percent_text(estimated(x, f"{what}_difference"), "+")
+                    for x in others
+                    for what in MEASURES
+                ),
             )
         )
     first, *labels = _labels(names)
@@ -178,8 +210,7 @@ def rates(names: list[str], folder: str = "") -> str:
 
 def _arms(name: str) -> list[dict[str, str]]:
     """Return the arms of a study, the reference first (its difference to itself is 0)."""
-    found = rows_of(RESULTS / name / "study.csv")
-    return sorted(found, key=lambda row: float(row["area_difference_high"]) != 0)
+    return sorted(arms_of(name).values(), key=lambda row: float(row["area_difference_high"]) != 0)
 
 
 def _labels(names: list[str]) -> list[str]:
@@ -193,33 +224,6 @@ def _link(name: str, folder: str) -> str:
     """Link to a study's page; the text is the last part of the study's title."""
     title = (RESULTS / name / "study.md").read_text().splitlines()[0]
     return f"[{title.rpartition(', ')[2]}]({folder}{name}/study.md)"
-
-
-def _stated(row: dict[str, str], what: str, sign: str = "") -> str:
-    mean, low, high = (float(row[f"{what}{end}"]) for end in ("", "_low", "_high"))
-    return percent_text(Estimate(mean, low, high, len(row["seeds"].split())), sign)
-
-
-KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
-BLOCK = re.compile(
-    r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
-    r"(?P<what> question| cost| lift| rounds| beside| steady| rates)? -->\n)"
-    r".*?(<!-- end -->)",
-    re.DOTALL,
-)
-ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
-"""Rounds of a study that was repeated, in ``NAME-first``, …"""
-MAIN = {"table1": "fifth", "fig4": "seventh"}
-"""Round that is stored in ``NAME`` itself."""
-SIDE_BY_SIDE = {"beside": beside, "steady": steady, "rates": rates}
-TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
-APPENDIX = "appendix.md"
-NOTE = (
-    f"{MARK} Run before a [correction]({{}}{APPENDIX}#corrected-since) of the method, not repeated "
-    "yet."
-)
-NOTED = re.compile(rf"^{MARK} .*\n\n?", re.MULTILINE)
-MARKED = re.compile(rf" {MARK}(?= (?:\||&))|\$\^\\dagger\$(?= &)")
 
 
 def bring(study: Path, place: Path) -> None:
@@ -323,6 +327,7 @@ def fill(text: str, folder: str = "") -> str:
 
     ``folder`` is the path from the page to docs/results: "" for a page in it, "results/" above it.
     """
+    side_by_side = {"beside": beside, "steady": steady, "rates": rates}
 
     def filled(block: re.Match[str]) -> str:
         names, what = block["names"].split(), (block["what"] or "").strip()
@@ -333,8 +338,8 @@ def fill(text: str, folder: str = "") -> str:
             table = summary()
         elif not all(page.is_file() for page in pages):
             return block[0]
-        elif what in SIDE_BY_SIDE:
-            table = SIDE_BY_SIDE[what](names, folder)
+        elif what in side_by_side:
+            table = side_by_side[what](names, folder)
         elif what == "rounds":
             table = rounds(names[0])
         elif what == "question":

@@ -117,7 +117,7 @@ class Study(Settings):
             raise ValueError(f"reference must be one of the arms {known}; got {self.reference!r}")
         if self.arms[self.reference].optional:
             raise ValueError(f"the reference cannot be optional; got {self.reference!r}")
-        for column, numbers in (self.published.columns if self.published else {}).items():
+        for column, numbers in self.paper_columns.items():
             for name in numbers:
                 if name not in self.arms:
                     raise ValueError(
@@ -131,6 +131,11 @@ class Study(Settings):
                 f"{nearest(unknown[0], SCALES)}"
             )
         return self
+
+    @property
+    def paper_columns(self) -> dict[str, dict[str, float]]:
+        """The paper's numbers, by column and arm; empty if it has none."""
+        return self.published.columns if self.published else {}
 
     def at_scale(self, name: str) -> "Study":
         """Return the study as it is at a scale."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Literal, Protocol, runtime_checkable
 
 from rich.console import Console, RenderableType
@@ -38,8 +38,6 @@ class RunState:
     """Held-out reward at the last evaluation."""
     message: str = ""
     """Why it failed."""
-    already: bool = False
-    """Whether it was finished before this command started."""
 
 
 @runtime_checkable
@@ -150,8 +148,7 @@ def _add_known_runs(states: RunStates, plans: Sequence[StudyPlan], store: Store)
 
 
 def _state(run: StudyRun, store: Store) -> RunState:
-    done = store.finished(run)
-    return RunState(run, "done" if done else "waiting", total=run.steps, already=done)
+    return RunState(run, "done" if store.finished(run) else "waiting", total=run.steps)
 
 
 def _begin(states: RunStates, pool: WorkerPool, store: Store, display: Display) -> None:
@@ -168,12 +165,8 @@ def _begin(states: RunStates, pool: WorkerPool, store: Store, display: Display) 
             state.status, state.message = "failed", START_FAILED + reason
             display.changed(states, state, "failed")
         elif before is None or before.status == "done":
-            order = Order(
-                run.digest,
-                store.recipe(run).as_dict(),
-                store.folder(run),
-                run.keeps,
-            )
+            recipe = store.recipe(run).as_dict()
+            order = Order(run.digest, recipe, store.folder(run), run.keeps)
             state.status = "running"
             store.forget_failure(run)
             display.changed(states, state, "begun")
@@ -241,12 +234,7 @@ class LineDisplay:
     def __enter__(self) -> "LineDisplay":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
     def changed(self, states: RunStates, state: RunState, event: str) -> None:
         """Print a line when a run starts or ends."""
@@ -272,12 +260,7 @@ class TableDisplay(LineDisplay):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
     def changed(self, states: RunStates, state: RunState, event: str) -> None:
@@ -296,9 +279,8 @@ class TableDisplay(LineDisplay):
 
 def table_of(states: RunStates) -> RenderableType:
     """Make a table of unfinished runs with a count of each status."""
-    kinds = ("running", "elsewhere", "failed", "waiting", "stopped", "done")
-    counts = {kind: sum(x.status == kind for x in states.runs.values()) for kind in kinds}
-    caption = ", ".join(f"{num} {kind}" for kind, num in counts.items() if num)
+    kinds: tuple[Status, ...] = ("running", "elsewhere", "failed", "waiting", "stopped", "done")
+    caption = ", ".join(f"{num} {kind}" for kind in kinds if (num := states.count(kind)))
     if states.stopping:
         caption += "; finishing the current steps, then saving (Ctrl-C again: stop at once)"
     table = Table(caption=caption, caption_justify="left")

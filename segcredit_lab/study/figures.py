@@ -22,12 +22,14 @@ from segcredit_lab.analysis.drawing import (
     integer_steps,
     line_of,
 )
-from segcredit_lab.analysis.lift import SHOWN
+from segcredit_lab.analysis.lift import SHOWN, learns_everywhere, lift_of_critic
+from segcredit_lab.analysis.probe import lift_of_probe
 from segcredit_lab.analysis.reading import (
     CannotAnalyzeError,
     Table,
-    interval_text,
     plain,
+    read_steps,
+    with_interval,
 )
 from segcredit_lab.study.summary import ArmSummary, Estimate, Summary
 
@@ -59,8 +61,7 @@ def draw_panels(panels: dict[str, list[Curve]], label: str, figure: Any) -> None
         axis.set_xlabel("optimization step")
         integer_steps(axis)
     axes[0].set_ylabel(label)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=4)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
 
 
 def _mean_alone(curve: Curve) -> Curve:
@@ -138,8 +139,7 @@ def draw_lift_over_seeds(
         axis.set_title(label)
         axis.set_xlabel("entropy quantile q")
     panels[0].set_ylabel("Lift")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=5)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=5)
 
 
 METRICS: dict[str, tuple[str, str, str]] = {
@@ -156,7 +156,7 @@ WINDOW = 5
 """Number of steps in the moving average."""
 
 
-def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Analysis], list[str]]:
+def figures(summary: Summary) -> tuple[list[Analysis], list[str]]:
     """Make the figures of a study; return them, and why others cannot be made."""
     made, lacking = [], []
     makers: dict[str, Callable[[Summary], Analysis]] = {
@@ -169,7 +169,6 @@ def figures(summary: Summary, progress: Callable[[str], None]) -> tuple[list[Ana
     }
     by_set = ["test_sets"] if summary.sets and "curves" in summary.study.figures else []
     for name in [*summary.study.figures, *by_set]:
-        progress(name)
         try:
             made.append(makers[name](summary))
         except CannotAnalyzeError as error:
@@ -239,10 +238,9 @@ def sweep(summary: Summary) -> Analysis:
     x = [at[arm.name] for arm in arms]
     area = [arm.of(lambda run: 100 * run.area) for arm in arms]
     final = [arm.of(lambda run: 100 * run.final) for arm in arms]
-    published = summary.study.published
     paper = {
         name: [numbers.get(arm.name, np.nan) for arm in arms]
-        for name, numbers in (published.columns if published else {}).items()
+        for name, numbers in summary.study.paper_columns.items()
     }
     return _figure(
         "sweep",
@@ -335,9 +333,7 @@ def _lift_table(
     rows = []
     for label, stages in over.items():
         for stage, (mean, ends, num) in stages.items():
-            cells = [
-                f"{number_text(mean[at], '.2f')} ({interval_text(ends[:, at])})" for at in places
-            ]
+            cells = [with_interval(mean[at], ends[:, at]) for at in places]
             fit = number_text(float(np.nanmean(r_squared[label])), ".2f")
             rows.append((f"{label}, {stage}", str(num), by[label], fit, *cells))
     columns = ("", "seeds", "V", "R² of V", *(f"Lift, q = {q:g}" for q in SHOWN))
@@ -358,10 +354,6 @@ def _lift_of(folder: Path) -> dict[str, Any]:
             if part in numbers and whole and numbers[part].get("at_every_token", True):
                 fit = numbers[part]["r_squared"]
                 return {**numbers, "by": part, "r_squared": float("nan") if fit is None else fit}
-    from segcredit_lab.analysis.lift import learns_everywhere, lift_of_critic
-    from segcredit_lab.analysis.probe import lift_of_probe
-    from segcredit_lab.analysis.reading import read_steps
-
     run = read_run(folder)
     steps = read_steps(run, settings)
     by = lift_of_critic if learns_everywhere(run, steps) else lift_of_probe

@@ -24,8 +24,7 @@ DIGITS = 10
 
 def results_table(summary: Summary) -> Table:
     """Make a table of the results in percent, next to the paper's numbers."""
-    published = summary.study.published
-    paper = published.columns if published else {}
+    paper = summary.study.paper_columns
     reference = summary.reference
     rows = []
     for arm in summary.arms:
@@ -50,34 +49,27 @@ def results_table(summary: Summary) -> Table:
 
 def cost_table(summary: Summary) -> Table:
     """Make a table of the cost and behavior of the runs."""
-    rows = []
-    for arm in summary.arms:
-        rows.append(
-            (
-                arm.label,
-                number_text(arm.of(lambda run: run.tokens).mean / 1e6, ".3g"),
-                number_text(summary.budget(arm), ".2f"),
-                number_text(arm.of(lambda run: run.pretraining_tokens).mean / 1e6, ".3g"),
-                number_text(arm.of(lambda run: run.seconds).mean / 60, ".2g"),
-                number_text(100 * arm.of(lambda run: run.clip_fraction).mean, ".2g"),
-                number_text(arm.of(lambda run: run.explained_before).mean, ".2f"),
-                number_text(arm.of(lambda run: run.explained_variance).mean, ".2f"),
-                number_text(arm.of(lambda run: run.segment_length).mean, ".3g"),
-                number_text(arm.of(lambda run: run.entropy).mean, ".2g"),
-                number_text(arm.of(lambda run: run.response_length).mean, ".3g"),
-            )
-        )
-    columns = (
-        *("", "sampled tokens (M)", "× reference", "to pretrain (M)", "minutes"),
-        *(
-            "clipped (%)",
-            "explained variance, pretrained",
-            "explained variance",
-            "tokens per segment",
-        ),
-        *("entropy", "length"),
+
+    def mean(arm: ArmSummary, name: str) -> float:
+        return arm.of(attrgetter(name)).mean
+
+    columns: tuple[tuple[str, Callable[[ArmSummary], float], str], ...] = (
+        ("sampled tokens (M)", lambda arm: mean(arm, "tokens") / 1e6, ".3g"),
+        ("× reference", summary.budget, ".2f"),
+        ("to pretrain (M)", lambda arm: mean(arm, "pretraining_tokens") / 1e6, ".3g"),
+        ("minutes", lambda arm: mean(arm, "seconds") / 60, ".2g"),
+        ("clipped (%)", lambda arm: 100 * mean(arm, "clip_fraction"), ".2g"),
+        ("explained variance, pretrained", lambda arm: mean(arm, "explained_before"), ".2f"),
+        ("explained variance", lambda arm: mean(arm, "explained_variance"), ".2f"),
+        ("tokens per segment", lambda arm: mean(arm, "segment_length"), ".3g"),
+        ("entropy", lambda arm: mean(arm, "entropy"), ".2g"),
+        ("length", lambda arm: mean(arm, "response_length"), ".3g"),
     )
-    return Table(columns, tuple(rows))
+    rows = tuple(
+        (arm.label, *(number_text(value(arm), form) for _, value, form in columns))
+        for arm in summary.arms
+    )
+    return Table(("", *(heading for heading, _, _ in columns)), rows)
 
 
 _TRAINING: tuple[Callable[[Measurement], float], ...] = (
@@ -167,33 +159,36 @@ def latex(table: Table) -> str:
 
 def arms_csv(summary: Summary) -> str:
     """Format one line per arm, without times, so that the same runs give the same bytes."""
-    rows = []
-    for arm in summary.arms:
-        row: dict[str, Any] = {
-            "study": summary.study.name,
-            "scale": summary.scale,
-            "arm": arm.name,
-            "label": arm.label,
-            "learning_rate": arm.tuned.rate if arm.tuned else None,
-            "seeds": " ".join(str(seed) for seed in arm.runs),
-            "corrections": " ".join(x.name for x in corrections_of(summary.study.name, arm.name)),
-            "start": arm.of(lambda run: run.accuracy[0]).mean,
-        }
-        for name in ("area", "final"):
-            row |= _columns(name, arm.of(attrgetter(name)))
-            against = arm.against(summary.reference, attrgetter(name))
-            row |= _columns(f"{name}_difference", against)
-        row |= {"sampled_tokens": arm.of(lambda run: run.tokens).mean}
-        row |= {"tokens_of_reference": summary.budget(arm)}
-        row |= {"pretraining_tokens": arm.of(lambda run: run.pretraining_tokens).mean}
-        for name in _RECORDED:
-            row[name] = arm.of(attrgetter(name)).mean
-        for column, numbers in (
-            summary.study.published.columns if summary.study.published else {}
-        ).items():
-            row[f"paper: {column}"] = numbers.get(arm.name)
-        rows.append(row)
-    return _csv(rows)
+    area, final = attrgetter("area"), attrgetter("final")
+    return _csv(
+        [
+            {
+                "study": summary.study.name,
+                "scale": summary.scale,
+                "arm": arm.name,
+                "label": arm.label,
+                "learning_rate": arm.tuned.rate if arm.tuned else None,
+                "seeds": " ".join(str(seed) for seed in arm.runs),
+                "corrections": " ".join(
+                    x.name for x in corrections_of(summary.study.name, arm.name)
+                ),
+                "start": arm.of(lambda run: run.accuracy[0]).mean,
+                **_columns("area", arm.of(area)),
+                **_columns("area_difference", arm.against(summary.reference, area)),
+                **_columns("final", arm.of(final)),
+                **_columns("final_difference", arm.against(summary.reference, final)),
+                "sampled_tokens": arm.of(lambda run: run.tokens).mean,
+                "tokens_of_reference": summary.budget(arm),
+                "pretraining_tokens": arm.of(lambda run: run.pretraining_tokens).mean,
+                **{name: arm.of(attrgetter(name)).mean for name in _RECORDED},
+                **{
+                    f"paper: {column}": numbers.get(arm.name)
+                    for column, numbers in summary.study.paper_columns.items()
+                },
+            }
+            for arm in summary.arms
+        ]
+    )
 
 
 _RECORDED = (
@@ -318,12 +313,10 @@ def _measure_text(summary: Summary) -> str:
     ).replace("Numbers are percent", "Numbers are multiplied by 100")
 
 
-def write_study(
-    summary: Summary, folder: Path, progress: Callable[[str], None] = lambda what: None
-) -> list[str]:
+def write_study(summary: Summary, folder: Path) -> list[str]:
     """Write all tables, curves and figures; return why some could not be drawn."""
     folder.mkdir(parents=True, exist_ok=True)
-    made, lacking = figures(summary, progress)
+    made, lacking = figures(summary)
     for figure in made:
         write_figure(figure, folder)
     texts = {

@@ -18,6 +18,7 @@ from typing import Any
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
+from segcredit.train.loop import Silent, StopTraining
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -314,7 +315,6 @@ def run_order(order: dict[str, Any], channel: Channel) -> None:
 
 def _train_and_finish(order: dict[str, Any], channel: Channel) -> None:
     from segcredit.config import parse_recipe
-    from segcredit.train.loop import StopTraining
     from segcredit.train.trainer import Trainer
     from segcredit_lab.study.store import existing_folder, finish, is_finished, record_of
 
@@ -352,7 +352,7 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class ProgressReporter:
+class ProgressReporter(Silent):
     """Reports the progress of a run as events."""
 
     def __init__(self, send: Callable[..., None]) -> None:
@@ -363,22 +363,13 @@ class ProgressReporter:
         self._total = recipe.total_steps
         self._send("step", step=step, total=self._total)
 
-    def stage(self, number: int, name: str, steps: int, done: int) -> None: ...
-
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:
         self._send("step", step=step, total=self._total)
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         self._send("evaluated", step=step, accuracy=evaluation.sampled, reward=evaluation.reward)
 
-    def saved(self, step: int, path: Path) -> None: ...
-
-    def stop_reason(self) -> str | None:
-        return None
-
     def note(self, text: str) -> None: ...
-
-    def end(self) -> None: ...
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""Common base of the ledger and tile worlds: amounts booked by rules that depend on context."""
+"""Common base of the ledger and tile worlds: amounts booked by rules that depend on context.
+
+A response is checked word by word: a line consists of slots, each with the words allowed there.
+"""
 
 import random
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from segcredit.data.worlds.base import (
     Demonstration,
@@ -19,20 +23,19 @@ from segcredit.data.worlds.base import (
 )
 from segcredit.data.worlds.drawing import Item
 from segcredit.types import Prompt
-from segcredit_lab.worlds.slots import (
-    BOX_CLOSES,
-    BOX_OPENS,
-    Kind,
-    Mark,
-    Slot,
-    Word,
-    differs_at,
-    lines_of,
-    plain,
-)
 
 RULES = {"keep": 1, "twice": 2, "back": -1, "drop": 0, "thrice": 3}
 """Factor that each rule multiplies an amount by."""
+PASS = "pass"
+"""Written for an entry that is not booked."""
+OPENERS = ("so", "now", "next", "then", "well", "here")
+VERBS = ("becomes", "gives", "makes", "counts")
+SURE, UNSURE = "sure", "hm"
+"""Remarks on a line; they do not affect the total."""
+AUDIT, TOTAL = "audit", "total"
+"""Kinds of questions: any rules with true remarks (audit), or the right total."""
+BOTH = "both"
+"""Warm-start phase with half audits and half attempts, so that neither is forgotten."""
 
 Context = tuple[str, str]
 """The two features of an entry that decide which rule is right."""
@@ -87,16 +90,59 @@ def ambiguous(rules: Sequence[str], most: int, modulus: int) -> tuple[str, str, 
     return None
 
 
-PASS = "pass"
-"""Written for an entry that is not booked."""
-OPENERS = ("so", "now", "next", "then", "well", "here")
-VERBS = ("becomes", "gives", "makes", "counts")
-SURE, UNSURE = "sure", "hm"
-"""Remarks on a line; they do not affect the total."""
-AUDIT, TOTAL = "audit", "total"
-"""Kinds of questions: any rules with true remarks (audit), or the right total."""
-BOTH = "both"
-"""Warm-start phase with half audits and half attempts, so that neither is forgotten."""
+Kind = Literal["plain", "style", "decision"]
+BOX_OPENS, BOX_CLOSES = "\\boxed{", "}"
+
+
+class Slot(NamedTuple):
+    """One word position in a line."""
+
+    right: tuple[str, ...]
+    """Words allowed here."""
+    kind: Kind = "plain"
+    """style: any of several words is right; decision: the rest depends on this word."""
+
+
+class Word(NamedTuple):
+    """One word of a text and its position."""
+
+    text: str
+    start: int
+
+
+class Mark(NamedTuple):
+    """A word of a text that is a decision or style."""
+
+    kind: Kind
+    start: int
+    end: int
+
+
+_WORD = re.compile(r"\\boxed\{|\}|\n|[^\s{}\\]+|\\")
+
+
+def plain(*words: str) -> list[Slot]:
+    """Make slots with one allowed word each."""
+    return [Slot((word,)) for word in words]
+
+
+def lines_of(text: str) -> list[list[Word]]:
+    """Split a text into lines of words; after a final line break there is an empty line."""
+    lines: list[list[Word]] = [[]]
+    for found in _WORD.finditer(text):
+        if found[0] == "\n":
+            lines.append([])
+        else:
+            lines[-1].append(Word(found[0], found.start()))
+    return lines
+
+
+def differs_at(words: Sequence[Word], slots: Sequence[Slot]) -> int | None:
+    """Return the index of the first wrong word; words that are not written yet are not wrong."""
+    for place, word in enumerate(words):
+        if place >= len(slots) or word.text not in slots[place].right:
+            return place
+    return None
 
 
 class Entry(NamedTuple):
@@ -200,7 +246,7 @@ class Bookings(World):
         puzzle = self.read(prompt)
         bookings = self._right_bookings(puzzle)
         lines = [
-            " ".join(slot.right[0] for slot in self._line(entry, booking, puzzle))
+            " ".join(slot.right[0] for slot in self._line(entry, booking))
             for entry, booking in zip(puzzle.entries, bookings, strict=True)
         ]
         return response(lines, bookings[-1].after)
@@ -224,19 +270,17 @@ class Bookings(World):
         lines = lines_of(text)
         for entry, words in zip(puzzle.entries, lines, strict=False):
             written = self._read_line(entry, words, total, puzzle)
-            right = self._right(entry, total, puzzle)
-            own = [slot.kind == "decision" for slot in self._line(entry, written, puzzle)]
-            wrong = differs_at(words, self._line(entry, written, puzzle))
-            read = words if wrong is None else words[:wrong]
-            whole = self._line(entry, right, puzzle)
-            for place, word in enumerate(read):
-                if own[place] and word.text not in whole[place].right:
+            own = self._line(entry, written)
+            right = self._line(entry, self._right(entry, total, puzzle))
+            wrong = differs_at(words, own)
+            for word, slot, expected in zip(words[:wrong], own, right, strict=False):
+                if slot.kind == "decision" and word.text not in expected.right:
                     found.append(word.start)
             if wrong is not None:
                 found.append(words[wrong].start)
             total = self._claimed(words, written)
         for words in lines[len(puzzle.entries) :]:
-            wrong = differs_at(words, [*plain(BOX_OPENS, str(total), BOX_CLOSES)])
+            wrong = differs_at(words, plain(BOX_OPENS, str(total), BOX_CLOSES))
             found += [] if wrong is None else [words[wrong].start]
         return sorted(found)
 
@@ -296,41 +340,44 @@ class Bookings(World):
     def _shown(self, puzzle: Puzzle, index: int, phase: str, rng: random.Random) -> Demonstration:
         if phase == AUDIT or (phase == BOTH and rng.random() < 0.5):
             puzzle = puzzle._replace(asks=AUDIT)
-        write = self._audit if puzzle.asks == AUDIT else self._attempt
-        return Demonstration(self._prompt(puzzle, "train", index), write(puzzle, rng))
+        shown = self._written(puzzle, rng)
+        return Demonstration(self._prompt(puzzle, "train", index), shown)
 
-    def _audit(self, puzzle: Puzzle, rng: random.Random) -> str:
-        """Write a response with random rules and true remarks."""
+    def _written(self, puzzle: Puzzle, rng: random.Random) -> str:
+        """Write a response line by line; its first words depend on earlier doubts."""
+        decide = self._audited if puzzle.asks == AUDIT else self._attempted
         total, doubted, lines = 0, False, list[str]()
         for entry in puzzle.entries:
-            booking = right = self._right(entry, total, puzzle)
-            if right.rule != PASS:
-                booking = self._booking(entry, entry.context, rng.choice(self._rules), total)
-            booking = self._remarked(booking, booking == right, doubted)
-            slots = self._line(entry, booking, puzzle)
-            lines.append(" ".join(rng.choice(slot.right) for slot in slots))
+            booking, sure = decide(entry, total, puzzle, rng)
+            booking = self._remarked(booking, sure, doubted)
+            lines.append(" ".join(rng.choice(slot.right) for slot in self._line(entry, booking)))
             total, doubted = booking.after, doubted or _is_doubted(booking)
         return response(lines, total)
 
-    def _attempt(self, puzzle: Puzzle, rng: random.Random) -> str:
-        """Write a response that follows wrong rules in traps."""
-        total, doubted, lines = 0, False, list[str]()
-        for entry in puzzle.entries:
-            seen, rule = self._see(entry, rng), PASS
-            if self._books(entry, puzzle, rng):
-                known = self.guideline(seen)
-                rule = known.right if rng.random() < known.rate else known.tempting
-            booking = self._booking(entry, seen, rule, total)
-            well = booking == self._right(entry, total, puzzle)
-            true = rng.random() < self.candour
-            booking = self._remarked(booking, well == true, doubted)
-            if rule != PASS and rng.random() < self.wrong:
-                off = rng.randrange(1, self.modulus)
-                booking = booking._replace(after=(booking.after + off) % self.modulus)
-            slots = self._line(entry, booking, puzzle)
-            lines.append(" ".join(rng.choice(slot.right) for slot in slots))
-            total, doubted = booking.after, doubted or _is_doubted(booking)
-        return response(lines, total)
+    def _audited(
+        self, entry: Entry, total: int, puzzle: Puzzle, rng: random.Random
+    ) -> tuple[Booking, bool]:
+        """Book by a random rule; return the booking and a true remark: whether it is right."""
+        booking = right = self._right(entry, total, puzzle)
+        if right.rule != PASS:
+            booking = self._booking(entry, entry.context, rng.choice(self._rules), total)
+        return booking, booking == right
+
+    def _attempted(
+        self, entry: Entry, total: int, puzzle: Puzzle, rng: random.Random
+    ) -> tuple[Booking, bool]:
+        """Book by a wrong rule in most traps; return the booking and whether to remark "sure"."""
+        seen, rule = self._see(entry, rng), PASS
+        if self._books(entry, puzzle, rng):
+            known = self.guideline(seen)
+            rule = known.right if rng.random() < known.rate else known.tempting
+        booking = self._booking(entry, seen, rule, total)
+        well = booking == self._right(entry, total, puzzle)
+        true = rng.random() < self.candour
+        if rule != PASS and rng.random() < self.wrong:
+            off = rng.randrange(1, self.modulus)
+            booking = booking._replace(after=(booking.after + off) % self.modulus)
+        return booking, well == true
 
     def _remarked(self, booking: Booking, sure: bool, doubted: bool) -> Booking:
         """Set the remark of a line and its first word, which depends on earlier doubts."""
@@ -354,10 +401,13 @@ class Bookings(World):
             total = made[-1].after
         return made
 
+    def _num_traps(self, entries: Sequence[Entry]) -> int:
+        return sum(self.guideline(x.context).rate < 0.5 for x in entries)
+
     def _answer(self, puzzle: Puzzle) -> str:
         return str(self._right_bookings(puzzle)[-1].after)
 
-    def _line(self, entry: Entry, booking: Booking, puzzle: Puzzle) -> list[Slot]:
+    def _line(self, entry: Entry, booking: Booking) -> list[Slot]:
         """Return the words of a line, given its decisions."""
         begun = [
             Slot(booking.openers or OPENERS[: self.openers], "style"),

@@ -20,6 +20,7 @@ from segcredit.data.worlds.base import (
     check_share,
     check_whole,
     draw,
+    foreign,
 )
 from segcredit.types import Prompt
 
@@ -285,10 +286,7 @@ def read_puzzle(prompt: Prompt) -> Puzzle:
     rules = [Rule(*found.groups()) for x in stated if (found := _RULE.fullmatch(x))]
     asked = _ASKED.fullmatch(last)
     if asked is None or not rules or len(given) + len(rules) != len(stated):
-        raise ValueError(
-            f"expected a prompt of this world; got prompt {prompt.id!r}: {text!r}. "
-            f"Pass what world.prompt(split, index) returned."
-        )
+        raise foreign(prompt, text)
     return Puzzle({name: int(value) for name, value in given}, tuple(rules), asked[1])
 
 

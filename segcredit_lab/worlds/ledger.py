@@ -14,6 +14,7 @@ from segcredit.data.worlds.base import (
     check_share,
     check_whole,
     draw,
+    foreign,
 )
 from segcredit.types import Prompt
 from segcredit_lab.worlds.bookings import (
@@ -29,8 +30,9 @@ from segcredit_lab.worlds.bookings import (
     Context,
     Entry,
     Puzzle,
+    Slot,
+    plain,
 )
-from segcredit_lab.worlds.slots import Slot, plain
 
 if TYPE_CHECKING:
     import transformers
@@ -96,10 +98,7 @@ class Ledger(Bookings):
         asked = re.fullmatch(rf"({TOTAL}|{AUDIT}) (\w+) \?", last)
         entries = [found.groups() for x in stated if (found := _ENTRY.fullmatch(x))]
         if asked is None or not entries or len(entries) != len(stated):
-            raise ValueError(
-                f"expected a prompt of this world; got prompt {prompt.id!r}: "
-                f"{text!r}. Pass what world.prompt(split, index) returned."
-            )
+            raise foreign(prompt, text)
         made = [Entry(n, (kind, region), int(x), whose) for n, kind, region, x, whose in entries]
         return Puzzle(tuple(made), asked[2], asked[1])
 
@@ -142,7 +141,7 @@ class Ledger(Bookings):
                 "split": split,
                 "index": index,
                 "booked": len(own),
-                "traps": sum(self.guideline(x.context).rate < 0.5 for x in own),
+                "traps": self._num_traps(own),
             },
         )
 

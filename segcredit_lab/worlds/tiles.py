@@ -4,10 +4,12 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar
+
+from PIL import Image, ImageDraw, ImageFont
 
 from segcredit.data.worlds.base import (
     Demonstration,
@@ -17,8 +19,17 @@ from segcredit.data.worlds.base import (
     check_share,
     check_whole,
     draw,
+    foreign,
 )
-from segcredit.data.worlds.drawing import COLOURS, SHAPES, Item
+from segcredit.data.worlds.drawing import (
+    COLOURS,
+    PAPER,
+    SHAPES,
+    SMOOTH,
+    Item,
+    draw_shape,
+    join_tiles,
+)
 from segcredit.types import Prompt
 from segcredit_lab.worlds.bookings import (
     AUDIT,
@@ -31,15 +42,22 @@ from segcredit_lab.worlds.bookings import (
     Bookings,
     Context,
     Entry,
+    Kind,
     Puzzle,
+    Slot,
+    Word,
+    plain,
 )
-from segcredit_lab.worlds.slots import Kind, Slot, Word, draw_tagged, plain
 
 if TYPE_CHECKING:
     import transformers
 
 Tiles = tuple[tuple[str, Item], ...]
 """Letters and the items on their tiles, in reading order."""
+GROUNDS = tuple(product((60, 150, 240), repeat=3))[1:]
+"""Background color of each letter; a tiny model recognizes a tile by it before it can read."""
+TAG_SIZE, TAG_AT, PLATE = 0.42, (0.06, -0.01), 0.62
+"""Size and position of a letter, and side of the white plate under a shape, relative to a cell."""
 LOOK = "look"
 READ = 6
 """Number of tiles that a demonstration of phase "look" reads."""
@@ -120,10 +138,7 @@ class TileTour(Bookings):
         known = bool(visits) and all(visit[-1] in shown for visit in visits)
         asked = last.removesuffix(" ?")
         if asked not in (TOTAL, AUDIT) or len(visits) != len(stated) or not known:
-            raise ValueError(
-                f"expected a prompt of this world; got prompt {prompt.id!r}: "
-                f"{text!r}. Pass what world.prompt(split, index) returned."
-            )
+            raise foreign(prompt, text)
         entries = [
             Entry(n, (shown[tag], code), int(amount), tag=tag) for n, code, amount, tag in visits
         ]
@@ -170,7 +185,6 @@ class TileTour(Bookings):
 
     def _prompt(self, puzzle: Puzzle, split: Split, index: int, look: Sequence[str] = ()) -> Prompt:
         asked = " ".join(["look", *look, "?"]) if look else question(puzzle)
-        traps = sum(self.guideline(x.context).rate < 0.5 for x in puzzle.entries)
         return Prompt(
             id=f"{self.name}/{self.seed}/{split}/{index}{'/look' if look else ''}",
             messages=({"role": "user", "content": f"<image>{asked}"},),
@@ -182,7 +196,7 @@ class TileTour(Bookings):
                 "index": index,
                 "tiles": [[tag, " ".join(item)] for tag, item in puzzle.tiles],
                 "booked": len(puzzle.entries),
-                "traps": traps,
+                "traps": self._num_traps(puzzle.entries),
             },
         )
 
@@ -230,3 +244,26 @@ def question(puzzle: Puzzle) -> str:
 def _item(words: str) -> Item:
     colour, _, shape = words.partition(" ")
     return colour, shape
+
+
+@lru_cache(maxsize=4096)
+def draw_tagged(tiles: Tiles, size: int, cell: int) -> bytes:
+    """Draw a grid in which every cell has a letter in its upper left corner."""
+    return join_tiles((_tagged_tile(tag, item, cell) for tag, item in tiles), size, cell)
+
+
+@lru_cache(maxsize=1024)
+def _tagged_tile(tag: str, item: Item, cell: int) -> Image.Image:
+    """Draw a letter and a shape on the letter's own background color."""
+    side = cell * SMOOTH
+    tile = Image.new("RGB", (side, side), GROUNDS[ascii_uppercase.index(tag)])
+    pen = ImageDraw.Draw(tile)
+    within = round(PLATE * side)
+    plate = Image.new("RGB", (within, within), PAPER)
+    draw_shape(ImageDraw.Draw(plate), item[1], COLOURS[item[0]], within)
+    room = side - within - SMOOTH
+    tile.paste(plate, (room, room))
+    font = ImageFont.load_default(size=TAG_SIZE * side)
+    place = (TAG_AT[0] * side, TAG_AT[1] * side)
+    pen.text(place, tag, fill="#000000", font=font, stroke_width=SMOOTH // 2, stroke_fill=PAPER)
+    return tile.resize((cell, cell), Image.Resampling.LANCZOS)

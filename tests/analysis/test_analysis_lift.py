@@ -186,9 +186,9 @@ def test_a_planted_rise_is_found() -> None:
     assert [x.num_steps for x in curves.stages] == [6, 6, 8]
     at = curves.quantiles.tolist().index(0.9)
     assert early.over_responses[1, 0, at] < middle.over_responses[0, 0, at]
-    assert early.lift[0, at] < 2 < 6 < late.lift[0, at]
-    assert (late.over_steps[0] <= late.lift).all()
-    assert (late.lift <= late.over_steps[1]).all()
+    assert early.mean[0, at] < 2 < 6 < late.mean[0, at]
+    assert (late.over_steps[0] <= late.mean).all()
+    assert (late.mean <= late.over_steps[1]).all()
     trend = curves.trend
     assert trend.spearman > 0.9
     assert trend.slope_over_responses[0] > 0 < trend.slope_over_steps[0]

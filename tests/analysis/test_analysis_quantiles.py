@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segcredit_lab.analysis.reading import positions, tail_starts, weighted_quantile
+from segcredit_lab.analysis.reading import positions, tail_starts
 
 
 @st.composite
@@ -15,14 +15,6 @@ def weighted(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return np.array(x), np.array(counts)
 
 
-@given(weighted(), st.lists(st.floats(0, 1), min_size=1, max_size=4))
-def test_weighted_quantile(sample: tuple[np.ndarray, np.ndarray], q: list[float]) -> None:
-    x, counts = sample
-    written_out = np.repeat(x, counts)
-    found = weighted_quantile(x, counts, np.array(q))
-    np.testing.assert_allclose(found, np.quantile(written_out, q), atol=1e-7)
-
-
 @given(weighted(), st.sampled_from([0.0, 0.25, 0.5, 0.7, 0.95, 1.0]))
 def test_the_tail_holds_what_is_not_below_the_quantile(
     sample: tuple[np.ndarray, np.ndarray], q: float
@@ -31,7 +23,7 @@ def test_the_tail_holds_what_is_not_below_the_quantile(
     order = np.argsort(x)
     tie = np.searchsorted(x[order], x[order])
     ((start,),) = tail_starts(tie, np.cumsum(counts[order])[None], np.array([q]))
-    edge = weighted_quantile(x, counts, np.array([q]))[0]
+    edge = np.quantile(np.repeat(x, counts), q)
     assert counts[order][start:].sum() == counts[x >= edge - 1e-9].sum()
 
 

@@ -11,7 +11,7 @@ from recorded_runs import row, some_rollouts, write_run
 
 from segcredit.runlog import read_run
 from segcredit_lab.analysis import AnalysisSettings, analyze_runs
-from segcredit_lab.analysis.lift import TokenPool
+from segcredit_lab.analysis.lift import TokenPool, jump_stages, mean_jumps
 from segcredit_lab.analysis.reading import read_steps
 from segcredit_lab.analysis.segments import unit_of
 from segcredit_lab.analysis.targets import (
@@ -19,8 +19,6 @@ from segcredit_lab.analysis.targets import (
     FIXED,
     Horizon,
     fixed_sums,
-    jump_stages,
-    mean_jumps,
     recorded_sums,
     segment_sums,
     target_variance,
@@ -101,9 +99,9 @@ def test_a_claim_that_holds_and_one_that_does_not() -> None:
             jump = 1.0 + sign * entropy + rng.normal(0, 0.1, 400)
             pools.append(pool([*entropy], [*jump], [*np.repeat(np.arange(20), 20)]))
         early, _, late = jump_stages(pools, FEW)
-        assert (early.name, late.name) == ("early", "late")
-        assert early.ratio[0] == pytest.approx(1.0), "above the 0-quantile are all tokens"
-        return float(late.over_responses[0, -1]), float(late.over_responses[1, -1])
+        assert (early.ratio.name, late.ratio.name) == ("early", "late")
+        assert early.ratio.mean[0] == pytest.approx(1.0), "above the 0-quantile are all tokens"
+        return tuple(late.ratio.over_responses[:, -1])
 
     assert stage(1.0)[0] > 1.1
     assert stage(-0.9)[1] < 0.9

@@ -99,6 +99,14 @@ def check_place(split: str, index: int) -> None:
     check_whole("index", index, 0)
 
 
+def foreign(prompt: Prompt, text: str) -> ValueError:
+    """Return the error for a prompt whose text is not of this world."""
+    return ValueError(
+        f"expected a prompt of this world; got prompt {prompt.id!r}: {text!r}. "
+        f"Pass what world.prompt(split, index) returned."
+    )
+
+
 def check_phase(phase: str, phases: tuple[str, ...]) -> None:
     """Raise ValueError unless the world has that phase."""
     if phase not in phases:

@@ -22,6 +22,7 @@ from segcredit.data.worlds.base import (
     check_share,
     check_whole,
     draw,
+    foreign,
 )
 from segcredit.data.worlds.drawing import COLOURS, SHAPES, Item, draw_grid
 from segcredit.types import Prompt
@@ -296,10 +297,7 @@ def read_scene(prompt: Prompt) -> Scene:
     """Recover the scene from a prompt of this world."""
     text = prompt.messages[-1]["content"].removeprefix("<image>")
     if "cells" not in prompt.columns or not re.fullmatch(rf"count {_TERM.pattern}.* \?", text):
-        raise ValueError(
-            f"expected a prompt of this world; got prompt {prompt.id!r}: {text!r}. "
-            f"Pass what world.prompt(split, index) returned."
-        )
+        raise foreign(prompt, text)
     terms = [
         CountTerm(operation or "plus", 2 if twice else 1, (colour, shape))
         for operation, twice, colour, shape in _TERM.findall(text.removeprefix("count "))
