@@ -1,5 +1,6 @@
 """``make test-newest``: what it reads, what it prints and when it blocks."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,28 @@ def test_make_passes_strict_and_tests_on() -> None:
     assert "tools/newest.py .venv-newest tests/models tests/rollout" in made()
     assert "--strict" not in made()
     assert "tests/train --strict" in made("TESTS=tests/train", "STRICT=1")
+
+
+def test_ci_reports_on_the_newest_releases_and_on_what_it_skips(tmp_path: Path) -> None:
+    """A copy of .ci/run whose ``make`` only notes what it is asked for."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / ".ci" / "run"
+    script.write_text((ROOT / ".ci" / "run").read_text())
+    note = 'echo "made $*"; [ "$1" != test-newest ] || exit 1'
+    for name, line in {"make": note, "chromium": "true"}.items():
+        tool = tmp_path / "bin" / name
+        tool.write_text(f"#!/bin/sh\n{line}\n")
+        tool.chmod(0o755)
+
+    def ran(**more: str) -> str:
+        env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **more}
+        command = ["bash", str(script)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    said = ran()
+    assert "made test-newest TESTS=tests/models" in said
+    assert "did not finish within 5 minutes" in said
+    assert "skipped: tests with real pretrained models" in said
+    assert "skipped: tests with the real VLMEvalKit" in said
+    assert "skipped" not in ran(SEGCREDIT_REAL_MODELS="x", SEGCREDIT_VLMEVALKIT="x")

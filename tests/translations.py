@@ -366,7 +366,21 @@ def _not_group(match: str, spec: str) -> Case:
     return refused(match, f"algorithm={{{spec}}}", recipe=GRPO)
 
 
-CONSTANT = r"algorithm\.reduce: verl averages over tokens or responses; got ConstantMean"
+def _accepted(spec: str, to: Mapping[str, Any]) -> Case:
+    return arrives(f"algorithm={{{spec}}}", recipe=GRPO, accept=True, to=to)
+
+
+LOSS, AVERAGE = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+CONSTANT = {AVERAGE: "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 256}
+KL_REWARD = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.02}
+KL_SQUARED = {
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ACTOR}.kl_loss_coef": 0.02,
+    f"{ACTOR}.kl_loss_type": "mse",
+}
+PP, PP_BASELINE = (
+    {"algorithm.adv_estimator": f"reinforce_plus_plus{x}"} for x in ("", "_baseline")
+)
 GROUP: dict[str, dict[str, Case]] = {
     "grpo": {
         "std": _group("name: grpo, kl: 0, std: none", {"algorithm.norm_adv_by_std_in_grpo": False}),
@@ -403,12 +417,60 @@ GROUP: dict[str, dict[str, Case]] = {
         "eps": _not_group(r"algorithm\.eps: .*adds 1e-06", "name: dapo, eps: 1e-4"),
     },
     "dr_grpo": {
-        "max_tokens": _not_group(CONSTANT, "name: dr_grpo, max_tokens: 256"),
-        "clip": _not_group(CONSTANT, "name: dr_grpo, clip: [0.1, 0.3]"),
-        "kl": _not_group(CONSTANT, "name: dr_grpo, kl: 0.02"),
+        "max_tokens": _group("name: dr_grpo, max_tokens: 256", CONSTANT),
+        "clip": _group("name: dr_grpo, max_tokens: 256, clip: [0.1, 0.3]", CONSTANT | CLIP),
+        "kl": _not_group(CLAMPED, "name: dr_grpo, kl: 0.02"),
+    },
+    "cispo": {
+        "weight": _group(  # distances from 1
+            "name: cispo, weight: [0.9, 1.3]", {**CLIP, LOSS: "cispo", AVERAGE: "token-mean"}
+        ),
+        "kl": _not_group(CLAMPED, "name: cispo, kl: 0.02"),
+        "eps": _not_group(r"algorithm\.eps: .*adds 1e-06", "name: cispo, eps: 1e-4"),
+    },
+    "gmpo": {
+        "clip": _accepted("name: gmpo, clip: [0.1, 0.3]", {**CLIP, LOSS: "geo_mean"}),
+        "kl": _not_group(CLAMPED, "name: gmpo, kl: 0.02"),
+        "partition": _not_group(
+            r"gmpo does not run on verl: verl's geo_mean loss has one ratio per response",
+            "name: gmpo, partition: newline",
+        ),
+    },
+    "soft_adaptive": {
+        "positive": _group(
+            "name: soft_adaptive, positive: 1.5",
+            {LOSS: "sapo", f"{ACTOR}.tau_pos": 1.5, f"{ACTOR}.tau_neg": 1.05},
+        ),
+        "negative": _group("name: soft_adaptive, negative: 1.2", {f"{ACTOR}.tau_neg": 1.2}),
+        "kl": _not_group(CLAMPED, "name: soft_adaptive, kl: 0.02"),
+        "eps": _not_group(r"algorithm\.eps: .*adds 1e-06", "name: soft_adaptive, eps: 1e-4"),
+    },
+    "gspo": {
+        "clip": _group("name: gspo, clip: [0.1, 0.3]", {**CLIP, LOSS: "gspo"}),
+        "kl": _not_group(CLAMPED, "name: gspo, kl: 0.02"),
+        "tokenwise": _group("name: gspo, tokenwise: true", {LOSS: "gspo"}),
+    },
+    "reinforce_pp": {
+        "gamma": _group("name: reinforce_pp, gamma: 0.9", {**PP, "algorithm.gamma": 0.9}),
+        "clip": _group("name: reinforce_pp, clip: [0.1, 0.3]", PP | CLIP),
+        "kl": _group("name: reinforce_pp, kl: 0.02", PP | KL_REWARD),
+    },
+    "reinforce_pp_baseline": {
+        "clip": _group("name: reinforce_pp_baseline, clip: [0.1, 0.3]", PP_BASELINE | CLIP),
+        "kl": _group("name: reinforce_pp_baseline, kl: 0.02", PP_BASELINE | KL_SQUARED),
+    },
+    "rloo": {
+        "clip": _accepted("name: rloo, clip: [0.1, 0.3]", CLIP),
+        "kl": _accepted("name: rloo, kl: 0.02", KL_REWARD),
+    },
+    "rloo_reinforce": {
+        "kl": _group(
+            "name: rloo_reinforce, kl: 0.02",
+            {**KL_REWARD, LOSS: "gpg", AVERAGE: "seq-mean-token-sum"},
+        ),
     },
 }
-"""The same for the forms of GRPO that verl computes itself."""
+"""The same for the methods that verl computes itself."""
 
 GROUP_VALUES = {
     "grpo.std=population": _not_group(
@@ -418,6 +480,7 @@ GROUP_VALUES = {
     "rloo": _not_group(
         r"verl clips the ratio of each token; rloo clips that of the response", "name: rloo"
     ),
+    "gmpo": _not_group(r"verl's geo_mean averages each micro-batch", "name: gmpo"),
     "rloo, accepted": arrives(
         "algorithm=rloo",
         recipe=GRPO,
@@ -465,7 +528,7 @@ def segment_cases() -> dict[str, Case]:
 
 
 def group_cases() -> dict[str, Case]:
-    """One case for each setting of each form of GRPO."""
+    """One case for each setting of each method that verl computes itself."""
     return {
         f"{name}.{key}": cases[key]  # KeyError: say above what becomes of it
         for name, cases in GROUP.items()

@@ -413,10 +413,10 @@ def _fingerprint(
     used = asdict(settings) | sampling.as_dict()
     if used["engine"] is None:
         used["engine"] = "hf" if found.recipe is None else found.recipe.rollout.engine
-    return {"model": found.source, "weights": _weights_digest(found.source)} | used
+    return {"model": found.source, "weights": weights_digest(found.source)} | used
 
 
-def _weights_digest(source: str) -> str:
+def weights_digest(source: str) -> str:
     """Hash the sizes, the beginnings and the ends of the weights files of a local model."""
     made = hashlib.sha256()
     for file in sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else ():

@@ -142,13 +142,15 @@ def evaluate_with_toolkit(
     settings: DriverSettings,
     data: Path | None = None,
     progress: Progress = lambda *_: None,
+    served: Sequence[str] = (),
 ) -> tuple[dict[str, SetResult], dict[str, ToolkitResult]]:
     """Answer sets by VLMEvalKit and grade its responses by our rules; keep its own scores, too.
 
     Writes ``answers/SET.jsonl`` and ``scores.json`` as :func:`run_benchmarks` does. The arguments
     are those of :func:`run_toolkit`.
     """
-    found = run_toolkit(python, server, names, folder / "vlmevalkit", settings, data, progress)
+    place = folder / "vlmevalkit"
+    found = run_toolkit(python, server, names, place, settings, data, progress, served)
     results = {}
     verifier = Verifier()
     try:
@@ -263,6 +265,7 @@ def run_toolkit(
     settings: DriverSettings,
     data: Path | None = None,
     progress: Progress = lambda *_: None,
+    served: Sequence[str] = (),
 ) -> dict[str, ToolkitResult]:
     """Run VLMEvalKit on several sets and read what it leaves.
 
@@ -272,11 +275,14 @@ def run_toolkit(
             folder below it.
         data: Folder with its TSV files, to which it downloads missing ones. None: $LMUData, or
             ~/LMUData.
+        served: What else the answers depend on: the checkpoint, a digest of its weights, the
+            server's arguments. Empty if the server is not ours.
     """
     check_sets(names)
-    work = folder / _digest(settings, server.model)
     results = {}
     for name in names:  # one process per set: a crash loses one set, and the log belongs to it
+        table = questions_file(TOOLKIT[name], data)
+        work = _work_folder(folder, name, [asdict(settings), server.model, *served], table)
         log = work / f"{name}.log"
         command = [str(python), "-m", "vlmeval.run", *_arguments(name, server, work, settings)]
         checkpoint = _Checkpoint(work / _NAME / f"{_NAME}_{TOOLKIT[name].dataset}_checkpoint.pkl")
@@ -301,6 +307,7 @@ def run_toolkit(
                 f"{program.last_lines()}\nRun the same command again: finished answers are kept."
             )
         results[name] = read_result(name, work, settings.judge is not None, program.last_lines())
+        _keep_digest(work / f"{name}.questions", table)
     return results
 
 
@@ -346,9 +353,34 @@ class _Checkpoint:
         return content
 
 
-def _digest(settings: DriverSettings, model: str) -> str:
-    text = json.dumps([asdict(settings), model], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def _work_folder(folder: Path, name: str, used: Sequence[object], table: Path) -> Path:
+    """Return the folder for answers of a set that depend on these settings and this TSV file.
+
+    VLMEvalKit downloads the file during the first run, so its digest is kept beside the answers.
+    If the file has changed since, the folder is another one.
+    """
+    work = folder / _digest(used)
+    kept = work / f"{name}.questions"
+    if table.is_file():
+        if kept.is_file() and kept.read_text(encoding="utf-8") != _file_digest(table):
+            work = folder / _digest([*used, _file_digest(table)])
+        _keep_digest(work / kept.name, table)
+    return work
+
+
+def _keep_digest(place: Path, table: Path) -> None:
+    if table.is_file() and not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(place, _file_digest(table).encode())
+
+
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _digest(used: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _arguments(name: str, server: Server, work: Path, settings: DriverSettings) -> list[str]:
@@ -489,6 +521,11 @@ def _score(file: Path, entry: ToolkitSet) -> float:
     return value
 
 
+def questions_file(entry: ToolkitSet, data: Path | None) -> Path:
+    """Return the path of a set's TSV file, which VLMEvalKit downloads if it is missing."""
+    return (data or lmu_folder()) / f"{entry.dataset}.tsv"
+
+
 def answered_questions(
     benchmark: Benchmark, entry: ToolkitSet, data: Path | None, predictions: Mapping[str, str]
 ) -> tuple[list[Prompt], list[Response]]:
@@ -496,7 +533,7 @@ def answered_questions(
 
     Groups of questions that are not complete (because of a limit) are left out.
     """
-    file = (data or lmu_folder()) / f"{entry.dataset}.tsv"
+    file = questions_file(entry, data)
     if not file.is_file():
         raise DriverError(
             f"expected the questions of {benchmark.title} in {named(file)}; got none."

@@ -329,6 +329,7 @@ def _run_driver(
 ) -> "tuple[dict[str, dict[str, SetResult]], list[ModelScores]]":
     """Answer the sets of every model by VLMEvalKit; also return its own scores."""
     from segcredit.benchmarks.benchmark import Score
+    from segcredit.benchmarks.run import weights_digest
     from segcredit.benchmarks.server import connect, serve
     from segcredit.benchmarks.table import ModelScores
     from segcredit.benchmarks.vlmevalkit import (
@@ -364,13 +365,21 @@ def _run_driver(
         place = folder / _folder_name(model)
         if serving.server is not None:
             started: Any = nullcontext(connect(serving.server))
+            served: Sequence[str] = ()
+            say(
+                console,
+                "--server: its weights are unknown, so finished answers in the output folder are "
+                "reused whatever it serves. After training further, pass another --output FOLDER.",
+            )
         else:
             source = find_policy(model, trust_run, [], "benchmark").source
             log = place / "server.log"
-            started = serve(source, log, serving.port, serving.serve_args or "")
+            arguments = serving.serve_args or ""
+            started = serve(source, log, serving.port, arguments)
+            served = (source, weights_digest(source), arguments)
         with started as server, _progress(console, name) as progress:
             results[name], left = evaluate_with_toolkit(
-                python, server, names, place, asked, data, progress
+                python, server, names, place, asked, data, progress, served
             )
         scores = {
             key: {"VLMEvalKit": Score(x.score, math.nan, math.nan, len(x.predictions))}

@@ -47,8 +47,8 @@ def verl(
         bool,
         typer.Option(
             "--accept-departures",
-            help="Run verl's own form of a group method (GRPO, RLOO) where it differs from the "
-            "recipe's. The differences are printed.",
+            help="Run verl's own form of a method without a critic (GRPO, RLOO, …) where it "
+            "differs from the recipe's. The differences are printed.",
         ),
     ] = False,
     own: Annotated[

@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -335,6 +336,8 @@ def load_config(
         _check_family(source, config, own)
     elif not (trust_remote_code and "auto_map" in stated):
         _check_kind(source, config)
+    elif takes_images(config):
+        _check_own_code(source, config, stated["auto_map"])
     return place, config
 
 
@@ -362,6 +365,19 @@ def _check_known(source: str | Path, stated: dict[str, Any], trusted: bool) -> N
     raise ModelError(
         f"{source} is a model of type {shown(name)}, which transformers {transformers.__version__} "
         f"does not know. If it is new, type: pip install -U transformers. {EXPECTED}."
+    )
+
+
+def _check_own_code(source: str | Path, config: PreTrainedConfig, auto_map: Any) -> None:
+    """Raise ModelError for a vision-language model whose own code has no class that is loaded."""
+    wanted = AutoModelForImageTextToText.__name__
+    known = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if known or (isinstance(auto_map, dict) and wanted in auto_map):
+        return
+    raise ModelError(
+        f"{source} contains its own Python code, which must register a class for {wanted}; it has "
+        f"classes for {listed(auto_map)}. Write a model family that loads it (docs/models.md) and "
+        f"set model.family=file.py:Name."
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from stub_server import stub_server, system_prompts
 from toolkit_tables import small_tables
 
+from segcredit.benchmarks.run import weights_digest
 from segcredit.benchmarks.server import Program, Server, ServerError, connect, serve
 from segcredit.benchmarks.vlmevalkit import (
     TOOLKIT,
@@ -107,6 +108,47 @@ def test_other_settings_use_another_folder(python: Path, data: Path, tmp_path: P
         for settings in (SETTINGS, DriverSettings(temperature=0, system_prompt="x")):
             evaluate_with_toolkit(python, connect(url), ["wemath"], tmp_path / "o", settings, data)
     assert len(list((tmp_path / "o" / "vlmevalkit").iterdir())) == 2
+
+
+def test_other_weights_arguments_or_questions_are_asked_again(
+    python: Path, data: Path, tmp_path: Path
+) -> None:
+    """The same command after more training: the served name and the folder have not changed."""
+    from safetensors.torch import save_file
+    from torch import ones
+
+    asked, weights = [], tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    table = data / f"{TOOLKIT['wemath'].dataset}.tsv"
+    with stub_server(constant) as (url, seen):
+
+        def ask(arguments: str = "") -> int:
+            before = len(seen.bodies)
+            served = (str(weights.parent), weights_digest(str(weights.parent)), arguments)
+            output = tmp_path / "output"
+            evaluate_with_toolkit(
+                python, connect(url), ["wemath"], output, SETTINGS, data, served=served
+            )
+            return len(seen.bodies) - before
+
+        save_file({"w": ones(2)}, weights)
+        asked += [ask(), ask()]
+        save_file({"w": 2 * ones(2)}, weights)
+        asked += [ask(), ask(), ask("--max-model-len 99"), ask()]
+        table.write_bytes(table.read_bytes().replace(b"?", b"??"))
+        asked += [ask(), ask()]
+    assert asked == [3, 0, 3, 0, 3, 0, 3, 0]
+
+
+def test_questions_that_the_first_run_downloads_are_not_asked_again(
+    python: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = data / f"{TOOLKIT['wemath'].dataset}.tsv"
+    monkeypatch.setenv("FAKE_DOWNLOAD", str(table.rename(tmp_path / "elsewhere.tsv")))
+    with stub_server(constant) as (url, seen):
+        for _ in range(2):
+            evaluate_with_toolkit(python, connect(url), ["wemath"], tmp_path / "o", SETTINGS, data)
+        assert len(seen.bodies) == 3
 
 
 def test_a_limit_leaves_incomplete_problems_out(python: Path, data: Path, tmp_path: Path) -> None:

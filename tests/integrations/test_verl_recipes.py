@@ -305,6 +305,10 @@ def short_sapo(lam=0.9, **settings):
 def group(**settings):
     from segcredit.algorithms import gspo
     return gspo()
+
+def steps(**settings):
+    from segcredit.algorithms import vineppo
+    return vineppo()
 """
 
 
@@ -329,7 +333,10 @@ def test_own_partitions_and_methods_arrive_by_absolute_path(
     method = make_method(parse_settings(section), settings)
     assert type(method.credit.over).__name__ == "Pairs"
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"own\.py:group does not run on verl.*GAE, a critic"):
-        translate(load_recipe(RECIPE, ["algorithm=own.py:group", "rollout.samples=8"]), tmp_path)
+    recipe = load_recipe(RECIPE, ["algorithm=own.py:group", "rollout.samples=8"])
+    settings = translate(recipe, tmp_path).settings  # verl has all of its parts
+    assert settings["actor_rollout_ref.actor.policy_loss.loss_mode"] == "gspo"
+    with pytest.raises(ValueError, match=r"own\.py:steps does not run on verl.*GAE, a critic"):
+        translate(load_recipe(RECIPE, ["algorithm=own.py:steps"]), tmp_path)
     with pytest.raises(ValueError, match="expected a method with GAE, a critic"):
         make_method(parse_settings({"algorithm": f"{file}:group"}), settings)

@@ -3,16 +3,29 @@ listed as without a counterpart. ``tests/translations.py`` holds the table."""
 
 import contextlib
 import inspect
+import json
 import re
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from each import each
-from translations import CASES, GROUP, GRPO, NOTES, SAPO, SEGMENT, SETTINGS, Case, leaves
+from translations import ACTOR, CASES, GROUP, GRPO, NOTES, SAPO, SEGMENT, SETTINGS, Case, leaves
 
-from segcredit.algorithms import ALGORITHMS
+from segcredit.algorithms import ALGORITHMS, dapo, gspo, reinforce_pp, soft_adaptive
+from segcredit.algorithms.credit import GroupZScore, ReturnToGo
+from segcredit.algorithms.objective import (
+    Clipped,
+    GeometricMean,
+    PositiveNLL,
+    TokenMean,
+    Unclipped,
+    Whiten,
+)
 from segcredit.config import (
     apply_overrides,
     load_recipe,
@@ -20,10 +33,13 @@ from segcredit.config import (
     recipe_settings,
     shipped_recipes,
 )
+from segcredit.integrations.verl.counterparts import departures, missing
 from segcredit.integrations.verl.mapping import NO_COUNTERPART, Cluster
 from segcredit.integrations.verl.reward import NUM_TOKENS, TRUNCATED, compute_score
 from segcredit.integrations.verl.settings import METHODS
 from segcredit.integrations.verl.translate import Translation, translate
+from segcredit.partition import Newline
+from segcredit.partition import Response as WholeResponse
 from segcredit.rewards import make_reward
 from segcredit.types import Prompt, Response
 
@@ -138,13 +154,109 @@ REQUIRED = {
 """Settings without which a method is no recipe."""
 
 
-def test_every_method_is_accepted_with_all_its_settings_or_refused_by_name() -> None:
+FIXTURE = json.loads((DOCUMENT.parents[2] / "tests/fixtures/peers_2026.json").read_text())
+SETTLED = {  # verl's functions that the fixture ran, and their settings
+    "dapo": ("grpo", "vanilla", "token-mean", (0.2, 0.28), 10.0),
+    "dr_grpo": ("grpo", "vanilla", "seq-mean-token-sum-norm", (0.2, 0.2), 1e6),
+    "cispo": ("grpo", "cispo", "token-mean", (0.2, 0.2), None),
+    "geo_mean": ("grpo", "geo_mean", "seq-mean-token-mean", (0.4, 0.4), None),
+    "sapo": ("grpo", "sapo", "seq-mean-token-mean", (None, None), None),
+    "reinforce_plus_plus": ("reinforce_plus_plus", "vanilla", "token-mean", (0.2, 0.2), 1e6),
+    "reinforce_plus_plus_baseline": (
+        *("reinforce_plus_plus_baseline", "vanilla", "token-mean"),
+        *((0.2, 0.2), 1e6),
+    ),
+}
+
+
+@each("peer", SETTLED)
+def test_the_settings_are_those_with_which_verls_functions_gave_our_numbers(peer: str) -> None:
+    """tests/algorithms/test_recent_methods.py compares these numbers with our methods."""
+    method = FIXTURE["peers"][f"verl {peer}"]["algorithm"]
+    recipe = load_recipe(GRPO, [f"algorithm={json.dumps(method)}"])
+    settings = translate(recipe, FOLDER, accept_departures=True).settings
+    actor = {key: settings.get(f"{ACTOR}.{key}") for key in ("loss_agg_mode", "clip_ratio_c")}
+    clip = tuple(settings.get(f"{ACTOR}.clip_ratio_{x}") for x in ("low", "high"))
+    assert (
+        settings["algorithm.adv_estimator"],
+        settings[f"{ACTOR}.policy_loss.loss_mode"],
+        actor["loss_agg_mode"],
+        clip,
+        actor["clip_ratio_c"],
+    ) == SETTLED[peer]
+    if peer == "dr_grpo":
+        assert settings["algorithm.norm_adv_by_std_in_grpo"] is False
+        assert settings[f"{ACTOR}.loss_scale_factor"] == 16
+    if peer == "sapo":
+        assert [settings[f"{ACTOR}.tau_{x}"] for x in ("pos", "neg")] == [1.0, 1.05]
+    kl = settings["algorithm.use_kl_in_reward"], settings.get("algorithm.kl_ctrl.kl_coef")
+    assert kl == ((True, 0.01) if peer == "reinforce_plus_plus" else (False, None))
+
+
+def test_the_constant_of_dr_grpo_is_the_runs_length_limit() -> None:
+    recipe = load_recipe(GRPO, ["algorithm=dr_grpo", "rollout.max_tokens=700"])
+    assert translate(recipe, FOLDER).settings[f"{ACTOR}.loss_scale_factor"] == 700
+
+
+def test_every_method_gets_all_of_verls_keys_or_what_verl_lacks() -> None:
+    """No key without a value, and no reason that lists other methods instead."""
+    document = DOCUMENT.read_text()
     for name in ALGORITHMS:
-        if name in METHODS or name in GROUP:
-            continue  # one case for each setting, above
         recipe = load_recipe(GRPO, [f"algorithm={name}", *REQUIRED.get(name, [])])
-        with pytest.raises(ValueError, match=rf"algorithm\S*: .*\b{name}\b"):
-            translate(recipe, FOLDER)
+        if name in METHODS or name in GROUP or name in ("grpo_spo", "rloo_spo"):
+            settings = translate(recipe, FOLDER, accept_departures=True).settings
+            needed = ("algorithm.adv_estimator", f"{ACTOR}.loss_agg_mode")
+            assert all(settings[key] for key in needed), name
+            assert {key for key, x in settings.items() if x is None} <= {"trainer.rollout_data_dir"}
+            if name not in METHODS:
+                row = re.search(rf"^\| `{name}` \| .*", document, re.MULTILINE)
+                shown = [settings[key] for key in (*needed, f"{ACTOR}.policy_loss.loss_mode")]
+                assert row is not None, name
+                assert all(f"`{x}`" in row[0] for x in shown), row[0]
+            continue
+        for accept in (False, True):
+            with pytest.raises(ValueError, match=rf"{name} does not run on verl: verl") as error:
+                translate(recipe, FOLDER, accept_departures=accept)
+        reason = str(error.value).split(" on verl: ")[1].removesuffix(". Use segcredit train")
+        assert f"| `{name}` | {reason} |" in document, name
+
+
+def test_parts_that_verl_lacks_are_named() -> None:
+    """Own compositions, and parts that verl has only together with others."""
+    base = dapo()
+    wrong = {
+        "an average of the user's": (replace(base, reduce=HalfMean()), "by a constant; got"),
+        "a ratio per line": (replace(gspo(), ratio=GeometricMean(Newline())), "one ratio per resp"),
+        "a bonus": (replace(base, terms=(PositiveNLL(0.1),)), "no NLL term"),
+        "no clip": (replace(base, surrogate=Unclipped()), "no policy loss with"),
+        "another credit": (replace(base, credit=HalfCredit()), "no advantage estimator"),
+    }
+    for what, (method, said) in wrong.items():
+        assert any(said in x for x in missing(method)), what
+    differing = {
+        "whitens": replace(base, adjust=(Whiten(),)),
+        "x as set here does not": replace(reinforce_pp(), adjust=()),
+        "averages over responses": replace(soft_adaptive(), reduce=TokenMean()),
+        "gspo has none; got 3": replace(gspo(), surrogate=Clipped(0.1, 0.1, dual=3.0)),
+        "one advantage per response": replace(gspo(), credit=ReturnToGo(), adjust=(Whiten(),)),
+        "does not clamp": replace(gspo(), ratio=GeometricMean(WholeResponse(), limit=20.0)),
+    }
+    for said, method in differing.items():
+        assert missing(method) == []
+        (departure,) = departures("x", method)
+        assert said in departure
+    assert missing(gspo()) == list(departures("gspo", gspo())) == []
+
+
+class HalfMean:
+    """An average of a user's own file."""
+
+    def __call__(self, mask: torch.Tensor, micro_batch: Any, dtype: torch.dtype) -> torch.Tensor:
+        return mask.to(dtype) / 2
+
+
+class HalfCredit(GroupZScore):
+    """Credit of a user's own file."""
 
 
 def test_a_setting_that_nobody_translated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +344,7 @@ def test_no_accuracy_is_made_up_for_a_function_of_ones_own(tmp_path: Path) -> No
 
 def test_the_document_lists_every_setting_where_it_belongs() -> None:
     text = DOCUMENT.read_text()
-    names = ("Arrives.", "Differs,", "Has no counterpart", "Is refused", "GRPO and RLOO are")
+    names = ("Arrives.", "Differs,", "Has no counterpart", "Is refused", "Methods without")
     begin = [text.index(f"**{name}") for name in names]
     tables = dict(zip(names, (text[x:y] for x, y in pairwise([*begin, len(text)])), strict=True))
     for key, case in SETTINGS.items():

@@ -12,6 +12,7 @@ from tiny_policies import policy
 from transformers import BertConfig, CLIPConfig, Qwen2Config, T5Config
 
 from segcredit.models import ModelError, Policy
+from segcredit.models.loading import load_config
 
 KINDS = "Expected a causal language model (…ForCausalLM, as of Qwen2.5 or Llama) or a vision-"
 
@@ -205,6 +206,28 @@ def test_kinds_that_nobody_knows(tmp_path: Path) -> None:
     assert "contains its own Python code. Read it; if you trust it, set model.trust" in refused(
         tmp_path
     )
+
+
+def test_own_code_that_does_not_load_with_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like Kimi-VL's, which is loaded by AutoModelForCausalLM. This one is made up."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "x"))
+    auto = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "sees", "auto_map": auto, "vision_config": {}}))
+    (tmp_path / "code.py").write_text(
+        "from transformers import PreTrainedConfig\n"
+        "class Config(PreTrainedConfig):\n"
+        "    model_type = 'sees'\n"
+    )
+    with pytest.raises(ModelError) as error:
+        load_config(tmp_path, trust_remote_code=True)
+    assert "must register a class for AutoModelForImageTextToText; it has classes for" in str(
+        error.value
+    )
+    assert "'AutoModelForCausalLM'" in str(error.value)
+    assert "set model.family=file.py:Name" in str(error.value)
 
 
 def test_things_that_are_no_model_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from translations import CASES, GRPO, SAPO
 
 from segcredit.algorithms.objective import ResponseMean
 from segcredit.config import load_recipe
+from segcredit.integrations.verl.counterparts import LOSSES
 from segcredit.integrations.verl.mapping import arguments
 from segcredit.integrations.verl.settings import (
     KL,
@@ -157,7 +158,62 @@ GROUP_METHODS = [
     "{name: grpo, kl: 0.02, kl_clamp: 10, std: none, clip: [0.1, 0.3]}",
     "{name: grpo, kl: 0, dual_clip: 2, reduce: token}",
     "{name: grpo_deepseekmath, kl: 0}",
+    "{name: dapo}",
+    "{name: dr_grpo, max_tokens: 11}",
+    "{name: cispo, weight: [0.4, 1.7]}",
+    "{name: gmpo}",
+    "{name: soft_adaptive, negative: 1.3}",
+    "{name: gspo, clip: [0.05, 0.2]}",
+    "{name: gspo, clip: [0.05, 0.2], tokenwise: true}",
+    "{name: reinforce_pp, gamma: 0.9, kl: 0.05}",
+    "{name: reinforce_pp_baseline, kl: 0.02}",
+    "{name: rloo_reinforce}",
 ]
+
+
+def verls_loss(config: Any, batch: dict[str, Any]) -> Any:
+    """Compute the policy's loss with the functions that verl's trainer finds by these keys."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from verl.trainer.ppo.core_algos import (
+            agg_loss,
+            get_adv_estimator_fn,
+            get_policy_loss_fn,
+            kl_penalty,
+        )
+        from verl.utils.config import omega_conf_to_dataclass
+
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    mask, logp, old, reference = (batch[x] for x in ("mask", "logp", "old", "reference"))
+    rows, scores = torch.arange(len(mask)), torch.zeros(mask.shape, dtype=torch.float64)
+    scores[rows, mask.sum(dim=1) - 1] = batch["reward"]
+    algorithm = config.algorithm
+    if algorithm.use_kl_in_reward:
+        penalty = kl_penalty(old, reference, algorithm.kl_penalty) * mask
+        scores = scores - algorithm.kl_ctrl.kl_coef * penalty
+    given = {"index": batch["group"].numpy(), "config": algorithm}
+    if algorithm.adv_estimator == "grpo":  # as verl's compute_advantage passes it
+        given["norm_adv_by_std_in_grpo"] = algorithm.norm_adv_by_std_in_grpo
+    estimate = get_adv_estimator_fn(algorithm.adv_estimator)
+    advantage, _ = estimate(token_level_rewards=scores, response_mask=mask.double(), **given)
+    actor.global_batch_info["loss_scale_factor"] = actor.loss_scale_factor  # as ppo_loss does
+    average = {"loss_mask": mask.double(), "loss_agg_mode": actor.loss_agg_mode}
+    loss, _ = get_policy_loss_fn(actor.policy_loss.loss_mode)(
+        old_log_prob=old,
+        log_prob=logp,
+        advantages=advantage,
+        response_mask=mask.double(),
+        loss_agg_mode=actor.loss_agg_mode,
+        config=actor,
+    )
+    if actor.use_kl_loss:
+        estimates = kl_penalty(logp, reference, actor.kl_loss_type)
+        scale = actor.loss_scale_factor
+        penalty = agg_loss(loss_mat=estimates, loss_scale_factor=scale, **average)
+        loss = loss + actor.kl_loss_coef * penalty
+    return loss
 
 
 @pytest.mark.parametrize("spec", GROUP_METHODS)
@@ -167,18 +223,7 @@ def test_verls_own_functions_compute_the_recipes_group_method(spec: str) -> None
 
     from segcredit.types import Outputs, Rollouts
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from verl.trainer.ppo.core_algos import (
-            agg_loss,
-            compute_grpo_outcome_advantage,
-            compute_policy_loss_vanilla,
-            kl_penalty,
-        )
-        from verl.utils.config import omega_conf_to_dataclass
-
-        config = of_recipe(GRPO, (f"algorithm={spec}",))
-        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    config = of_recipe(GRPO, (f"algorithm={spec}",), accept="gmpo" in spec)
     random = torch.Generator().manual_seed(1)
     rows, width = 24, 9
     length = torch.randint(1, width + 1, (rows, 1), generator=random)
@@ -194,17 +239,8 @@ def test_verls_own_functions_compute_the_recipes_group_method(spec: str) -> None
         return torch.autograd.grad(loss, at)[0]
 
     logp = new.clone().requires_grad_()
-    scores = torch.zeros(rows, width, dtype=torch.float64)
-    scores[torch.arange(rows), length[:, 0] - 1] = reward
-    normalized = config.algorithm.norm_adv_by_std_in_grpo
-    advantage, _ = compute_grpo_outcome_advantage(
-        scores, mask.double(), group.numpy(), norm_adv_by_std_in_grpo=normalized
-    )
-    mode = actor.loss_agg_mode
-    theirs, _ = compute_policy_loss_vanilla(old, logp, advantage, mask.double(), mode, actor)
-    if actor.use_kl_loss:
-        estimate = kl_penalty(logp, reference, actor.kl_loss_type)
-        theirs = theirs + actor.kl_loss_coef * agg_loss(estimate, mask.double(), mode)
+    columns = {"mask": mask, "logp": logp, "old": old, "reference": reference}
+    theirs = verls_loss(config, {**columns, "reward": reward, "group": group})
     algorithm = load_recipe(GRPO, (f"algorithm={spec}",)).make_algorithm()
     rollouts = Rollouts(
         tokens=mask.long(),
@@ -221,3 +257,17 @@ def test_verls_own_functions_compute_the_recipes_group_method(spec: str) -> None
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
     found, expected = gradient(ours, ours_at), gradient(theirs, logp)
     torch.testing.assert_close(found, torch.where(mask, expected, 0.0), rtol=1e-6, atol=1e-8)
+
+
+def test_the_names_of_estimators_and_losses_are_verls() -> None:
+    """What the refusals say that verl lacks is absent from its registries, too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+    assert {*LOSSES.values(), "clip_cov", "kl_cov"} <= POLICY_LOSS_REGISTRY.keys()
+    estimators = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    assert set(estimators) <= {str(getattr(x, "value", x)) for x in ADV_ESTIMATOR_REGISTRY}
+    known = " ".join((*POLICY_LOSS_REGISTRY, *map(str, ADV_ESTIMATOR_REGISTRY))).lower()
+    for absent in ("dpo", "vine", "tree", "tracked", "single_stream", "top_entropy", "vppo"):
+        assert absent not in known.replace("gdpo", ""), absent

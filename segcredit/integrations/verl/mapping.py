@@ -11,8 +11,15 @@ from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import PretrainCritic, Recipe
 from segcredit.config.recipe import algorithm_of
 from segcredit.integrations.verl import reward as reward_module
+from segcredit.integrations.verl.counterparts import counterpart_settings
 from segcredit.integrations.verl.dumps import METRICS, ROLLOUTS
-from segcredit.integrations.verl.settings import ACTOR, VerlSettings, absolute, method_settings
+from segcredit.integrations.verl.settings import (
+    ACTOR,
+    VerlSettings,
+    absolute,
+    has_segment_critic,
+    method_settings,
+)
 
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODELS = ("actor_rollout_ref.model", "critic.model")
@@ -119,7 +126,7 @@ def verl_settings(recipe: Recipe, folder: Path, cluster: Cluster) -> VerlSetting
     """Collect all verl keys for a recipe that verl can run."""
     copied = {key: value_of(recipe, name) for name, keys in COPIED.items() for key in keys}
     return {
-        **method_settings(recipe.algorithm, policy_gradient(algorithm_of(recipe.algorithm))),
+        **_method(recipe),
         **CONSTANT,
         **copied,
         **_data(recipe),
@@ -128,6 +135,14 @@ def verl_settings(recipe: Recipe, folder: Path, cluster: Cluster) -> VerlSetting
         **_stages(recipe, folder),
         **_cluster(recipe, cluster),
     }
+
+
+def _method(recipe: Recipe) -> VerlSettings:
+    # without the bonus: verl adds update.entropy_coef itself
+    method = policy_gradient(algorithm_of(recipe.algorithm, recipe.rollout.max_tokens))
+    if has_segment_critic(method):
+        return method_settings(recipe.algorithm, method)
+    return counterpart_settings(method)
 
 
 def value_of(recipe: Recipe, key: str) -> Any:

@@ -13,11 +13,10 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from segcredit.algorithms import make_algorithm
-from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
+from segcredit.algorithms.credit import GAE
 from segcredit.algorithms.objective import (
     Clipped,
     GeometricMean,
-    LossKL,
     MicroBatchTokenMean,
     ResponseMean,
     TokenMean,
@@ -155,13 +154,14 @@ def method_name(spec: str | Mapping[str, Any]) -> str:
 
 
 def method_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
-    """Translate the method to verl's settings.
+    """Translate a method with a critic, which the plugin runs, to verl's settings.
 
-    ``spec`` is the recipe's ``algorithm``; ``method`` is the object built from it.
+    ``spec`` is the recipe's ``algorithm``; ``method`` is the object built from it. Methods that
+    verl runs itself are translated by counterparts.py.
     """
     surrogate = method.surrogate
     assert isinstance(surrogate, Clipped)
-    settings: VerlSettings = {
+    return {
         f"{ACTOR}.clip_ratio": surrogate.low,
         f"{ACTOR}.clip_ratio_low": surrogate.low,
         f"{ACTOR}.clip_ratio_high": surrogate.high,
@@ -169,12 +169,17 @@ def method_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> Ve
         f"{ACTOR}.loss_agg_mode": average_name(method.reduce),
         f"{ACTOR}.entropy_coeff": 0,
         f"{ACTOR}.use_kl_loss": False,
-        "algorithm.use_kl_in_reward": method.kl is not None,
+        **reward_kl(method),
+        **_segment_settings(spec, method),
     }
+
+
+def reward_kl(method: PolicyGradient) -> VerlSettings:
+    """Return the keys of the KL penalty in the reward."""
+    settings: VerlSettings = {"algorithm.use_kl_in_reward": method.kl is not None}
     if method.kl is not None:
         settings |= {"algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.kl_coef": method.kl.coef}
-    own = _segment_settings(spec, method) if isinstance(method.credit, GAE) else _group(method)
-    return settings | own
+    return settings
 
 
 def _segment_settings(spec: str | Mapping[str, Any], method: PolicyGradient) -> VerlSettings:
@@ -203,27 +208,6 @@ def absolute(spec: str) -> str:
     """Make the path of ``file.py:Name`` absolute, since Ray's workers run in other directories."""
     file, _, name = spec.rpartition(":")
     return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else spec
-
-
-def _group(method: PolicyGradient) -> VerlSettings:
-    """Return the keys of verl's own group methods, which do not use the plugin."""
-    settings: VerlSettings = {"trainer.v1.trainer_mode": "sync", "critic.enable": False}
-    if isinstance(method.credit, GroupZScore):
-        settings |= {
-            "algorithm.adv_estimator": "grpo",
-            "algorithm.norm_adv_by_std_in_grpo": method.credit.std != "none",
-        }
-    else:
-        assert isinstance(method.credit, LeaveOneOut)
-        settings["algorithm.adv_estimator"] = "rloo"
-    for term in method.terms:
-        assert isinstance(term, LossKL)
-        settings |= {
-            f"{ACTOR}.use_kl_loss": True,
-            f"{ACTOR}.kl_loss_coef": term.coef,
-            f"{ACTOR}.kl_loss_type": "low_var_kl",
-        }
-    return settings
 
 
 def average_name(average: object) -> str | None:

@@ -11,14 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from segcredit.algorithms.credit import GAE, GroupZScore, LeaveOneOut
-from segcredit.algorithms.objective import Clipped, LossKL, ResponseMean, TokenRatio
+from segcredit.algorithms.credit import GAE
+from segcredit.algorithms.objective import ResponseMean
 from segcredit.algorithms.policy_gradient import PolicyGradient
 from segcredit.config import Optimize, PretrainCritic, Recipe
 from segcredit.config.recipe import algorithm_of
 from segcredit.data.readers import rows_at_once
+from segcredit.integrations.verl.counterparts import departures, missing
 from segcredit.integrations.verl.mapping import (
     NO_COUNTERPART,
     PROMPT_TOKENS,
@@ -46,12 +45,6 @@ FORMATS = (".parquet", ".json", ".jsonl")
 """File formats that verl reads."""
 REMOTE = ("judge", "server")
 """Rewards that ask a server."""
-GROUP_EPS = 1e-6
-"""Constant that verl's GRPO adds to the standard deviation; it cannot be configured."""
-LOG_RATIO_LIMIT = 20.0
-"""Bound (±) at which verl clamps each token's log-ratio; it cannot be configured."""
-KL_LIMIT = 10.0
-"""Upper bound at which verl clamps k3; it cannot be configured."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +67,8 @@ def translate(
         recipe: The run.
         folder: The run directory.
         cluster: Where verl runs.
-        accept_departures: Run verl's own form of a group method even if it differs from the
-            recipe's, and list the differences as notes. If False, refuse the recipe.
+        accept_departures: Run verl's own form of a method without a critic even if it differs
+            from the recipe's, and list the differences as notes. If False, refuse the recipe.
     """
     cluster = cluster or Cluster()
     problems = [
@@ -87,13 +80,13 @@ def translate(
         *_reward_problems(recipe),
         *_method_problems(recipe),
     ]
-    departures = _group_departures(recipe)
+    differences = _group_departures(recipe)
     if not accept_departures:
         hint = "To run verl's own form of the method anyway, add --accept-departures"
-        problems += [*departures, hint] if departures else []
+        problems += [*differences, hint] if differences else []
     if problems:
         raise ValueError("\n".join(problems))
-    notes = [*_notes(recipe, cluster), *(f"accepted: {x}" for x in departures)]
+    notes = [*_notes(recipe, cluster), *(f"accepted: {x}" for x in differences)]
     return Translation(verl_settings(recipe, folder, cluster), tuple(notes))
 
 
@@ -282,15 +275,15 @@ def _is_segment_method(recipe: Recipe) -> bool:
 
 
 def _method_problems(recipe: Recipe) -> Iterator[str]:
-    """Refuse methods that are neither the plugin's nor one of verl's group methods."""
+    """Refuse methods for which neither the plugin nor verl has what they need."""
     name = method_name(recipe.algorithm)
     if _is_segment_method(recipe):
         yield from _segment_problems(recipe)
-    elif not _is_group_method(recipe.make_algorithm()):
+    elif reasons := missing(algorithm_of(recipe.algorithm, recipe.rollout.max_tokens)):
+        own = " The plugin runs methods with GAE, a critic and a clipped surrogate."
         yield (
-            f"algorithm: {name} does not run on verl. Those that do: {', '.join(METHODS)}; the "
-            f"forms of GRPO and RLOO that verl has itself (grpo, grpo_verl, dapo, rloo); and "
-            f"methods of your own (file.py:name) with GAE, a critic and a clipped surrogate"
+            f"algorithm: {name} does not run on verl: {'; '.join(reasons)}."
+            f"{own if names_code(name) else ''} Use segcredit train"
         )
 
 
@@ -319,7 +312,8 @@ def _segment_problems(recipe: Recipe) -> Iterator[str]:
 def _is_translated(spec: str | Mapping[str, Any], wanted: object) -> bool:
     """Whether the plugin builds the same method from verl's settings, except averages and KL."""
     method = policy_gradient(wanted)
-    if average_name(method.reduce) is None:
+    assert method.critic is not None
+    if average_name(method.reduce) is None or average_name(method.critic.reduce) is None:
         return False
     settings = method_settings(spec, method)
     head, inner = "+segment.", "+segment.partition."
@@ -339,76 +333,13 @@ def _without_averages(method: PolicyGradient) -> PolicyGradient:
     return replace(method, reduce=ResponseMean(), critic=critic, kl=None)
 
 
-def _is_group_method(method: object) -> bool:
-    """Whether verl's GRPO or RLOO implements the method, possibly with departures."""
-    if not isinstance(method, PolicyGradient) or type(method.surrogate) is not Clipped:
-        return False
-    if isinstance(method.credit, GroupZScore):
-        return isinstance(method.ratio, TokenRatio)
-    return isinstance(method.credit, LeaveOneOut)
-
-
 def _group_departures(recipe: Recipe) -> list[str]:
-    """List how verl's GRPO or RLOO differs from the recipe's; the user refuses or accepts this."""
-    method = algorithm_of(recipe.algorithm)  # verl adds update.entropy_coef itself
-    if _is_segment_method(recipe) or not _is_group_method(method):
+    """List how verl's own form differs from the recipe's; the user refuses or accepts this."""
+    # without the bonus: verl adds update.entropy_coef itself
+    method = algorithm_of(recipe.algorithm, recipe.rollout.max_tokens)
+    if _is_segment_method(recipe) or missing(method):
         return []
-    return list(_departures_of(method_name(recipe.algorithm), policy_gradient(method)))
-
-
-def _departures_of(name: str, method: PolicyGradient) -> Iterator[str]:
-    credit = method.credit
-    if isinstance(credit, GroupZScore):
-        if credit.std == "population":
-            yield (
-                "algorithm.std: verl's GRPO divides by the sample standard deviation or by "
-                "nothing; got population. Set it to sample or none"
-            )
-        if credit.std != "none" and credit.eps != GROUP_EPS:
-            yield (
-                f"algorithm.eps: verl's GRPO adds {GROUP_EPS:g} to the standard deviation; got "
-                f"{credit.eps:g}. Set it to {GROUP_EPS:g}"
-            )
-    if isinstance(method.ratio, TokenRatio):
-        if method.ratio.limit not in (None, LOG_RATIO_LIMIT):
-            yield (
-                f"algorithm.limit: verl clamps each token's log-ratio at {LOG_RATIO_LIMIT:g}; got "
-                f"{method.ratio.limit:g}. Set it to {LOG_RATIO_LIMIT:g}"
-            )
-    else:
-        yield (
-            f"algorithm: verl clips the ratio of each token; {name} clips that of the response. "
-            f"Use segcredit train, or verl's own form"
-        )
-    if method.adjust or method.adjust_minibatch or method.only is not None:
-        yield (
-            f"algorithm: {name} whitens, limits or masks advantages, and verl's group methods do "
-            f"not. Use grpo_verl, or segcredit train"
-        )
-    if average_name(method.reduce) is None:
-        yield f"algorithm.reduce: verl averages over tokens or responses; got {method.reduce!r}"
-    for term in method.terms:
-        if not isinstance(term, LossKL):
-            yield f"algorithm: verl has no loss term {term.name}. Use segcredit train"
-            continue
-        if not _is_verls_k3(term):
-            yield (
-                f"algorithm.kl: verl's KL loss is k3 clamped at {KL_LIMIT:g}, and {name} as set "
-                f"here uses another estimator. Use grpo_verl, set algorithm.kl_clamp={KL_LIMIT:g} "
-                f"if the method has it, or set algorithm.kl=0"
-            )
-        if average_name(term.reduce) != average_name(method.reduce):
-            yield (
-                f"algorithm.kl: verl averages the KL loss as the policy loss; got {term.reduce!r} "
-                f"beside {method.reduce!r}. Use grpo_verl, or set algorithm.kl=0"
-            )
-
-
-def _is_verls_k3(term: LossKL) -> bool:
-    """Whether the estimate equals verl's: min(exp(x) − x − 1, 10) with x = log π_ref − log π."""
-    x = torch.tensor([[-30.0, -15.0, -3.0, -0.1, 0.0, 0.2, 2.0, 2.5, 3.0, 5.0]])
-    verls = (x.clamp(-20, 20).exp() - x.clamp(-20, 20) - 1).clamp(max=KL_LIMIT)
-    return torch.allclose(term.estimator(torch.zeros_like(x), x), verls)
+    return list(departures(method_name(recipe.algorithm), policy_gradient(method)))
 
 
 def _notes(recipe: Recipe, cluster: Cluster) -> list[str]:
