@@ -121,7 +121,8 @@ class Lookahead:
         self.policy = kind(model.to(device), state.policy.codec, lora)
         trained, own = state.policy.trained(), self.policy.trained()
         self._weights = [(own[key], x) for key, x in trained.items()]
-        model.requires_grad_(False)
+        # weights keep requires_grad, by which torch.matmul chooses how to multiply: the copy must
+        # round as the policy does
         fuse_on_gpu(model)  # the same kernels as the policy; a copy is not compiled
         self.engine = ReturningEngine(
             rollout_engine(state.recipe, state.requirements, self.policy), training
