@@ -27,6 +27,7 @@ from torch import Tensor
 
 from segcredit.models import Policy
 from segcredit.models.inputs import distinct, encode_all
+from segcredit.registry import names_code
 from segcredit.train.collect import Context, complete, sampler_of
 from segcredit.train.metrics import Metrics, RolloutBatch
 from segcredit.train.models import device_of, fuse_on_gpu, rollout_engine
@@ -320,7 +321,17 @@ def restored(state: State, kept: Mapping[str, Any] | None) -> PendingBatch | Non
 def _settings(state: State) -> dict[str, Any]:
     """Return the settings that determine what a pending batch contains."""
     recipe = state.recipe.as_dict()
-    return {"method": repr(state.algorithm), **{key: recipe[key] for key in ("reward", "rollout")}}
+    found = {"method": repr(state.algorithm), "reward": recipe["reward"], **recipe["rollout"]}
+    return {key: _without_folder(x) for key, x in found.items()}
+
+
+def _without_folder(setting: Any) -> Any:
+    """Shorten the paths of code files to their names, since a run's folder may be moved."""
+    if isinstance(setting, dict):
+        return {key: _without_folder(x) for key, x in setting.items()}
+    if isinstance(setting, list):
+        return [_without_folder(x) for x in setting]
+    return Path(setting).name if isinstance(setting, str) and names_code(setting) else setting
 
 
 def _batches(batch: RolloutBatch) -> Iterator[RolloutBatch]:

@@ -286,14 +286,15 @@ METHODS: dict[str, dict[str, Any]] = {
         "data__size": 12,
     },
     "lora": {
-        "model__lora": {"rank": 4},
-        "stages": SHORT["stages"][1:],
         "model": {"tiny": "qwen2", "hidden": 32, "layers": 1, "heads": 4, "lora": {"rank": 4}},
     },
     "recomputed": {"rollout__old_logp": "recompute"},
 }
-del METHODS["lora"]["model__lora"]
-METHODS["lora"]["stages"] = SHORT["stages"]
+
+
+def short(**changes: Any) -> dict[str, Any]:
+    """Changes of the recipe, for one test alone."""
+    return copy.deepcopy({**SHORT, **changes})
 
 
 def until(whole: Path, to: Path, number: int) -> Path:
@@ -313,8 +314,9 @@ def resumed(folder: Path, *changes: str) -> None:
     "method", ["sapo", *(pytest.param(x, marks=pytest.mark.slow) for x in [*METHODS][1:])]
 )
 def test_resumed_at_every_step_it_is_the_same_run(method: str, tmp_path: Path) -> None:
-    whole = undisturbed(make(tmp_path / "whole"), **{**SHORT, **METHODS[method]})
-    last = sum(x["steps"] for x in {**SHORT, **METHODS[method]}["stages"])
+    changes = short(**METHODS[method])
+    whole = undisturbed(make(tmp_path / "whole"), **changes)
+    last = sum(x["steps"] for x in changes["stages"])
     with_batch = []
     for number in range(1, last):
         place = until(whole, make(tmp_path / f"after-{number}") / "run", number)
@@ -329,10 +331,9 @@ def test_resumed_at_every_step_it_is_the_same_run(method: str, tmp_path: Path) -
 
 
 def test_killed_in_the_middle_of_steps_it_is_the_same_run(tmp_path: Path) -> None:
-    changes = {**SHORT, "save__every": 2}
-    whole = undisturbed(make(tmp_path / "whole"), **changes)
+    whole = undisturbed(make(tmp_path / "whole"), **short(save__every=2))
     folder = make(tmp_path / "killed")
-    write_recipe(folder, **changes)
+    write_recipe(folder, **short(save__every=2))
     kill(folder, after_lines(4), 0.02)
     finish(folder)
     assert_same_run(folder / "run", whole)
@@ -341,7 +342,7 @@ def test_killed_in_the_middle_of_steps_it_is_the_same_run(tmp_path: Path) -> Non
 def test_switched_on_and_off_by_a_resume(tmp_path: Path) -> None:
     """Off: the pending batch is dropped, and its prompts are sampled again, on-policy."""
     folder = make(tmp_path / "on")
-    whole = undisturbed(folder, **{**SHORT, **NO_CRITIC, "algorithm": "grpo"})
+    whole = undisturbed(folder, **short(**NO_CRITIC, algorithm="grpo"))
     place = until(whole, folder / "off", 3)
     resumed(place, "rollout.ahead=0")
     lines = [x for x in metrics(place) if x["stage"] == "optimize"]
@@ -379,7 +380,7 @@ def test_a_pending_batch_that_no_longer_fits_is_dropped(change: str) -> None:
     assert isinstance(found, PendingBatch)
     assert torch.equal(found.sampled.rollouts.tokens, state.pending.sampled.rollouts.tokens)  # type: ignore[union-attr]
     if change == "settings":
-        kept["settings"]["rollout"]["temperature"] = 0.5
+        kept["settings"]["temperature"] = 0.5
     elif change == "method":
         kept["settings"]["method"] = "another"
     elif change == "data":
@@ -396,13 +397,13 @@ def test_a_pending_batch_that_no_longer_fits_is_dropped(change: str) -> None:
     "method", ["sapo", pytest.param("grpo, refills, curriculum", marks=pytest.mark.slow)]
 )
 def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
-    changes = {
-        **SHORT,
+    changes = short(
         **METHODS[method],
-        "update__tokens_per_micro": 150,
-        "optimizer__eps": 1e-3,  # or weights without a gradient would go where rounding sends them
-        "save": {"every": 9},
-    }
+        update__tokens_per_micro=150,
+        optimizer__eps=1e-3,  # or weights without a gradient would go where rounding sends them
+        save={"every": 9},
+    )
+    changes["stages"][-1]["steps"] = 3
     made = write_recipe(tmp_path, **changes)
     run_several(tmp_path, 1, "train", made, "--folder", "one")
     run_several(tmp_path, 2, "train", made, "--folder", "two")
@@ -411,7 +412,9 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
 
 # ── Refused settings ─────────────────────────────────────────────────────────────────────────────
 
-CONTINUES = r"whole, independent responses one update early, but [\w ]+ also continues parts of them"
+CONTINUES = (
+    r"whole, independent responses one update early, but [\w ]+ also continues parts of them"
+)
 
 
 @each(
