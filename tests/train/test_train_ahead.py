@@ -27,7 +27,7 @@ from segcredit.models import Policy
 from segcredit.rollout import HFEngine
 from segcredit.runlog.folder import later_than
 from segcredit.train import ahead, checkpoint, step
-from segcredit.train.ahead import Background, PendingBatch, StopSampling
+from segcredit.train.ahead import Background, PendingBatch, RemotePolicy, StopSampling
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, IndependentSampler, collect, current_logp
 from segcredit.train.metrics import Metrics
@@ -191,6 +191,38 @@ def test_the_copy_has_weights_of_its_own() -> None:
     assert mine.isdisjoint(x.data_ptr() for x in policy.model.parameters())
 
 
+def test_a_remote_policy_scores_as_the_policy_does() -> None:
+    state = begun(rollout__ahead=1)
+    stepped(state)
+    assert state.pending is not None
+    rollouts = state.pending.sampled.rollouts
+    with torch.no_grad():
+        here = state.policy.score(rollouts, 1.0, with_entropy=True)
+        remote = RemotePolicy(state.policy.model, state.policy.codec)
+        there = remote.score(rollouts, 1.0, with_entropy=True)
+    for one, other in zip(here, there, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@each("rollout", [{}, {"graphs": True}, {"device": "cpu"}, {"old_logp": "recompute"}])
+def test_on_a_gpu(rollout: dict[str, Any]) -> None:
+    state = begun(model={**TEXT["model"], "device": "cuda"}, rollout__ahead=1)
+    settings = state.recipe.rollout.model_copy(update=rollout)
+    state.recipe = state.recipe.model_copy(update={"rollout": settings})
+    for _ in range(STEPS - 1):
+        stepped(state)
+        assert state.pending is not None
+        assert state.lookahead is not None
+        rollouts = state.pending.sampled.rollouts
+        assert rollouts.logp_old.device == state.policy.device
+        lagged = state.lookahead.view(state)
+        old = current_logp(lagged, rollouts).masked_fill(~rollouts.mask, 0.0)
+        assert torch.allclose(old, rollouts.logp_old, atol=1e-4)
+
+
 # ── Dynamic sampling, curricula, columns of one's own ────────────────────────────────────────────
 
 
@@ -289,6 +321,15 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {"tiny": "qwen2", "hidden": 32, "layers": 1, "heads": 4, "lora": {"rank": 4}},
     },
     "recomputed": {"rollout__old_logp": "recompute"},
+    "restem": {**NO_CRITIC, "algorithm": {"name": "restem", "threshold": 0.5}},
+    "several rewards": {
+        **NO_CRITIC,
+        "algorithm": "grpo",
+        "reward": [
+            {"name": "reward.py:by_length", "weight": 0.9},
+            {"name": "exact", "weight": 0.1},
+        ],
+    },
 }
 
 
