@@ -37,6 +37,9 @@ class Column:
     name: ClassVar[str]
     """The field of ``segcredit.types.Rollouts`` that holds it, or a name of its own."""
     description: ClassVar[str]
+    continues: ClassVar[bool] = False
+    """Whether it samples continuations of responses with π_old, after or while these are sampled.
+    They share their prompts' KV cache, and ``rollout.ahead`` is refused."""
 
     def check(self, recipe: Any, method: str) -> list[str]:
         """Return problems of a recipe's settings for this column.
@@ -141,6 +144,7 @@ class Parent(Column):
     """Rows are branches of a tree of responses, and each names the row it continues (SPO-tree)."""
 
     name = "parent"
+    continues = True
     description = "the branch that each response continues, in a tree of responses"
 
     def check(self, recipe: Any, method: str) -> list[str]:
@@ -169,6 +173,7 @@ class Continuations(Column):
     """
 
     name = "continuations"
+    continues = True
     description = "values of prefixes, as mean rewards of sampled continuations"
 
     truncated_reward: float | None = None

@@ -238,6 +238,13 @@ class Rollouts:
                 raise ValueError(f"rollouts have no column {name!r}; they have {', '.join(known)}.")
         return replace(self, **columns)  # type: ignore[arg-type]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
+        """Return a copy with a function applied to every tensor; prompts stay as they are."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {name: change(x) for name, x in own.items() if isinstance(x, Tensor)}
+        extra = {name: change(x) for name, x in self.extra.items()}
+        return self.replace(**changed, extra=extra)
+
     def select(self, rows: Int[Tensor, " R"]) -> "Rollouts":
         """Select responses in the given order; row numbers in CPU memory avoid a device sync."""
         _check_rows(rows)

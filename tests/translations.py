@@ -221,6 +221,8 @@ SETTINGS: dict[str, Case] = {
         *(r"rollout\.refills: ", "rollout.refills=3", "rollout.samples=4"),
         "rollout.refill_by=reward",
     ),
+    "rollout.ahead": refused(r"rollout\.ahead: ", "rollout.ahead=1"),
+    "rollout.device": refused(r"rollout\.ahead: ", "rollout.ahead=1", "rollout.device=cpu"),
     "update.entropy_coef": arrives("update.entropy_coef=0.01", to={f"{ACTOR}.entropy_coeff": 0.01}),
     "update.mask_truncated": refused(r"update\.mask_truncated: ", "update.mask_truncated=true"),
     "update.minibatches": arrives("update.minibatches=2", to={f"{ACTOR}.ppo_mini_batch_size": 256}),

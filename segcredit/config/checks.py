@@ -25,6 +25,7 @@ def recipe_problems(recipe: "Recipe") -> list[str]:
         *_batch_problems(recipe),
         *_stage_problems(recipe),
         *_engine_problems(recipe),
+        *_ahead_problems(recipe),
         *_memory_problems(recipe),
         *_best_problems(recipe),
         *_curriculum_problems(recipe),
@@ -116,6 +117,27 @@ def _engine_problems(recipe: "Recipe") -> Iterator[str]:
         for key in ("mismatch_over", "mismatch_mask", "mismatch_floor"):
             if getattr(rollout, key) != type(rollout).model_fields[key].default:
                 yield f"rollout.{key} has no effect without rollout.mismatch_cap: set it, such as 3"
+
+
+def _ahead_problems(recipe: "Recipe") -> Iterator[str]:
+    rollout = recipe.rollout
+    if not rollout.ahead:
+        if rollout.device is not None:
+            yield (
+                "rollout.device has no effect without rollout.ahead: set rollout.ahead=1, or "
+                "remove it"
+            )
+        return
+    if rollout.engine == "vllm":
+        yield (
+            "rollout.ahead samples while the policy trains, but vLLM releases its memory then "
+            "(sleep mode): set rollout.engine=hf, or rollout.ahead=0"
+        )
+    if recipe.memory.shard:
+        yield (
+            "rollout.ahead samples from a whole copy of the policy, but memory.shard divides its "
+            "weights over the processes: remove one of the two"
+        )
 
 
 def _memory_problems(recipe: "Recipe") -> Iterator[str]:
@@ -257,6 +279,11 @@ def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[s
         )
     for column in needed.columns:
         problems += column.check(recipe, name)
+        if rollout.ahead and column.continues:
+            problems.append(
+                f"rollout.ahead samples whole, independent responses one update early, but {name} "
+                f"also continues parts of them ({column.name}): set rollout.ahead=0"
+            )
     for kind, column in ((type(x), x) for x in COLUMNS.values()):
         if not needed.needs(kind):
             problems += column.check_unused(recipe, name)

@@ -33,6 +33,15 @@ def _refuse_bool(x: Any) -> Any:
     return x
 
 
+def _checked_device(name: str, expected: str) -> str:
+    """Return the name of a device if torch can read it."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"expected {expected}; got {name!r}") from None
+    return name
+
+
 Whole = Annotated[int, BeforeValidator(_refuse_bool)]
 Number = Annotated[float, BeforeValidator(_refuse_bool)]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -114,11 +123,7 @@ class ModelSettings(Settings):
     @field_validator("device")
     @classmethod
     def _known_device(cls, name: str) -> str:
-        try:
-            torch.device("cpu" if name == "auto" else name)
-        except RuntimeError:
-            raise ValueError(f"expected auto, cpu, cuda or cuda:0 …; got {name!r}") from None
-        return name
+        return name if name == "auto" else _checked_device(name, "auto, cpu, cuda or cuda:0 …")
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelSettings":
@@ -278,11 +283,23 @@ class RolloutSettings(Settings):
     correct and some are not, as in DAPO, so that a length penalty alone keeps no prompt. reward: by
     their rewards. auto: correct, or reward if the reward does not say which responses are
     correct."""
+    ahead: Whole = Field(0, ge=0, le=1)
+    """Number of updates by which sampling may be ahead. 1: while a step's update runs, a copy of
+    the policy with the weights before that update samples the next step's responses
+    (docs/training.md). 0: responses come from the current policy."""
+    device: str | None = None
+    """Device of the copy that samples with rollout.ahead: cpu, cuda or cuda:1. None: the device
+    that trains."""
 
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, name: str) -> str:
         return ENGINES.check_name(name)
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, name: str | None) -> str | None:
+        return name if name is None else _checked_device(name, "cpu, cuda or cuda:1 …")
 
     def sampling(self, max_tokens: int | None = None, temperature: float | None = None) -> Sampling:
         """Return the sampling parameters of training; other limits and temperatures on request."""

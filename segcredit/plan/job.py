@@ -300,6 +300,8 @@ class Job:
     """Share of GPU memory that vLLM uses while sampling; 0: transformers samples."""
     eight_bit: bool = False
     """8-bit optimizer moments."""
+    copied: bool = False
+    """Whether a copy of the policy samples on this GPU (rollout.ahead)."""
 
     prompts: int = 128
     samples: int = 1
@@ -454,6 +456,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         stream=recipe.memory.offload_optimizer == "stream",
         vllm=recipe.rollout.vllm.memory if recipe.rollout.engine == "vllm" else 0.0,
         eight_bit=recipe.optimizer.kind == "adamw_8bit",
+        copied=bool(recipe.rollout.ahead) and recipe.rollout.device is None,
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,
@@ -470,6 +473,8 @@ def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape, gpus: int) ->
     """Describe the work of this recipe that the prediction leaves out."""
     if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
         yield "CUDA graphs: sampling is faster, and its KV cache stays allocated"
+    if recipe.rollout.ahead:
+        yield "rollout.ahead: sampling overlaps with the update, in time and in memory"
     if recipe.memory.shard and gpus > 1:
         yield "memory.shard: sharded models take less memory than counted here (not measured)"
     if recipe.model.attention == "eager":

@@ -93,7 +93,7 @@ def _held(job: Job, updating: str = "") -> dict[str, float]:
     batch = PER_TOKEN * job.responses * job.max_tokens
     sizes = [x for name in here for x in job.trained_sizes(name == "critic")]
     return {
-        "weights": _weights(job),
+        "weights": _weights(job) + _copied_weights(job),
         # float32 weights need no separate master weights
         "originals": 4 * count if job.half else 0,
         "moments": 2.0 * sum(map(job.moment, sizes)) if job.eight_bit else 8 * count,
@@ -110,6 +110,13 @@ def _weights(job: Job) -> int:
         return job.bytes * (shape.parameters + sets * adapter.numbers) + head
     whole = shape.parameters * (2 if job.reference else 1)
     return job.bytes * (whole + (shape.trunk_parameters if job.critic else 0)) + head
+
+
+def _copied_weights(job: Job) -> int:
+    """Compute the bytes of the copy that samples ahead: the whole policy, adapters included."""
+    if not job.copied:
+        return 0
+    return job.bytes * (job.shape.parameters + (job.adapter.numbers if job.adapter else 0))
 
 
 def _use(held: dict[str, float], when: str, **more: float) -> MemoryUse:

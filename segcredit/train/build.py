@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedConfig
 
 from segcredit.algorithms.requirements import requirements
-from segcredit.columns import ENTROPY, LOGP_OLD
 from segcredit.config import Recipe, RecipeError, WarmStart
 from segcredit.config.checks import method_problems, prompt_problems
 from segcredit.data import BadRow, BadRows, load_prompts, prompts_from_rows
@@ -43,10 +42,10 @@ from segcredit.rewards import (
     functions_in,
     make_reward,
 )
-from segcredit.rollout import engine_problem, make_engine
+from segcredit.rollout import engine_problem
 from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
-from segcredit.train.models import load_policy, make_ready
+from segcredit.train.models import device_of, load_policy, make_ready, rollout_engine
 from segcredit.train.optim import missing_requirement
 from segcredit.train.source import PromptList, WorldPrompts
 from segcredit.train.state import State, derive
@@ -155,22 +154,14 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
         torch.set_num_threads(recipe.threads)
     parallel = Parallel() if parallel is None else parallel
     policy = _policy(plan) if policy is None else policy
-    device = _device(recipe.model.device)
+    device = device_of(recipe.model.device)
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
     if recipe.model.lora is not None:
         policy = _with_lora(policy, recipe)
     make_ready(policy.model, recipe, policy.lora)
     columns = requirements(plan.algorithm).columns
-    engine = make_engine(
-        recipe.rollout.engine,
-        policy,
-        recipe.rollout.engine_settings(
-            recipe.data.max_prompt_tokens,
-            repeats_prompts=any(provider_of(x).continues for x in columns),
-            needs_logp=_needs_sampler_logp(plan),
-        ),
-    )
+    engine = rollout_engine(recipe, requirements(plan.algorithm), policy)
     whole = None
     if recipe.memory.shard and parallel.size > 1:  # the loaded model is kept to sample from
         whole, policy = policy.model, Policy(copy.deepcopy(policy.model), policy.codec)
@@ -190,13 +181,6 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
     )
     prepare_columns(state, [x for x in columns if provider_of(x).prepares_at_build])
     return state
-
-
-def _needs_sampler_logp(plan: RunPlan) -> bool:
-    """Whether the engine's log π of responses is used, or recorded."""
-    columns = requirements(plan.algorithm).columns
-    again = plan.recipe.recomputes and not {LOGP_OLD, ENTROPY}.isdisjoint(columns)
-    return not again or plan.recipe.rollout.mismatch_cap is not None
 
 
 def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
@@ -224,13 +208,6 @@ def _policy(plan: RunPlan) -> Policy:
     for x in policy.model.parameters():  # not its buffers: rotary frequencies stay exact
         x.data = x.data.to(getattr(torch, settings.dtype))
     return replace(policy, codec=plan.codec)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    # of several processes, each has chosen its own
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def _world(recipe: Recipe) -> World | None:
@@ -492,27 +469,26 @@ def _listed(
     return source, None if held_out is None else PromptList(held_out, shuffle=False)
 
 
-def _device_problems(name: str) -> list[str]:
-    """Return why this machine cannot compute on a device."""
-    if name == "auto":
+def _device_problems(key: str, name: str | None) -> list[str]:
+    """Return why this machine cannot compute on the device that a setting names."""
+    if name is None or name == "auto":
         return []
     device = torch.device(name)
     if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return [
-            f"model.device: several processes cannot share {name!r}; set it to {device.type}, and "
+            f"{key}: several processes cannot share {name!r}; set it to {device.type}, and "
             f"each takes its own"
         ]
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        return [
-            f"model.device: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"
-        ]
+        return [f"{key}: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"]
     return []
 
 
 def _check(plan: RunPlan) -> None:
     """Check the recipe against this machine and the rows, and against a method given in Python."""
     recipe = plan.recipe
-    problems = _device_problems(recipe.model.device)
+    problems = _device_problems("model.device", recipe.model.device)
+    problems += _device_problems("rollout.device", recipe.rollout.device)
     try:
         problem = engine_problem(recipe.rollout.engine)
     except ValueError as error:

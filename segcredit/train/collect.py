@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,16 +110,31 @@ def collect(
         more: Returns the next batch of prompts; if given, groups without both kinds of responses
             are replaced (:func:`refill`).
     """
-    providers, log = context.state.providers_of(columns), context.log
-    sampler = sampler or providers.sampler or IndependentSampler()
-    with log.time("sample"):
+    sampler = sampler or sampler_of(context.state, columns)
+    with context.log.time("sample"):
         drawn = sampler.sample(context, prompts)
-    with log.time("score"):
+    return complete(context, sampler, drawn, columns, more)
+
+
+def sampler_of(state: State, columns: Sequence[Column]) -> Sampler:
+    """Return the sampler of these columns; by default responses are independent."""
+    return state.providers_of(columns).sampler or IndependentSampler()
+
+
+def complete(
+    context: Context,
+    sampler: Sampler,
+    drawn: Any,
+    columns: Sequence[Column],
+    more: Callable[[], Sequence[Prompt]] | None = None,
+) -> RolloutBatch:
+    """Grade sampled responses, replace groups of equal rewards, fill the columns."""
+    with context.log.time("score"):
         batch = sampler.grade(context, drawn)
     if more is not None:
         batch = refill(context, sampler, batch, more)
-    with log.time("annotate"):
-        rollouts = providers.fill(context, batch.rollouts)
+    with context.log.time("annotate"):
+        rollouts = context.state.providers_of(columns).fill(context, batch.rollouts)
     return replace(batch, rollouts=rollouts)
 
 

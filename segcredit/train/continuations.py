@@ -41,7 +41,6 @@ class ContinuationProvider(Provider):
     """Provider of a Monte-Carlo estimator of values; it fills nothing in advance."""
 
     prepares_at_build = True
-    continues = True
 
     column: Continuations
 
@@ -69,6 +68,12 @@ class MonteCarloValues:
         samples: int,
     ) -> Float[Tensor, "B M"]:
         context = self.context
+        if context.state.recipe.rollout.ahead:
+            raise ValueError(
+                "expected continuations by the policy that sampled the responses; got a method "
+                "that samples them, without a column that has continues = True, and "
+                "rollout.ahead=1, with which that policy is gone. Set rollout.ahead=0."
+            )
         with context.log.time("continue"):
             limit = context.state.recipe.rollout.prefixes
             found = distinct_prefixes(rollouts, segments, estimated, limit)

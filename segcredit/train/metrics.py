@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,14 @@ class Metrics:
         if used is not None:
             self.highest(f"memory/{phase}", used / 2**30)
 
+    def take_times(self, other: "Metrics") -> None:
+        """Move the times and the memory of another step's phases here."""
+        for phase, seconds in other._times.items():
+            self._times[phase] = self._times.get(phase, 0.0) + seconds
+            if (used := other._highest.pop(f"memory/{phase}", None)) is not None:
+                self.highest(f"memory/{phase}", used)
+        other._times.clear()
+
     @property
     def seconds(self) -> float:
         """Time of all phases."""
@@ -116,6 +124,16 @@ class RolloutBatch:
             self.rollouts.select(rows.cpu()),
             [self.responses[x] for x in numbers],
             [self.rewards[x] for x in numbers],
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "RolloutBatch":
+        """Return a copy with a function applied to every tensor, also of the batches within."""
+        return replace(
+            self,
+            rollouts=self.rollouts.map(change),
+            weight=None if self.weight is None else change(self.weight),
+            unfiltered=None if self.unfiltered is None else self.unfiltered.map(change),
+            refills=tuple(x.map(change) for x in self.refills),
         )
 
     @classmethod

@@ -7,6 +7,8 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from segcredit.algorithms.requirements import Requirements
+from segcredit.columns import ENTROPY, LOGP_OLD
 from segcredit.config import Recipe, RecipeError
 from segcredit.core.checks import has_layer_kernels
 from segcredit.models import Family, ModelError, Policy, find_family
@@ -18,6 +20,8 @@ from segcredit.models.layers import (
     recompute_activations,
 )
 from segcredit.models.lora import VARIANTS, Lora
+from segcredit.rollout import make_engine
+from segcredit.types import RolloutEngine
 
 
 def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None) -> None:
@@ -31,6 +35,26 @@ def make_ready(model: PreTrainedModel, recipe: Recipe, lora: Lora | None = None)
         compile_layers(model)
     if recipe.memory.recompute_activations:
         recompute_activations(model, lora)
+
+
+def rollout_engine(recipe: Recipe, needed: Requirements, policy: Policy) -> RolloutEngine:
+    """Make the recipe's engine, which samples from this policy."""
+    recomputed = recipe.recomputes and not {LOGP_OLD, ENTROPY}.isdisjoint(needed.columns)
+    settings = recipe.rollout.engine_settings(
+        recipe.data.max_prompt_tokens,
+        repeats_prompts=any(x.continues for x in needed.columns),
+        # whether the engine's log π of responses is used, or recorded
+        needs_logp=not recomputed or recipe.rollout.mismatch_cap is not None,
+    )
+    return make_engine(recipe.rollout.engine, policy, settings)
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device that a setting names; auto: the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    # of several processes, each has chosen its own
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def fuse_on_gpu(model: PreTrainedModel, compiled: bool = False) -> None:

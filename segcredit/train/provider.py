@@ -34,7 +34,11 @@ class Sampler(Protocol):
     """Samples and grades responses to prompts."""
 
     def sample(self, context: "Context", prompts: Sequence[Prompt]) -> Any:
-        """Sample responses; the result is passed to :meth:`grade`."""
+        """Sample responses; the result is passed to :meth:`grade`.
+
+        With ``rollout.ahead`` it runs in a background thread, where collective operations are not
+        allowed.
+        """
         ...
 
     def grade(self, context: "Context", drawn: Any) -> "RolloutBatch":
@@ -76,8 +80,6 @@ class Provider:
     """Whether it is prepared at the start of every stage, and not only once per run."""
     held_out: ClassVar[bool] = True
     """Whether the column can be filled for held-out prompts."""
-    continues: ClassVar[bool] = False
-    """Whether it samples continuations of prefixes, which share their prompts' KV cache."""
     sampler: Sampler | None = None
     """How responses are sampled; None: independently of each other."""
     learners: tuple[str, ...] = ()
@@ -110,7 +112,10 @@ class Provider:
         return {}
 
     def monte_carlo(self, context: "Context") -> MonteCarlo | None:
-        """Return the Monte-Carlo value estimator to pass to the method's ``prepare``."""
+        """Return the Monte-Carlo value estimator to pass to the method's ``prepare``.
+
+        A column whose estimator samples sets ``continues``.
+        """
         return None
 
     def select_rows(self, batch: Batch) -> Int[Tensor, " R"] | None:

@@ -36,13 +36,14 @@ from segcredit.runlog.folder import (
 )
 from segcredit.runlog.records import lines_after
 from segcredit.runlog.untrusted import requests_of
-from segcredit.train import best, checkpoint
+from segcredit.train import ahead, best, checkpoint
 from segcredit.train.columns import ADAPTERS, restore_columns
 from segcredit.train.curriculum import Curriculum
 from segcredit.train.distributed import CollectiveWrite, whole_model
 from segcredit.train.optim import PolicyLearner, ShardedOptimizer, load_moments, save_part
 from segcredit.train.provider import SavedRun, trained_policy
-from segcredit.train.stages import stage_of, training_prompts
+from segcredit.train.source import training_prompts
+from segcredit.train.stages import stage_of
 from segcredit.train.state import State
 
 ROLLBACKS = 3
@@ -126,6 +127,7 @@ def _write(state: State, place: Path | None, metrics_position: int, card: str = 
         "base": None if lora is None else lora.fingerprint(),
         **best.as_saved(state.best),
         **({} if state.curriculum is None else {"curriculum": state.curriculum.state_dict()}),
+        **ahead.as_saved(state),
         **_column_states(state),
     }
     if state.shards:
@@ -263,6 +265,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     saved = SavedRun(folder, place, found)
     restore_columns(state, saved)
     _restore_curriculum(state, saved)
+    state.pending = ahead.restored(state, found.get("pending"))
     for name, kept in found["optimizers"].items():
         lr = found["rates"][name]
         if name == PolicyLearner.name:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from segcredit.data.worlds import World
-from segcredit.train.state import generator
+from segcredit.train.state import State, generator
 from segcredit.types import Prompt
 
 
@@ -75,3 +75,22 @@ class WorldPrompts:
 
     def take(self, position: int, count: int) -> list[Prompt]:
         return self.world.prompts(self.split, position, count)
+
+
+def next_prompts(state: State, count: int | None = None) -> list[Prompt]:
+    """Return the next prompts: chosen by a column, by the curriculum, or in the source's order."""
+    count = count or state.recipe.rollout.prompts
+    if (chosen := state.prepared.choose_prompts(state, count)) is not None:
+        return chosen
+    position = state.position
+    state.position += count
+    if state.curriculum is None:
+        return state.train.take(position, count)
+    prompts, drawn = training_prompts(state), generator(state.seed, "curriculum", position)
+    return [prompts[i] for i in state.curriculum.draw(count, drawn)]
+
+
+def training_prompts(state: State) -> Sequence[Prompt]:
+    """Return all training prompts, of a run whose prompts repeat."""
+    assert isinstance(state.train, PromptList), "checked when the run was planned"
+    return state.train.prompts

@@ -1,7 +1,7 @@
 """The kinds of stages of a run: how each is prepared, and what one of its steps does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,8 +17,8 @@ from segcredit.train.curriculum import Curriculum
 from segcredit.train.distributed import micro_batches
 from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewards
 from segcredit.train.optim import CriticLearner, PolicyLearner, rate
-from segcredit.train.source import PromptList, WorldPrompts
-from segcredit.train.state import State, generator
+from segcredit.train.source import WorldPrompts, next_prompts, training_prompts
+from segcredit.train.state import State
 from segcredit.train.step import train_step
 from segcredit.train.update import update
 from segcredit.types import Algorithm, Prompt, Rollouts
@@ -204,6 +204,7 @@ class OptimizeStage:
     def enter(self) -> None:
         state, optimizer = self.state, self.state.recipe.optimizer
         prepare_columns(state, state.columns)
+        state.pending = None
         self.adopt_settings()
         state.new_policy_optimizer(optimizer.lr, optimizer)
 
@@ -223,11 +224,11 @@ class OptimizeStage:
         )
         if state.recipe.data.curriculum and state.curriculum is None:
             state.curriculum = Curriculum(training_prompts(state))
+        pending, state.pending = state.pending, None
         more = partial(next_prompts, state) if state.recipe.rollout.refills else None
-        result = train_step(state, next_prompts(state), factor, more)
-        if state.curriculum is not None:
-            found = state.curriculum.update(result.sampled)
-            result = replace(result, metrics=result.metrics | found)
+        is_last = state.stage_step + 1 >= self.settings.steps
+        ahead = bool(state.recipe.rollout.ahead) and not is_last
+        result = train_step(state, pending or next_prompts(state), factor, more, ahead)
         return result.metrics, result
 
 
@@ -247,22 +248,3 @@ def stage_of(state: State, settings: AnyStage | None = None) -> Stage:
             return CriticStage(state, settings)
         case Optimize():
             return OptimizeStage(state, settings)
-
-
-def next_prompts(state: State, count: int | None = None) -> list[Prompt]:
-    """Return the next prompts: chosen by a column, by the curriculum, or in the source's order."""
-    count = count or state.recipe.rollout.prompts
-    if (chosen := state.prepared.choose_prompts(state, count)) is not None:
-        return chosen
-    position = state.position
-    state.position += count
-    if state.curriculum is None:
-        return state.train.take(position, count)
-    prompts, drawn = training_prompts(state), generator(state.seed, "curriculum", position)
-    return [prompts[i] for i in state.curriculum.draw(count, drawn)]
-
-
-def training_prompts(state: State) -> Sequence[Prompt]:
-    """Return all training prompts, of a run whose prompts repeat."""
-    assert isinstance(state.train, PromptList), "checked when the run was planned"
-    return state.train.prompts

@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from segcredit.train.distributed import Parallel
 from segcredit.train.optim import Learner, Optimizer, PolicyLearner, make_optimizer
 from segcredit.train.provider import Provider, Providers
 from segcredit.types import Algorithm, PromptSource, RewardFn, RolloutEngine
+
+if TYPE_CHECKING:
+    from segcredit.train.ahead import Lookahead, PendingBatch
 
 
 @dataclass
@@ -63,6 +66,10 @@ class State:
     """The best evaluation so far, if a setting needs it."""
     curriculum: Curriculum | None = None
     """Success rates of the training prompts, from the first step that draws by them."""
+    lookahead: "Lookahead | None" = None
+    """The copy of the policy that samples with ``rollout.ahead``, from its first use."""
+    pending: "PendingBatch | None" = None
+    """The batch that was sampled ahead for the next step."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """Content of the run's config.yaml, for the model card; on rank 0 only."""

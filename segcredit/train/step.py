@@ -1,6 +1,7 @@
 """One step of reinforcement learning: sample, score, annotate, credit, update, sync."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,9 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from segcredit.columns import ENTROPY, LOGP_OLD
+from segcredit.train.ahead import AheadSampling, PendingBatch
 from segcredit.train.collect import Context, collect
 from segcredit.train.continuations import MonteCarloValues
-from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewards
+from segcredit.train.metrics import (
+    Metrics,
+    RolloutBatch,
+    StepResult,
+    describe,
+    describe_rewards,
+)
 from segcredit.train.optim import PolicyLearner
 from segcredit.train.provider import Providers
 from segcredit.train.state import State
@@ -20,22 +28,53 @@ from segcredit.types import Batch, NothingToLearn, Prompt, Rollouts
 
 def train_step(
     state: State,
-    prompts: list[Prompt],
+    prompts: list[Prompt] | PendingBatch,
     factor: float = 1.0,
     more: Callable[[], list[Prompt]] | None = None,
+    ahead: bool = False,
 ) -> StepResult:
     """Run one outer iteration of Algorithm 1: sample, score, annotate, credit, update, sync.
 
     Args:
+        prompts: Prompts to sample responses to, or a batch that was sampled ahead.
         factor: Factor of the learning rate.
         more: Returns the next prompts, for dynamic sampling; None: only ``prompts``.
+        ahead: Whether to sample the next step's batch during the update (``State.pending``).
     """
-    log, algorithm = Metrics(), state.algorithm
+    log = Metrics()
     context = Context(state, log, ("optimize", state.step))
-    columns = state.providers_of(state.columns)
+    lagged = isinstance(prompts, PendingBatch)
     # y ~ π_old, r(x, y), log π_old, H, V, …
-    sampled = collect(context, prompts, state.columns, more=more)
-    rollouts = sampled.rollouts
+    if isinstance(prompts, PendingBatch):
+        sampled = prompts.sampled
+        log.add(prompts.metrics)
+    else:
+        sampled = collect(context, prompts, state.columns, more=more)
+    if state.recipe.rollout.ahead:
+        log.add({"ahead/lag": float(lagged)})
+    if state.curriculum is not None:
+        log.add(state.curriculum.update(sampled))
+    with AheadSampling(state, log) if ahead else nullcontext() as following:
+        shown, logp_new = learn(context, sampled, factor, lagged)
+        if following is not None:
+            state.pending = following.finish()
+    log.add({"tokens_per_second": sampled.tokens / log.seconds})
+    return StepResult(sampled, shown, logp_new, log.result())
+
+
+def learn(
+    context: Context, sampled: RolloutBatch, factor: float, lagged: bool
+) -> tuple[Batch, Float[Tensor, "B T"]]:
+    """Compute the credit of a batch and update the models.
+
+    Args:
+        lagged: Whether the batch was sampled before the last update.
+
+    Returns:
+        The batch with its credit, and log π of its tokens when they last entered a gradient.
+    """
+    state, log, rollouts = context.state, context.log, sampled.rollouts
+    columns = state.providers_of(state.columns)
     log.add(describe_rewards(sampled.unfiltered or sampled) | columns.describe(rollouts))
     with log.time("credit"):
         selection = prepare(context, columns, rollouts)  # segments, advantages, value targets
@@ -46,13 +85,20 @@ def train_step(
             batch = columns.before_update(context, selection.learned)
             trained, epochs = (PolicyLearner.name, *columns.learners), state.recipe.update.epochs
             logp_new = selection.with_learned(
-                update(context, algorithm, batch, trained, epochs=epochs, factor=factor)
+                update(
+                    context,
+                    state.algorithm,
+                    batch,
+                    trained,
+                    epochs=epochs,
+                    factor=factor,
+                    on_policy=not lagged,
+                )
             )
     with log.time("sync"):
         state.sync()
         log.add(columns.after_update(context, rollouts))
-    log.add({"tokens_per_second": sampled.tokens / log.seconds})
-    return StepResult(sampled, selection.shown, logp_new, log.result())
+    return selection.shown, logp_new
 
 
 def held_out_step(state: State) -> StepResult | None:

@@ -347,6 +347,8 @@ class Trainer:
             stopped = stop.reason
         finally:
             state.engine.close()
+            if state.lookahead is not None:
+                state.lookahead.close()
         before, after = (_held_out_results(state, when) for when in ("before", "after"))
         if run is None:
             return Result(None, None, before, after, stopped)

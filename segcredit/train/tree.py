@@ -64,7 +64,6 @@ class TreeProvider(Provider):
     """Samples trees of responses; the update leaves out branches without credit."""
 
     prepares_at_build = True
-    continues = True
     sampler = TreeSampler()
 
     def select_rows(self, batch: Batch) -> Int[Tensor, " R"]:

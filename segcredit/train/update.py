@@ -25,6 +25,7 @@ def update(
     epochs: int,
     minibatches: int | None = None,
     factor: float = 1.0,
+    on_policy: bool = True,
 ) -> Tensor:
     """Run epochs of mini-batches over the batch, for one model after the other.
 
@@ -34,6 +35,7 @@ def update(
     Args:
         trained: Names of the models to train (``State.learners``).
         factor: Factor of the learning rate.
+        on_policy: Whether the current policy sampled the batch, so that the first ratios are 1.
 
     Returns:
         log π of each token when its row last entered a gradient, (B, T); of this rank's rows.
@@ -43,7 +45,7 @@ def update(
     items = len(batch.rollouts) // batch.rows_per_item
     wanted = state.recipe.update.minibatches if minibatches is None else minibatches
     count = min(wanted, items)  # a method that selects rows may leave few
-    is_offline = state.requirements.offline
+    starts_at_one = on_policy and not state.requirements.offline
     errors: list[Tensor] = []
     for name in trained:
         learner = state.learners[name]
@@ -57,7 +59,7 @@ def update(
                         rollouts: Rollouts,
                         logp: Tensor,
                         rows: Tensor = rows,
-                        first: bool = epoch == number == 0 and not is_offline,
+                        first: bool = epoch == number == 0 and starts_at_one,
                     ) -> None:
                         seen[sent(rows[micro], seen.device)] = logp
                         if first:

@@ -45,6 +45,8 @@ ADDED_FIELDS: dict[tuple[str, str], object] = {
     ("rollout", "mismatch_floor"): None,
     ("rollout", "refills"): 0,
     ("rollout", "refill_by"): "auto",
+    ("rollout", "ahead"): 0,
+    ("rollout", "device"): None,
     ("update", "mask_truncated"): False,
     ("update", "entropy_coef"): 0.0,
     ("evaluation", "metric"): "auto",

@@ -92,6 +92,12 @@ def test_offloading_holds_one_optimizer_on_the_device():
         assert (here["originals"], here["moments"]) == (4 * count, 8 * count)
 
 
+def test_the_copy_that_samples_ahead_is_a_model_more():
+    policy = small_policy("qwen2", True, recompute=False)
+    job = job_for(policy, batch_for(policy, "qwen2", 2))
+    assert between(replace(job, copied=True)) - between(job) == 2 * numbers(policy.model)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_5_vl"])
 def test_operations_are_those_that_torch_counts(name: str):
     policy = small_policy(name, False, recompute=False)

@@ -209,6 +209,11 @@ def _size_problems(recipe: Recipe, cluster: Cluster) -> Iterator[str]:
             "rollout.refills: verl's trainer has no dynamic sampling (its DAPO recipe does). Set "
             "it to 0, or use segcredit train"
         )
+    if rollout.ahead:
+        yield (
+            "rollout.ahead: verl has asynchronous trainers of its own. Set it to 0, and choose one "
+            "by trainer.v1.trainer_mode (docs/appendix/verl.md)"
+        )
     if recipe.data.curriculum:
         yield (
             "data.curriculum: verl draws prompts in passes over the data. Set it to false, or use "
