@@ -30,7 +30,7 @@ MEASURES = {
 """Measures of an evaluation, with their names and whether they are shares."""
 CITATION = """\
 @software{segcredit,
-  title = {segcredit: reinforcement learning whose unit of credit is the reasoning step},
+  title = {segcredit: reinforcement learning with credit per segment of a response},
   author = {{The segcredit authors}},
   version = {VERSION}
 }

@@ -6,12 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 from batches import golden_rollouts
+from tiny_policies import policy
 from tiny_runs import RECIPE, changed
 
 from segcredit.algorithms import make_algorithm
+from segcredit.algorithms.requirements import requirements
 from segcredit.config import RecipeError, parse_recipe
-from segcredit.train.build import _needs_sampler_logp, make_plan
+from segcredit.models import Policy
+from segcredit.rollout import EngineSettings, HFEngine
+from segcredit.train.build import make_plan
 from segcredit.train.columns import describe_mismatch, weighted
+from segcredit.train.models import rollout_engine
 from segcredit.types import Batch, Outputs, Rollouts
 
 
@@ -66,7 +71,16 @@ def test_who_reads_log_probabilities_as_vllm_drew_them(
         reward="exact",
     )
     given["rollout"] |= {"engine": "vllm"} | rollout
-    assert _needs_sampler_logp(make_plan(parse_recipe(given))) is reads
+    plan = make_plan(parse_recipe(given))
+    made: list[EngineSettings] = []
+
+    def make(name: str, policy: Policy, settings: EngineSettings) -> HFEngine:
+        made.append(settings)
+        return HFEngine.from_policy(policy, settings)
+
+    monkeypatch.setattr("segcredit.train.models.make_engine", make)
+    rollout_engine(plan.recipe, requirements(plan.algorithm), policy("qwen2"))
+    assert made[0].needs_logp is reads
 
 
 def test_another_model_is_noticed() -> None:
