@@ -73,6 +73,7 @@ def test_a_critic_that_learns_at_every_token_means_something_between_boundaries(
     )
 
 
+@pytest.mark.slow
 def test_a_real_run(trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     said = done(run, "--probe")

@@ -60,6 +60,7 @@ def test_final_models_are_scored(folder: Path) -> None:
     assert (place / "table.md").read_text() == table
 
 
+@pytest.mark.slow
 def test_missing_data_stops_before_training(folder: Path) -> None:
     (folder / "data/gsm8k/test.jsonl").unlink()
     done = run(folder, "study", "mine.yaml", "--benchmark")

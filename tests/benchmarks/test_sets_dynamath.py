@@ -40,6 +40,7 @@ def test_questions_and_image_bytes(rows: dict) -> None:
         assert row["question"].strip() in x.messages[0]["content"]
 
 
+@pytest.mark.slow
 def test_gold_answers_get_100_on_every_metric() -> None:
     found, _ = scores(NAME, questions(NAME), lambda x: box(x.answer))
     assert {x.value for x in found.values()} == {100.0}

@@ -385,6 +385,7 @@ def test_mathverse_vision_only(tmp_path: Path) -> None:
         assert right == marks, reply
 
 
+@pytest.mark.slow
 @needs_data
 def test_mathverse_gold_answers_of_all_788_problems(tmp_path: Path) -> None:
     rows = json.loads((DATA / "mathverse_text/testmini_text_only.json").read_text())

@@ -60,6 +60,7 @@ def test_questions_and_image_bytes(rows: dict) -> None:
         assert re.sub(r"[;\s.．]", "", again) == squeezed, "no option is lost"
 
 
+@pytest.mark.slow
 @needs_data
 def test_gold_answers_get_100() -> None:
     found, _ = scores(NAME, questions(NAME), lambda x: box(x.answer))

@@ -73,6 +73,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same() -> None:
     here = os.path.dirname(__file__)
     places = [here, os.path.dirname(here)]

@@ -43,6 +43,7 @@ def ordinary_tokenizer(kind: Any, image: str = "") -> PreTrainedTokenizerFast:
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no model family here describes")
 def test_a_model_with_its_own_tokenizer_learns_captions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,7 @@ def run_short(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: s
     module.main(["--steps", "1", "--folder", str(folder), *more])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*responses were cut off:UserWarning")
 @pytest.mark.parametrize("name", TRAINED)
 def test_it_runs(

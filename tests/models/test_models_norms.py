@@ -76,6 +76,7 @@ def test_half_precision_is_as_good_as_written_out() -> None:
     assert off[1] < 1.05 * off[0] < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_equal_layers_are_still_compiled_once() -> None:
     graphs = []

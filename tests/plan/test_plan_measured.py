@@ -40,6 +40,7 @@ def test_what_phases_add_to_what_is_held_is_near(run: dict[str, Any]):
             assert said == pytest.approx(measured, rel=0.15), what
 
 
+@pytest.mark.slow
 @each("minibatches", [1, 2, 4])
 @each("run", MEASURED["runs"])
 def test_what_was_not_recorded_does_not_decide(run: dict[str, Any], minibatches: int):

@@ -690,6 +690,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 def test_damage_gives_one_sentence(tmp_path: Path) -> None:
     for number, (name, content, expected) in enumerate(DAMAGED):

@@ -234,6 +234,7 @@ print(verifier([("12", "48/4")])[0].reason, before == verifier.pool._workers[0].
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_may_fork(tmp_path: Path) -> None:
     """The child gets workers of its own, the parent keeps its own, and both end by themselves."""
     script = tmp_path / "script.py"

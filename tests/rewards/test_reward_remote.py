@@ -255,6 +255,7 @@ print(ask_all([lambda: 1, lambda: 1 / 0, lambda: 2], 1, time.monotonic() + 9))
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     """A server that sends its headers byte by byte never runs into the limit of its socket."""
     ran = subprocess.run(

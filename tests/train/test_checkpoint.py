@@ -301,6 +301,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_nothing_reported_is_lost(quick: Path) -> None:
     rng = random.Random(1)
     reported = 0

@@ -371,6 +371,7 @@ def test_resumed_at_every_step_it_is_the_same_run(method: str, tmp_path: Path) -
     assert lags == [0.0, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_steps_it_is_the_same_run(tmp_path: Path) -> None:
     whole = undisturbed(make(tmp_path / "whole"), **short(save__every=2))
     folder = make(tmp_path / "killed")
@@ -380,6 +381,7 @@ def test_killed_in_the_middle_of_steps_it_is_the_same_run(tmp_path: Path) -> Non
     assert_same_run(folder / "run", whole)
 
 
+@pytest.mark.slow
 def test_switched_on_and_off_by_a_resume(tmp_path: Path) -> None:
     """Off: the pending batch is dropped, and its prompts are sampled again, on-policy."""
     folder = make(tmp_path / "on")

@@ -139,6 +139,7 @@ def test_it_is_the_best_of_the_recorded_evaluations(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "run") == [best, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.02])
 def test_killed_and_resumed_it_is_the_same_run(tmp_path: Path, delay: float) -> None:
     whole = undisturbed(make(tmp_path / "whole"), **BEST)
@@ -152,6 +153,7 @@ def test_killed_and_resumed_it_is_the_same_run(tmp_path: Path, delay: float) -> 
     assert checkpoints(folder / "run") == checkpoints(whole)
 
 
+@pytest.mark.slow
 def test_a_lost_best_checkpoint_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_lost_best_checkpoint_is_replaced(
     assert result.best.is_dir()
 
 
+@pytest.mark.slow
 def test_the_metric_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [0.0, 0.1, 0.9, 0.2, 0.3, 0.6, 0.5, 0.4, 0.1])
     place = tmp_path / "run"
@@ -202,6 +205,7 @@ def test_it_stops_after_evaluations_without_a_gain(
     assert [x["step"] for x in result.metrics if x["stage"] == "optimize"] == [3, 4, 5, 6, 7]
 
 
+@pytest.mark.slow
 def test_resumed_it_stops_again_or_trains_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +234,7 @@ def test_resumed_it_stops_again_or_trains_on(
     assert numbers == metrics(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_patience_may_be_reduced_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two evaluations brought no gain already: the run ends, with the results of its policy."""
     scripted(monkeypatch, [0.9, 0.3, 0.2, 0.25, 0.9, 0.9, 0.9, 0.9, 0.9])
@@ -253,6 +258,7 @@ class StopsAfter(Callback):
             self.stop()
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_end_are_not_those_of_a_later_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ class StopsAt(Callback):
             self.stop(f"step {step} is enough")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_a_stopped_run_returns_is_saved_and_resumes_to_the_same_run(
     tmp_path: Path,
@@ -159,6 +160,7 @@ class Fails(Callback):
         self._maybe("on_train_end", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "step", "saved", "message"),
     [

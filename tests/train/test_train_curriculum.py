@@ -198,6 +198,7 @@ SHORT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     whole = undisturbed(make(tmp_path / "whole"), **SHORT)
     folder = make(tmp_path / "killed")

@@ -56,6 +56,7 @@ def test_it_begins_where_the_other_ended(saved: Path) -> None:
     assert not lying & {x.data_ptr() for x in state.policy.model.parameters()}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_its_own(saved: Path, tmp_path: Path) -> None:
     recipe = parse_recipe(rest(saved))
     Trainer.from_recipe(recipe).train(tmp_path / "whole")

@@ -136,6 +136,7 @@ def train(folder: Path, steps: int, resume: bool = False) -> list[str]:
     return [x for x in notes.notes if "every response got the reward 0," in x]
 
 
+@pytest.mark.slow
 def test_warnings_are_shown_recorded_and_survive_a_resume(tmp_path: Path) -> None:
     assert len(train(tmp_path / "whole", STEPS + 1)) == 1
     expected = [(STEPS + 1, "constant_reward")]

@@ -124,6 +124,7 @@ class StopsAt(Callback):
             self.stop()
 
 
+@pytest.mark.slow
 def test_such_a_run_is_resumed_in_python_and_by_the_command(
     tmp_path: Path, text: tuple[Policy, list[Path]]
 ) -> None:
@@ -140,6 +141,7 @@ def test_such_a_run_is_resumed_in_python_and_by_the_command(
     assert metrics(run)[-1]["step"] == 3
 
 
+@pytest.mark.slow
 def test_such_a_run_may_be_moved_and_its_first_model_evaluated(
     tmp_path: Path, text: tuple[Policy, list[Path]]
 ) -> None:

@@ -356,6 +356,7 @@ class Notes(Silent):
         self.notes.append(text)
 
 
+@pytest.mark.slow
 def test_other_settings_on_the_way_are_told_and_kept(
     tmp_path: Path, model: Path, rows: Rows
 ) -> None:
@@ -375,6 +376,7 @@ def test_other_settings_on_the_way_are_told_and_kept(
     assert metrics(folder)[-1]["step"] == 5
 
 
+@pytest.mark.slow
 def test_other_objects_on_the_way_are_told_and_kept(
     tmp_path: Path, model: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

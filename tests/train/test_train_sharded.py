@@ -78,6 +78,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_two_make_the_run_of_one(tmp_path: Path, two: Path) -> None:
     done = run(tmp_path, "train", write_recipe(tmp_path, **SHORT), "--folder", "run")
     assert done.code == 0, done.complained
@@ -133,6 +134,7 @@ def test_a_vision_model_some_of_whose_prompts_have_pictures(tmp_path: Path) -> N
     assert_close(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_responses_that_share_prompts(tmp_path: Path) -> None:
     group = {"algorithm": "grpo", "rollout__prompts": 3, "rollout__samples": 3}
     made = write_recipe(tmp_path, **{**SHORT, **group, "stages": SHORT["stages"][::2]})
