@@ -456,7 +456,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         stream=recipe.memory.offload_optimizer == "stream",
         vllm=recipe.rollout.vllm.memory if recipe.rollout.engine == "vllm" else 0.0,
         eight_bit=recipe.optimizer.kind == "adamw_8bit",
-        copied=bool(recipe.rollout.ahead) and recipe.rollout.device is None,
+        copied=bool(recipe.rollout.ahead) and _shares_gpu(recipe),
         prompts=recipe.rollout.prompts,
         samples=recipe.rollout.samples,
         max_tokens=recipe.rollout.max_tokens,
@@ -467,6 +467,13 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
         steps=sum(stage.steps for stage in recipe.stages if isinstance(stage, Optimize)),
         uncounted=tuple(_uncounted(recipe, needed, shape, gpus)),
     )
+
+
+def _shares_gpu(recipe: Recipe) -> bool:
+    """Whether the copy of ``rollout.device`` is on the GPU that trains, however both are named."""
+    training, other = recipe.model.device, recipe.rollout.device
+    first = {"auto": "cuda:0", "cuda": "cuda:0"}
+    return other is None or first.get(other, other) == first.get(training, training)
 
 
 def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape, gpus: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ stays on the main thread, and no thread runs between two steps.
 import copy
 import ctypes
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,6 +136,7 @@ class Lookahead:
         """Take the policy's current weights."""
         for own, x in self._weights:
             own.copy_(x)
+        self.engine.load_weights(self.policy.model)
 
     def view(self, state: State) -> State:
         """Return the state of the next step with this copy as its policy.
@@ -223,7 +225,7 @@ class AheadSampling:
                 state.lookahead = Lookahead(state)
             else:
                 state.lookahead.copy_weights()
-            self._state, self._log = state, log
+            self._state, self._log, self._sampled = state, log, Metrics()
             self._lookahead, self._position = state.lookahead, state.position
             view = self._lookahead.view(state)
             self._prompts = next_prompts(view)
@@ -246,7 +248,7 @@ class AheadSampling:
             self._work.stop()
 
     def _context_of(self, view: State) -> Context:
-        return Context(view, Metrics(), ("optimize", view.step))
+        return Context(view, self._sampled, ("optimize", view.step))
 
     def _sample(self) -> Any:
         with self._lookahead.on_stream():
@@ -262,7 +264,7 @@ class AheadSampling:
             drawn = self._work.result()
         log.add({"ahead/sample_seconds": self._work.seconds})
         view = self._lookahead.view(state)  # again: micro-batches may have been halved
-        context = self._context_of(view)
+        context = self._context_of(view)  # its metrics include those of the thread
         more = partial(next_prompts, view) if state.recipe.rollout.refills else None
         sampled = complete(context, self._sampler, drawn, state.columns, more)
         state.position = view.position
@@ -321,7 +323,9 @@ def restored(state: State, kept: Mapping[str, Any] | None) -> PendingBatch | Non
 def _settings(state: State) -> dict[str, Any]:
     """Return the settings that determine what a pending batch contains."""
     recipe = state.recipe.as_dict()
-    found = {"method": repr(state.algorithm), "reward": recipe["reward"], **recipe["rollout"]}
+    # an object without a name of its own is named by its address, which is new in every process
+    method = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(state.algorithm))
+    found = {"method": method, "reward": recipe["reward"], **recipe["rollout"]}
     return {key: _without_folder(x) for key, x in found.items()}
 
 
@@ -406,8 +410,11 @@ def _unpacked(
 
 
 def _packed_reward(reward: Reward) -> dict[str, Any]:
+    """Convert a reward to plain data; a grader may have returned numbers of numpy or torch."""
+    switches = {name: getattr(reward, name) for name in ("correct", "answered", "verdict")}
     return {
-        **{f.name: getattr(reward, f.name) for f in fields(reward)},
+        "reason": reward.reason,
+        **{name: None if x is None else bool(x) for name, x in switches.items()},
         "value": float(reward.value),
         "parts": {name: float(x) for name, x in reward.parts.items()},
         "each": {name: _packed_reward(x) for name, x in reward.each.items()},

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from small_models import batch_for, job_for, small_config, small_policy
+from tiny_runs import changed
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     LlamaConfig,
@@ -16,9 +17,10 @@ from transformers import (
     T5Config,
 )
 
-from segcredit.config import OptimizerSettings
+from segcredit.config import OptimizerSettings, parse_recipe
 from segcredit.models import TINY, Critic
 from segcredit.plan import memory, shape_of
+from segcredit.plan.job import job_of
 from segcredit.plan.memory import CACHE_STEP, between
 from segcredit.plan.timing import text_forward, trunk_forward
 from segcredit.rollout.sampling import SPARE_COLUMNS
@@ -96,6 +98,27 @@ def test_the_copy_that_samples_ahead_is_a_model_more():
     policy = small_policy("qwen2", True, recompute=False)
     job = job_for(policy, batch_for(policy, "qwen2", 2))
     assert between(replace(job, copied=True)) - between(job) == 2 * numbers(policy.model)
+
+
+@pytest.mark.parametrize(
+    ("training", "copy", "shared"),
+    [
+        ("auto", None, True),
+        ("auto", "cuda", True),
+        ("auto", "cuda:0", True),
+        ("cuda:1", "cuda:1", True),
+        ("auto", "cuda:1", False),
+        ("cuda:1", "cuda", False),
+        ("auto", "cpu", False),
+    ],
+)
+def test_the_copy_is_counted_where_it_is(training: str, copy: str | None, shared: bool):
+    model = {"tiny": "qwen2", "hidden": 32, "layers": 1, "heads": 4, "device": training}
+    made = changed(model=model, reward="exact", rollout__ahead=1, rollout__device=copy)
+    recipe = parse_recipe(made)
+    policy = small_policy("qwen2", True, recompute=False)
+    job = job_for(policy, batch_for(policy, "qwen2", 2))
+    assert job_of(recipe, job.shape, job.lengths, job.gpu, 1).copied == shared
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_5_vl"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from each import each
@@ -24,6 +25,7 @@ from segcredit.algorithms.credit import Case, LeaveOneOut
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.core.advantages import Credit
 from segcredit.models import Policy
+from segcredit.models.layers import copy_weights
 from segcredit.rollout import HFEngine
 from segcredit.runlog.folder import later_than
 from segcredit.train import ahead, checkpoint, step
@@ -206,6 +208,35 @@ def test_a_remote_policy_scores_as_the_policy_does() -> None:
         assert torch.equal(one, other)
 
 
+class Apart(HFEngine):
+    """An engine with its own copy of the weights, as one that runs elsewhere has."""
+
+    @classmethod
+    def from_policy(cls, policy: Policy, settings: Any) -> "Apart":
+        engine = super().from_policy(policy, settings)
+        engine.model = copy.deepcopy(policy.model)
+        assert isinstance(engine, cls)
+        return engine
+
+    def load_weights(self, policy: torch.nn.Module) -> None:
+        copy_weights(policy, self.model)
+
+
+def test_an_engine_with_weights_of_its_own_gets_those_of_each_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reference = begun(rollout__ahead=1)
+    expected = [stepped(reference)[1].sampled.rollouts for _ in range(STEPS)]
+    monkeypatch.setattr(
+        "segcredit.train.models.make_engine", lambda _, policy, x: Apart.from_policy(policy, x)
+    )
+    state = begun(rollout__ahead=1)
+    for rollouts in expected:
+        _, result = stepped(state)
+        assert torch.equal(result.sampled.rollouts.tokens, rollouts.tokens)
+        assert torch.equal(result.sampled.rollouts.logp_old, rollouts.logp_old)
+
+
 @pytest.mark.gpu
 @each("rollout", [{}, {"graphs": True}, {"device": "cpu"}, {"old_logp": "recompute"}])
 def test_on_a_gpu(rollout: dict[str, Any]) -> None:
@@ -244,9 +275,11 @@ class Greedy(OwnColumn):
 
 @dataclass(frozen=True)
 class WithGreedy(LeaveOneOut):
+    column: Greedy = Greedy()
+
     @property
     def needs(self) -> frozenset[Any]:
-        return frozenset({Greedy()})
+        return frozenset({self.column})
 
     def __call__(self, case: Case) -> Credit:
         credit, column = super().__call__(case), case.rollouts.column("greedy", "the test")
@@ -271,6 +304,27 @@ def test_a_column_that_samples_asks_the_lagged_policy() -> None:
         again = Greedy().fill(context, rollouts).column("greedy", "the test")
         assert torch.equal(again, rollouts.column("greedy", "the test")) == same
     stepped(state)
+
+
+class Counting(IndependentSampler):
+    """A sampler that reports how many prompts it was asked."""
+
+    def sample(self, context: Context, prompts: Sequence[Any]) -> Any:
+        context.log.add({"asked": float(len(prompts))})
+        return super().sample(context, prompts)
+
+
+@dataclass(frozen=True)
+class Counted(Greedy):
+    sampler = Counting()
+
+
+def test_metrics_of_a_sampler_belong_to_the_step_that_learns_its_batch() -> None:
+    algorithm = replace(ALGORITHMS["rloo"](kl=0.0), credit=WithGreedy(Counted()))
+    made = changed(**copy.deepcopy({**TEXT, "rollout__samples": 2, "rollout__ahead": 1}))
+    made["stages"] = [{"kind": "warm_start", "steps": 1, "batch": 4}, *made["stages"]]
+    state = begun(plan=make_plan(parse_recipe(made), algorithm))
+    assert [stepped(state)[0].get("asked") for _ in range(STEPS)] == [6.0] * STEPS
 
 
 def test_refills_and_a_curriculum() -> None:
@@ -408,6 +462,47 @@ def prompt_ids(run_folder: Path, number: int) -> list[str]:
 
     file = run_folder / "rollouts" / f"step-{number:06d}.jsonl"
     return [json.loads(x)["prompt_id"] for x in file.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_reward_may_return_numpys_booleans(tmp_path: Path) -> None:
+    state = begun(GRPO, rollout__samples=2, rollout__ahead=1)
+    state.reward = NumpyReward()
+    stepped(state)
+    checkpoint.save_state(tmp_path, ahead.as_saved(state))
+    found = ahead.restored(state, checkpoint.load_state(tmp_path)["pending"])
+    assert found is not None
+    assert state.pending is not None
+    assert found.sampled.rewards == state.pending.sampled.rewards
+
+
+class NumpyReward(ByLength):
+    """A reward computed with numpy, as rewards in Python may be."""
+
+    def __call__(self, responses: Sequence[Response]) -> list[Reward]:
+        odd = np.array([x.num_tokens for x in responses]) % 2 == 1
+        return [Reward(x.astype(float), "odd", x, x, verdict=x | True) for x in odd]
+
+
+class Unnamed(LeaveOneOut):
+    """Credit of one's own, which Python names by its address in memory."""
+
+    __repr__ = object.__repr__
+
+
+def test_a_method_is_the_same_in_another_process() -> None:
+    """Its name must not contain where in memory it is."""
+
+    def again() -> State:
+        algorithm = replace(ALGORITHMS["rloo"](kl=0.0), credit=Unnamed())
+        made = changed(**copy.deepcopy({**TEXT, "rollout__samples": 2, "rollout__ahead": 1}))
+        made["stages"] = [{"kind": "warm_start", "steps": 1, "batch": 4}, *made["stages"]]
+        return begun(plan=make_plan(parse_recipe(made), algorithm))
+
+    one, other = again(), again()
+    stepped(one)
+    other.step, other.position = one.step, one.position
+    assert ahead.restored(other, ahead.as_saved(one)["pending"]) is not None
 
 
 @each(
