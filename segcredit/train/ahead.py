@@ -14,8 +14,9 @@ import hashlib
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -148,29 +149,23 @@ class Lookahead:
         view.step, view.stage_step = state.step + 1, state.stage_step + 1
         return view
 
-    def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a context in which a GPU works beside the main thread's stream."""
-        return nullcontext() if self._stream is None else _OnStream(self._stream)
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """On a GPU, work beside the main thread's stream: after what it did before, and to the end.
+
+        The work is completed at the end, so that the main thread may read its results.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
 
     def close(self) -> None:
         """Release the engine's processes and memory."""
         self.engine.close()
-
-
-class _OnStream:
-    """Context of a stream that begins after the device's default stream, and ends completed."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self._inside = torch.cuda.stream(stream)
-
-    def __enter__(self) -> None:
-        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
-        self._inside.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._inside.__exit__(*error)
-        self._stream.synchronize()
 
 
 class StopSampling(BaseException):
@@ -254,6 +249,20 @@ class AheadSampling:
         with self._lookahead.on_stream():
             return self._sampler.sample(self._context, self._prompts)
 
+    def _drawn(self) -> Any:
+        """Wait for the responses; sample them now if both did not fit into memory together."""
+        try:
+            return self._work.result()
+        except torch.OutOfMemoryError:
+            warnings.warn(
+                "rollout.ahead: the update left too little memory to sample beside it, so this "
+                "batch was sampled after it; only the time changes. Set a smaller rollout.rows or "
+                "update.tokens_per_micro, or rollout.ahead=0.",
+                stacklevel=2,
+            )
+        torch.cuda.empty_cache()
+        return self._sample()
+
     def finish(self) -> PendingBatch:
         """Wait for the responses, grade them and fill their columns.
 
@@ -261,7 +270,7 @@ class AheadSampling:
         """
         state, log = self._state, self._log
         with log.time("sample"):
-            drawn = self._work.result()
+            drawn = self._drawn()
         log.add({"ahead/sample_seconds": self._work.seconds})
         view = self._lookahead.view(state)  # again: micro-batches may have been halved
         context = self._context_of(view)  # its metrics include those of the thread

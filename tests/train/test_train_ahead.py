@@ -29,7 +29,7 @@ from segcredit.models.layers import copy_weights
 from segcredit.rollout import HFEngine
 from segcredit.runlog.folder import later_than
 from segcredit.train import ahead, checkpoint, step
-from segcredit.train.ahead import Background, PendingBatch, RemotePolicy, StopSampling
+from segcredit.train.ahead import Background, Lookahead, PendingBatch, RemotePolicy, StopSampling
 from segcredit.train.build import build, make_plan
 from segcredit.train.collect import Context, IndependentSampler, collect, current_logp
 from segcredit.train.metrics import Metrics
@@ -612,7 +612,7 @@ class Watched(HFEngine):
     """An engine of one's own that records who samples, and may fail or wait."""
 
     threads: ClassVar[list[threading.Thread]]
-    fails: ClassVar[bool] = False
+    fails: ClassVar[Exception | None] = None
     sampling: ClassVar[threading.Event]
     updating: ClassVar[threading.Event]
     together = False
@@ -623,8 +623,8 @@ class Watched(HFEngine):
         here = threading.current_thread()
         type(self).threads.append(here)
         if here is not threading.main_thread():
-            if self.fails:
-                raise RuntimeError("the engine broke down")
+            if self.fails is not None:
+                raise self.fails
             type(self).sampling.set()
             type(self).together |= type(self).updating.wait(60)
         return super().sample(prompts, sampling, generator)
@@ -663,10 +663,27 @@ def test_sampling_and_update_run_at_the_same_time(
 
 
 def test_an_error_in_the_thread_reaches_the_user(watched: type[Watched]) -> None:
-    watched.fails = True
+    watched.fails = RuntimeError("the engine broke down")
     state = begun(GRPO, rollout__samples=2, rollout__ahead=1)
     with pytest.raises(RuntimeError, match="the engine broke down"):
         stepped(state)
+
+
+def test_without_memory_for_both_it_samples_after_the_update(watched: type[Watched]) -> None:
+    watched.fails = torch.OutOfMemoryError()
+    state, usual = (begun(GRPO, rollout__samples=2, rollout__ahead=1) for _ in range(2))
+    usual.lookahead = Lookahead(usual)
+    usual.lookahead.engine = HFEngine.from_policy(  # type: ignore[assignment]
+        usual.lookahead.policy, usual.recipe.rollout.engine_settings()
+    )
+    with pytest.warns(UserWarning, match=r"rollout\.ahead: the update left too little memory"):
+        stepped(state)
+    stepped(usual)
+    assert state.pending is not None and usual.pending is not None  # noqa: PT018
+    ours, theirs = (x.pending.sampled.rollouts for x in (state, usual))
+    assert torch.equal(ours.tokens, theirs.tokens)
+    assert torch.equal(ours.logp_old, theirs.logp_old)
+    assert_equal(weights(state), weights(usual))
 
 
 def test_an_error_in_the_update_stops_the_thread(
