@@ -10,7 +10,7 @@ from segcredit.types import Algorithm
 class Requirements:
     """Requirements of one method, as returned by :func:`requirements`.
 
-    A method, built-in or custom, sets those that differ from the default as attributes.
+    A built-in or custom method sets the requirements that differ from the defaults as attributes.
     """
 
     columns: tuple[Column, ...]
@@ -31,7 +31,7 @@ class Requirements:
     """Whether credit is a difference between the responses to one prompt (GRPO, GSPO, RLOO)."""
 
     def needs(self, kind: type[Column]) -> bool:
-        """Whether a column of this class is among them."""
+        """Whether a column of this class is required."""
         return any(isinstance(x, kind) for x in self.columns)
 
     def temperature(self, sampling: float) -> float:

@@ -1,8 +1,9 @@
 """Run one model over benchmarks: sample, grade, and store every answer so that a run can resume.
 
 Questions are answered in chunks of fixed size, each with a random seed of its own. A chunk is
-appended to ``answers/SET.jsonl`` and synced before the next one starts. After a kill, the same
-command drops an incomplete chunk and continues, with the result of an uninterrupted run.
+appended to ``answers/SET.jsonl`` and synced before the next one starts. If the run is killed, the
+same command drops an incomplete chunk and continues; the result equals that of an uninterrupted
+run.
 """
 
 import hashlib
@@ -333,7 +334,7 @@ def _graded(
 
 
 class _AnswerFile:
-    """The answers of one set: those on file, and the chunks that are left."""
+    """The answers of one set: those already saved, and the chunks that remain."""
 
     def __init__(self, path: Path, asked: QuestionSet, settings: BenchmarkSettings) -> None:
         self.path = path

@@ -590,12 +590,13 @@ class Recipe(Settings):
     def make_algorithm(self) -> Algorithm:
         """Make the method from its name and settings, with the bonus of ``update.entropy_coef``.
 
-        A method that takes ``max_tokens``, as Dr. GRPO, gets the run's limit unless it is set.
+        A method with a parameter ``max_tokens``, such as Dr. GRPO, gets the run's limit unless it
+        is set.
         """
         return self.with_bonus(algorithm_of(self.algorithm, self.rollout.max_tokens))
 
     def with_bonus(self, algorithm: Algorithm) -> Algorithm:
-        """Add the bonus of ``update.entropy_coef``; other methods are refused by the checks."""
+        """Add the bonus of ``update.entropy_coef`` to a method that supports it."""
         if not isinstance(algorithm, PolicyGradient):
             return algorithm
         return algorithm.with_entropy_bonus(self.update.entropy_coef)
@@ -644,7 +645,7 @@ def _is_named(spec: object) -> bool:
 
 
 def _check_reward(spec: str | dict[str, Any] | list[Any]) -> None:
-    """Make the reward, except for files: they may be written later; train/build.py finds them."""
+    """Make the reward, unless it names a file, which train/build.py checks later."""
     if isinstance(spec, list):
         # a stand-in under the same label, so that weights and labels are checked, too
         make_reward([_without_file(x) for x in spec])
@@ -664,7 +665,8 @@ def algorithm_of(spec: str | dict[str, Any], max_tokens: int | None = None) -> A
     """Make a method from a name, or from settings with a name; lists become tuples.
 
     Args:
-        max_tokens: The run's response limit, for a method that takes it and does not set it.
+        max_tokens: The run's response limit, for a method that has this parameter and does not set
+            it.
     """
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = str(settings.pop("name"))

@@ -33,7 +33,7 @@ Edges = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Picture:
-    """What is compared of an image."""
+    """The digests of an image that are compared."""
 
     pixels: bytes
     """Digest of the size and the RGB values; the same if an image was saved twice."""
