@@ -129,7 +129,7 @@ class Baseline(Column):
             )
         if recipe.rollout.samples != 1:
             problems.append(
-                f"{method} takes one response per prompt: set rollout.samples=1; got "
+                f"{method} needs exactly one response per prompt: set rollout.samples=1; got "
                 f"{recipe.rollout.samples}"
             )
         if recipe.data.curriculum:

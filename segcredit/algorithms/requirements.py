@@ -17,7 +17,7 @@ class Requirements:
     """Everything that is filled or prepared: ``needs``, log π_old unless the method is offline,
     and the initial policy if it sets ``restarts``."""
     offline: bool = False
-    """Whether the loss reads log π of the current model alone and no π_old (RestEM, DPO)."""
+    """Whether the loss reads only log π of the current model, not π_old (RestEM, DPO)."""
     draws: bool = False
     """Whether ``prepare`` takes the run's generator as ``generator`` (DPO samples pairs)."""
     own_temperature: float | None = None

@@ -161,7 +161,9 @@ def _json_rows(file: Path) -> Iterator[RawRow]:
         for number, row in enumerate(rows, start=1):
             yield RawRow(f"{file} row {number}", number, row)
     else:
-        raise ValueError(f"expected a list or an object of rows in {named(file)}; got another.")
+        raise ValueError(
+            f"expected a list or an object of rows in {named(file)}; got something else."
+        )
 
 
 def _resolve_references(rows: list[RawRow]) -> Iterator[RawRow]:

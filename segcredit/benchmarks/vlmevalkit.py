@@ -35,7 +35,7 @@ from segcredit.types import Prompt, Response
 VERSION = "0.0.20"
 PACKAGE = f"ms-vlmeval=={VERSION}"
 EXACT = "exact_matching"
-"""Name by which VLMEvalKit is told to use no judge."""
+"""Name that makes VLMEvalKit use no judge."""
 FAILED = "Failed to obtain answer via API"
 """Text that VLMEvalKit stores for a request that failed."""
 MAX_PREDICTIONS = 2**30

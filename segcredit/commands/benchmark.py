@@ -116,7 +116,7 @@ def benchmark(
         str | None,
         typer.Option(
             help="URL of an OpenAI-compatible server that extracts answers the rules do not find.",
-            show_default="rules alone",
+            show_default="only rules",
         ),
     ] = None,
     judge_model: Annotated[

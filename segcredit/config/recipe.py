@@ -335,8 +335,9 @@ class RolloutSettings(Settings):
         inner = (len(self.tree.branching) - 1) * self.tree.tokens
         if inner >= self.max_tokens:
             raise ValueError(
-                f"tree: all levels but the last take {inner} tokens (tree.tokens × levels), which "
-                f"leaves none of max_tokens={self.max_tokens}: set fewer tree.tokens or levels"
+                f"tree: all levels but the last need {inner} tokens (tree.tokens × levels), which "
+                f"leaves none of max_tokens={self.max_tokens}: set a smaller "
+                f"tree.tokens, or fewer levels"
             )
         if self.samples != 1:
             raise ValueError(
@@ -436,7 +437,7 @@ class WarmStart(Settings):
 
 
 class PretrainCritic(Settings):
-    """Training of the critic alone, on the frozen policy's rollouts and full returns (VC-PPO)."""
+    """Training of only the critic, on the frozen policy's rollouts and full returns (VC-PPO)."""
 
     kind: Literal["pretrain_critic"] = "pretrain_critic"
     """Kind of the stage."""

@@ -58,7 +58,7 @@ def digest(*contents: bytes) -> bytes:
 
 
 def look_alike(edges: Sequence[bytes], others: Sequence[bytes]) -> list[bool]:
-    """For each image, whether it looks like one of the others; ``edges`` as in Picture.
+    """Return for each image whether it looks like one of the others; ``edges`` as in Picture.
 
     Blank images have no edges and look like no other image.
     """

@@ -246,7 +246,7 @@ def _last_checkpoint(run: Run) -> Path:
 def _named_reward(
     found: PolicySource, given: str | None
 ) -> str | dict[str, Any] | list[Any] | None:
-    """Return the user's reward, else the run's; None: the default of the dataset."""
+    """Return the user's reward, else the run's; None stands for the dataset's default."""
     if given is not None:
         return given
     if found.recipe is not None and "reward" not in found.objects:

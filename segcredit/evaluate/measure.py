@@ -238,10 +238,10 @@ def evaluate(
 
 
 def mean_by_source(prompts: Sequence[Prompt], values: Sequence[float]) -> dict[str, float]:
-    """Average one value per prompt by test set, that is, by file; empty if there is only one.
+    """Average one value per prompt over each test set (file); empty if there is only one set.
 
-    A set is named by its file, ``svamp``; by the file's folder if two files have one name; else by
-    the whole path.
+    A set has the name of its file, such as ``svamp``; if two files share a name, that of the file's
+    folder; otherwise the whole path.
     """
     found: dict[str, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):

@@ -1,7 +1,7 @@
 """Model families: every fact that differs between architectures, in one object per family.
 
-A family says which models belong to it, where their parts are, how they read images, and how a
-small model of the same architecture is made for tests. A text model needs no family of its own:
+A family defines which models belong to it, where their parts are, how they process images, and how
+a small model of the same architecture is made for tests. A text model needs no family of its own:
 :class:`Family` describes every causal language model of transformers. To train a vision-language
 model that is not listed in :data:`FAMILIES`, write a subclass of :class:`VisionFamily` and name it
 in the recipe: ``model.family: my_family.py:MyFamily`` (docs/extending.md).
@@ -222,7 +222,7 @@ class VisionFamily(Family):
         return None
 
     def rows_per_image(self, images: Mapping[str, Tensor]) -> Tensor | None:
-        """Return how many rows of ``pixel_values`` each image has; None: one each."""
+        """Return how many rows of ``pixel_values`` each image has; None if each has one."""
         return None
 
     def blank_image_sum(self, model: nn.Module) -> Tensor:

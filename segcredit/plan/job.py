@@ -86,7 +86,7 @@ def parse_gpus(text: str) -> tuple[int, Gpu]:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Look a GPU up; case, spaces and hyphens are ignored."""
+    """Look up a GPU by its name; case, spaces and hyphens are ignored."""
     key = re.sub(r"[^a-z0-9]", "", name.lower().replace("gb", "g"))
     if key in _KEYS:
         return GPUS[_KEYS[key]]
@@ -470,7 +470,7 @@ def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) 
 
 
 def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape, gpus: int) -> Iterator[str]:
-    """Describe the work of this recipe that the prediction leaves out."""
+    """Describe the work of this recipe that the prediction does not include."""
     if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
         yield "CUDA graphs: sampling is faster, and its KV cache stays allocated"
     if recipe.rollout.ahead:

@@ -119,7 +119,7 @@ class Prediction:
 
 
 def advise(job: Job) -> list[Prediction]:
-    """Try changes until one fits, cheapest first; the best is last. Empty if the job fits.
+    """Try changes until one fits, cheapest first; the best is last. Empty if the job fits as is.
 
     Smaller micro-batches cost little unless they are tiny, gradient checkpointing a third more
     arithmetic, offloading copies to CPU memory and back, and
@@ -161,7 +161,7 @@ def large_enough(job: Job) -> Prediction | None:
 
 
 def _with_switches(job: Job) -> Iterator[Job]:
-    """Yield the job as it is, then with more and more costly switches."""
+    """Yield the job unchanged, then with switches that cost more and more time."""
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)

@@ -110,9 +110,9 @@ class JudgeReward:
         """Do nothing: no connection is kept."""
 
     def fill(self, response: Response) -> str:
-        """Put a response into the prompt, in one pass, so that its own braces mean nothing.
+        """Put a response into the prompt in one pass, so that its own braces have no effect.
 
-        Each text stands between marks with a hash of it, which a response cannot contain.
+        Each text is enclosed in marks that contain its hash, which a response cannot contain.
         """
         texts = {
             "question": "\n\n".join(x["content"] for x in response.prompt.messages),

@@ -59,7 +59,7 @@ class Observer(Protocol):
         ...
 
     def stop_reason(self) -> str | None:
-        """Return why training shall stop after this step; None: go on."""
+        """Return why training should stop after this step; None to continue."""
         ...
 
     def note(self, text: str) -> None:

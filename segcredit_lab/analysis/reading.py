@@ -53,7 +53,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class SkippedAnalysis:
-    """An analysis that could not be made, with the reason."""
+    """An analysis that could not run, with the reason."""
 
     name: str
     run: str

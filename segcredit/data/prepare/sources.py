@@ -311,7 +311,7 @@ KNOWN = {known.name: known for known in (GEO3K, GSM8K, MATH, WORDS)}
 
 
 def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[str]]:
-    """Return the dataset that the user means, and the places of its rows."""
+    """Return the dataset that the user means, and the sources of its rows."""
     names = [name for name in what if name in KNOWN]
     if names and len(what) > 1:
         others = " ".join(f"--from {name}" for name in what if name not in KNOWN)
@@ -359,7 +359,7 @@ def _bare(name: str) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns that the user named. None: the default names."""
+    """Columns that the user named; None selects the default names."""
 
     question: str | None = None
     answer: str | None = None

@@ -82,7 +82,7 @@ class SegmentSettings(BaseModel):
     @field_validator("partition", mode="before")
     @classmethod
     def _check_partition(cls, given: Any) -> Any:
-        """A name alone has its default settings; settings alone are those of ``entropy``."""
+        """Read a partition: a name without settings, or settings of ``entropy`` without a name."""
         if given is None:
             return None
         spec = {"name": given} if isinstance(given, str) else given
