@@ -42,7 +42,7 @@ class Response:
     """Text without special tokens."""
     num_tokens: int
     truncated: bool
-    """Whether it was cut off at the length limit."""
+    """Whether the response was cut off at the length limit."""
     max_tokens: int
     """The length limit."""
 
@@ -159,7 +159,7 @@ class Rollouts:
     group: Int[Tensor, " B"]
     """Number of the prompt; responses to one prompt have equal numbers."""
     truncated: Bool[Tensor, " B"]
-    """Whether it was cut off at the length limit."""
+    """Whether the response was cut off at the length limit."""
 
     correct: Bool[Tensor, " B"] | None = None
     """Whether each response was correct; None if the reward does not report correctness. Filled

@@ -208,7 +208,7 @@ class ValueDifference:
         if self.truncated_reward is not None and not math.isfinite(self.truncated_reward):
             raise ValueError(
                 f"truncated_reward must be finite; got {self.truncated_reward}. VinePPO and SPO "
-                f"use 0.0; None keeps the grade."
+                f"use 0.0; None keeps the original reward."
             )
 
     @property

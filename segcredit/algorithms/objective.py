@@ -196,7 +196,7 @@ class SoftGate:
     positive: float = 1.0
     """τ of tokens with Â > 0."""
     negative: float = 1.05
-    """τ of the others; larger, so that they fade faster."""
+    """τ of the other tokens; a larger τ makes their gradient fade faster."""
 
     def __post_init__(self) -> None:
         require_positive("positive", self.positive, "Qwen's SAPO uses 1.0.")

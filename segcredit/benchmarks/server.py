@@ -20,7 +20,7 @@ from segcredit.rewards.client import Client, NoReplyError, require_url
 START_TIMEOUT = 1800.0
 """Seconds within which a server must answer: it loads the weights and compiles."""
 STOP_TIMEOUT = 20.0
-"""Seconds between the request to stop a process and its kill."""
+"""Seconds between asking a process to stop and killing it."""
 _TAIL = 2**14
 _TAIL_LINES = 15
 _LIST_TIMEOUT = 10.0

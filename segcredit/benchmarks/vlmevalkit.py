@@ -45,7 +45,7 @@ _NAME = "policy"
 _KEEP_EVERY = 2.0
 """Seconds between two copies of the finished answers."""
 _POLL = 0.2
-"""Seconds between two looks at a process."""
+"""Seconds between two checks of a process."""
 _PROGRESS = re.compile(r"(\d+)/(\d+) \[")
 
 
@@ -58,13 +58,13 @@ class ToolkitSet:
     dataset: str
     """Name of its TSV file."""
     ending: str
-    """How the name of its file with scores ends."""
+    """Suffix of the name of its file with scores."""
     column: str
     """Column of that file with the score that the paper reports."""
     row: tuple[str, tuple[str, ...]] | None = None
     """A column and the values that select the row, the preferred one first; None: the only row."""
     factor: float = 1.0
-    """What makes the score a percentage."""
+    """Factor that converts the score to a percentage."""
     needs_judge: bool = True
     """Whether it computes a score only with a judge model."""
 
@@ -97,7 +97,7 @@ TOOLKIT: Mapping[str, ToolkitSet] = {
     ),
     "mmstar": ToolkitSet("ImageMCQDataset", "MMStar", "_acc.csv", "Overall", _SPLIT, 100.0, False),
 }
-"""Sets of the paper that VLMEvalKit has, by our names."""
+"""Sets of the paper that VLMEvalKit supports, by our names."""
 
 
 class DriverError(ValueError):

@@ -36,7 +36,7 @@ from segcredit.runlog.untrusted import FLAG, require_trust
 from segcredit.types import Prompt, Sampling
 
 PROMPTS = 512
-"""Number of prompts of a world, whose prompts have no end, unless another is given."""
+"""Default number of prompts of a world, whose prompts are unlimited."""
 MAX_TOKENS = 2048
 """Default length limit for models without a run."""
 ALIASES = {"math500": "math", "geometry3k": "geo3k"}

@@ -50,7 +50,7 @@ METRICS = (
 )
 """Results that are written to metrics.jsonl under their own name."""
 MOST = 0.5
-"""Share of truncated responses from which a warning is shown."""
+"""Minimum share of truncated responses for which a warning is shown."""
 RESAMPLES = 2000
 """Number of bootstrap resamples."""
 MOST_SETS, MOST_LETTERS = 16, 60

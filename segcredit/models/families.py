@@ -39,10 +39,11 @@ from segcredit.registry import Registry, nearest
 
 HIDDEN, LAYERS, HEADS = 96, 2, 4
 ROPE_THETA = 100.0
-"""Base of the rotary frequencies of tiny models: sequences are short, so a large base is no use."""
+"""Base of the rotary frequencies of tiny models: sequences are short, so a large base has no
+benefit."""
 INIT = 0.08
-"""Standard deviation of the initial weights. A narrow, shallow model learns much sooner from it
-than from the usual 0.02."""
+"""Standard deviation of the initial weights. A narrow, shallow model learns much faster with it
+than with the usual 0.02."""
 VISION_TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_tower")
 """Names by which transformers finds a vision tower."""
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -184,7 +185,8 @@ class VisionFamily(Family):
     """Placeholder in the rendered prompt, repeated once per image token. If the tokenizer names an
     ``image_token``, that one is used."""
     prompt_only_tokens: tuple[str, ...] = ()
-    """Further tokens that only prompts may hold. The policy never samples them or ``image_token``:
+    """Additional tokens that may occur only in prompts. The policy never samples them or
+    ``image_token``:
     a response with one could not be scored."""
     image_inputs: tuple[str, ...] = (PIXELS,)
     """Outputs of the image processor that the model reads."""

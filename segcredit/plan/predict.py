@@ -38,7 +38,7 @@ class Prediction:
 
     job: Job
     changes: dict[str, bool | int] = field(default_factory=dict)
-    """Settings by recipe key that differ from those that were asked for."""
+    """Settings, by recipe key, that differ from the requested ones."""
     trials: "list[Prediction]" = field(default_factory=list)
     """Predictions with changed settings until one fits; empty if none is needed."""
     larger: "Prediction | None" = None
@@ -245,7 +245,7 @@ def assumptions(job: Job) -> list[str]:
 
 
 def warnings(job: Job) -> list[str]:
-    """Return the settings that work, but cost more than expected."""
+    """Return warnings about settings that work, but cost more than expected."""
     lines = []
     if job.gpus > 1:
         remedy = "" if job.adapter else "; memory.shard=true divides them, which is not predicted"

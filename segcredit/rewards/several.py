@@ -20,7 +20,7 @@ class WeightedRewards:
     rewards: Mapping[str, RewardFn]
     """Rewards by label."""
     weights: Mapping[str, float]
-    """Weights by label; a reward with weight 0 is logged and not learned."""
+    """Weights by label; a reward with weight 0 is only logged."""
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward]:
         if not responses:

@@ -56,9 +56,9 @@ class PendingBatch:
     metrics: dict[str, float]
     """Metrics of the batch's sampling, such as those of dynamic sampling."""
     step: int
-    """Number of steps done when it is learned."""
+    """Number of steps done when the batch is trained on."""
     position: int
-    """Prompts taken from the training source before it."""
+    """Prompts taken from the training source before this batch."""
 
 
 class RemotePolicy(Policy):

@@ -72,7 +72,7 @@ def trained_policy(recipe: Recipe, place: Path) -> str:
 
 
 class Provider:
-    """Everything a run does for one column; the defaults do nothing."""
+    """Everything that a run does for one column; the defaults do nothing."""
 
     prepares_at_build: ClassVar[bool] = False
     """Whether it is prepared when the run is built: it holds no model and no state."""

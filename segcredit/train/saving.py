@@ -84,7 +84,7 @@ def _card(state: State, rows: list[dict[str, Any]]) -> str:
 
 
 def help_save(state: State) -> None:
-    """Take part in saving sharded models, on all ranks but 0."""
+    """Participate in saving sharded models, on all ranks except 0."""
     for model in _fixed_models(state).values():
         if state.parallel.share(False):
             _write_model(state, model, None)

@@ -37,7 +37,7 @@ class AnalysisKind:
     at_every_token: bool = False
     """Whether V must have a meaning at every token, not only at segment boundaries."""
     without_critic: str = ""
-    """What else to do if the run has no critic, or one without values at every token."""
+    """Alternative if the run has no critic, or a critic without values at every token."""
 
 
 KINDS = (

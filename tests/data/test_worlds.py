@@ -301,7 +301,7 @@ def test_lists_serve_as_tuples() -> None:
         ("ledger", {"traps": -1}, "traps must be a share"),
         ("tile_tour", {"visited": (1, 17)}, "at most once, and there are 16; got visited=(1, 17)"),
         ("tile_tour", {"size": 6}, "between 2 and 5; got 6. Each tile has a letter of its own."),
-        ("tile_tour", {"colours": 1, "shapes": 1}, "nothing to see"),
+        ("tile_tour", {"colours": 1, "shapes": 1}, "all tiles look the same"),
         ("tile_tour", {"misread": 5}, "For 4 % pass 0.04."),
     ],
 )

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def conflict(table: Any) -> str | None:
-    """Explain which other plugin has registered our names; None if they are free or ours."""
+    """Explain which other plugin has registered our names; None if there is no conflict."""
     for mode in MODES:
         other = table.TRAINER_REGISTRY.get(PREFIX + mode)
         if other is not None and not other.__module__.startswith("segcredit."):

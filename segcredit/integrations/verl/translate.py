@@ -44,7 +44,7 @@ from segcredit.registry import names_code
 FORMATS = (".parquet", ".json", ".jsonl")
 """File formats that verl reads."""
 REMOTE = ("judge", "server")
-"""Rewards that ask a server."""
+"""Rewards that send requests to a server."""
 
 
 @dataclass(frozen=True)
