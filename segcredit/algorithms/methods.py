@@ -637,8 +637,8 @@ def sae(
     Segments begin at tokens with π_old < ``threshold``; advantages, ratios and the critic stay
     per token. One token per segment is ``ppo``.
 
-    Built from the paper's abstract and description, without its code. The threshold and λ are
-    guesses, and so is the choice of our PPO's settings for everything else.
+    This method is built from the paper's abstract and description, without its code. The threshold
+    and λ are guesses, and so is the choice of our PPO's settings for everything else.
     """
     units = partition or ProbabilityCutpoints(threshold, every=1)
     return replace(

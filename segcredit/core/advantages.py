@@ -111,7 +111,7 @@ def gae(
     Â_m = Σ_l (γλ)^l δ_{m+l} = δ_m + γλ Â_{m+1}     (Eq. 7)
 
     One unit per token gives PPO (Eq. 4). V and Â past the last unit are zero, so a truncated
-    response counts as finished. Summed in float64, returned in the input's precision. Advantages
+    response counts as finished. Sums are in float64; results have the input's precision. Advantages
     are constants for the losses: no gradient flows through them.
 
     Args:

@@ -20,8 +20,8 @@ from segcredit.types import Encoded, Sampling
 def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """Return the token at which the cumulative probability first exceeds u ∈ [0, 1).
 
-    Each row uses its own random number, so a sample does not depend on the other rows. Summed in
-    float64: in float32 the tail of a large vocabulary would be lost to rounding.
+    Each row uses its own random number, so a sample does not depend on the other rows. Sums are in
+    float64; in float32 the tail of a large vocabulary would be lost to rounding.
     """
     total = logp.double().exp().cumsum(dim=-1)
     threshold = uniform.double() * total[:, -1]

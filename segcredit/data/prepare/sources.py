@@ -179,7 +179,7 @@ class Part:
     split: str
     source: Source
     place: str
-    """Place as the user named it."""
+    """Source as the user named it."""
     path: Path | None
     """The file, if it is a local one."""
 
@@ -187,7 +187,7 @@ class Part:
 def find_parts(
     place: str, config: str | None, usual: str | None, held_out: Collection[str] = ()
 ) -> list[Part]:
-    """Return the sources at a place; ``test=PLACE`` selects a split, or sets that of a file."""
+    """Return the sources in a path; ``test=PATH`` selects a split, or sets the split of a file."""
     wanted, place = _assignment(place)
     path = Path(place)
     if path.is_dir():
@@ -251,7 +251,7 @@ class DataSet:
     """Words in file names that mean the test split, besides "test"."""
 
     def data_source(self, place: str) -> str:
-        """Return verl's name for rows from this place: ``…/math500`` is MATH-500."""
+        """Return verl's name for rows from this source: ``…/math500`` is MATH-500."""
         words = {_bare(place), _bare(Path(place).name), _bare(Path(place).parent.name)}
         for name in self.data_sources:
             if words & {_bare(name), _bare(name.rpartition("/")[2])}:
