@@ -91,7 +91,9 @@ class BenchmarkSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1; got {self.limit}. Leave it out for all.")
+            raise ValueError(
+                f"limit must be at least 1; got {self.limit}. Leave it out to use all."
+            )
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     1 − C(n − c, k) / C(n, k): unbiased, unlike 1 − (1 − c/n)^k.
     """
     if not 1 <= k <= samples:
-        raise ValueError(f"pass@k needs 1 ≤ k ≤ the {samples} samples; got k={k}.")
+        raise ValueError(f"pass@k needs k from 1 to the number of samples, {samples}; got k={k}.")
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 

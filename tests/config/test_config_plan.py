@@ -120,7 +120,7 @@ def test_what_a_tree_asks_for() -> None:
 @pytest.mark.parametrize(
     ("tree", "samples", "expected"),
     [
-        ({"tokens": 6}, 1, "all levels but the last take 12 tokens (tree.tokens × levels), "),
+        ({"tokens": 6}, 1, "all levels but the last need 12 tokens (tree.tokens × levels), "),
         (
             {"tokens": 2},
             2,
