@@ -45,7 +45,7 @@ class GreedyReward(OwnColumn):
 
 @dataclass(frozen=True)
 class GreedyBaseline:
-    """Credit of a response: its reward less that of the greedy response."""
+    """Credit of a response: its reward minus that of the greedy response."""
 
     @property
     def over(self) -> Partition:

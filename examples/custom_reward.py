@@ -21,7 +21,7 @@ from segcredit.rewards import boxed
 
 
 def brief(completions, answer, num_tokens, **columns):
-    """Return 1 for the right boxed answer, less 0.01 per token."""
+    """Return 1 for the right boxed answer, minus 0.01 per token."""
     rewards = []
     for text, expected, length in zip(completions, answer, num_tokens, strict=True):
         correct = boxed(text) == expected

@@ -11,7 +11,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The trainer on first use: importing the mathematics must not import transformers."""
+    """Load the trainer on first use: importing segcredit must not import transformers."""
     if name == "Trainer":
         from segcredit.trainer import Trainer
 

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command runs, so that help is quick.
+"""The command line. Heavy imports are delayed until a command runs, so that help is fast.
 
 The commands of the laboratory (``study``, ``analyze``) are in ``segcredit_lab``.
 """

@@ -1,8 +1,8 @@
 """Columns: the per-token and per-response data that a method needs from a run.
 
 A part of a method (a partition, a credit estimator, a loss term) lists in ``needs`` the columns of
-the rollouts that it reads. The trainer fills the union of them and no other, so no forward pass
-runs whose result is not used.
+the rollouts that it reads. The trainer fills exactly the union of these columns, so every forward
+pass is used.
 
 Three layers share the work:
 
@@ -46,7 +46,7 @@ class Column:
 
         Args:
             recipe: A ``segcredit.config.Recipe``.
-            method: How messages call the method that needs the column.
+            method: Name of the method that needs the column, for messages.
         """
         return []
 
@@ -58,7 +58,7 @@ class Column:
         """Return problems of the training prompts for this column.
 
         Args:
-            prompts: All prompts (``segcredit.types.Prompt``), or the first of a world's.
+            prompts: All prompts (``segcredit.types.Prompt``), or the first prompts of a world.
         """
         return []
 
@@ -129,7 +129,7 @@ class Baseline(Column):
             )
         if recipe.rollout.samples != 1:
             problems.append(
-                f"{method} takes one response per prompt: set rollout.samples=1; got "
+                f"{method} needs exactly one response per prompt: set rollout.samples=1; got "
                 f"{recipe.rollout.samples}"
             )
         if recipe.data.curriculum:
@@ -141,7 +141,7 @@ class Baseline(Column):
 
 @dataclass(frozen=True)
 class Parent(Column):
-    """Rows are branches of a tree of responses, and each names the row it continues (SPO-tree)."""
+    """The row that each row continues; rows are branches of a tree of responses (SPO-tree)."""
 
     name = "parent"
     continues = True
@@ -190,7 +190,7 @@ class Continuations(Column):
 
 @dataclass(frozen=True)
 class ImageKL(Column):
-    """How much the probability of each token depends on the prompt's images (VPPO).
+    """Dependence of each token's probability on the prompt's images (VPPO).
 
     k3 between π_old and the same policy that reads the images with random black patches, at most
     10, with log-ratios within ±20. NaN at all tokens of a response whose prompt has no image.
@@ -257,7 +257,7 @@ Needs = frozenset[Column | str]
 
 
 def resolve(needs: Iterable[Column | str]) -> frozenset[Column]:
-    """Replace names by columns; an unknown name is an error with the nearest one."""
+    """Replace names by columns; the error for an unknown name suggests the nearest one."""
     return frozenset(COLUMNS[x] if isinstance(x, str) else x for x in needs)
 
 

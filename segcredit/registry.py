@@ -76,10 +76,10 @@ def code_settings(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
-    """Copy a run's settings with every ``file.py:Name`` that exists as an absolute path.
+    """Copy a run's settings, with absolute paths for every ``file.py:Name`` whose file exists.
 
-    A relative path starts at the current directory, as when the run was started. If the file is
-    not there, the directories above the run directory are searched, nearest first. So a run in
+    A relative path starts at the current directory, as when the run was started. If that file does
+    not exist, the directories above the run directory are searched, nearest first. So a run in
     ``project/runs`` can be resumed from any directory.
     """
     if isinstance(settings, Mapping):
@@ -101,7 +101,7 @@ def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
 def keep_written(settings: Any, written: Any, run: Path, key: str = "") -> Any:
     """Undo :func:`resolve_files` wherever a path is still the one that config.yaml names.
 
-    So a run directory that was started with relative paths never gets paths of this machine.
+    So the config.yaml of a run that was started with relative paths keeps them.
     """
     if isinstance(settings, Mapping) and isinstance(written, Mapping):
         return {

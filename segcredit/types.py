@@ -42,7 +42,7 @@ class Response:
     """Text without special tokens."""
     num_tokens: int
     truncated: bool
-    """Whether it was cut off at the length limit."""
+    """Whether the response was cut off at the length limit."""
     max_tokens: int
     """The length limit."""
 
@@ -159,7 +159,7 @@ class Rollouts:
     group: Int[Tensor, " B"]
     """Number of the prompt; responses to one prompt have equal numbers."""
     truncated: Bool[Tensor, " B"]
-    """Whether it was cut off at the length limit."""
+    """Whether the response was cut off at the length limit."""
 
     correct: Bool[Tensor, " B"] | None = None
     """Whether each response was correct; None if the reward does not report correctness. Filled
@@ -371,7 +371,7 @@ class Batch:
         """Return the shares of one term of the loss."""
         if term not in self.shares:
             raise ValueError(
-                f"the batch carries no denominators for {term!r}. Call "
+                f"the batch has no denominators for {term!r}. Call "
                 f"batch = algorithm.minibatch(batch) once per mini-batch, before the loss."
             )
         return self.shares[term]
@@ -434,7 +434,7 @@ class PromptSource(Protocol):
 
     @property
     def size(self) -> int | None:
-        """Number of distinct prompts; None: unlimited."""
+        """Number of distinct prompts; None if unlimited."""
         ...
 
     def take(self, position: int, count: int) -> list[Prompt]:
@@ -494,8 +494,8 @@ class Algorithm(Protocol):
     def minibatch(self, batch: Batch, micro_batch: Int[Tensor, " B"] | None = None) -> Batch:
         """Compute the denominators of every term of the loss of a mini-batch.
 
-        ``micro_batch`` has the number of each response's micro-batch, which only a reduction that
-        depends on micro-batches reads (the authors' code).
+        ``micro_batch`` is the index of each response's micro-batch. Only reductions that depend on
+        micro-batches use it (the authors' code).
         """
         ...
 

@@ -72,7 +72,7 @@ class CreditPart(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """Columns that it reads, besides those of its partition."""
+        """Columns that the estimator reads, besides those of its partition."""
         ...
 
     def __call__(self, case: Case) -> Credit:
@@ -159,7 +159,7 @@ class GroupZScore:
 
     @property
     def needs(self) -> Needs:
-        """No columns: rewards and groups are always there."""
+        """No columns: rewards and groups are always available."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -170,7 +170,7 @@ class GroupZScore:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Reward less the mean of the other responses to the same prompt (RLOO)."""
+    """Reward minus the mean of the other responses to the same prompt (RLOO)."""
 
     compares_groups: ClassVar[bool] = True
 
@@ -181,7 +181,7 @@ class LeaveOneOut:
 
     @property
     def needs(self) -> Needs:
-        """No columns: rewards and groups are always there."""
+        """No columns: rewards and groups are always available."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -208,7 +208,7 @@ class ValueDifference:
         if self.truncated_reward is not None and not math.isfinite(self.truncated_reward):
             raise ValueError(
                 f"truncated_reward must be finite; got {self.truncated_reward}. VinePPO and SPO "
-                f"use 0.0; None keeps the grade."
+                f"use 0.0; None keeps the original reward."
             )
 
     @property
@@ -220,7 +220,7 @@ class ValueDifference:
         return self.credit_and_estimated(case)[0]
 
     def credit_and_estimated(self, case: Case) -> tuple[Credit, Bool[Tensor, "B M"]]:
-        """Compute the credit, and which units got a value: a budget may leave some without."""
+        """Compute the credit, and which units got a value; a limit may exclude some."""
         rollouts, reward, segments, monte_carlo = case
         if monte_carlo is None:
             raise ValueError(
@@ -276,7 +276,7 @@ class TreeDifference:
 
 @dataclass(frozen=True)
 class TrackedBaseline:
-    """Reward less the prompt's tracked value, normalized over the batch (single-stream SPO)."""
+    """Reward minus the prompt's tracked value, normalized over the batch (single-stream SPO)."""
 
     @property
     def over(self) -> Partition:
@@ -354,7 +354,7 @@ class ReturnToGo:
 
     @property
     def needs(self) -> Needs:
-        """No columns: the token rewards are always there."""
+        """No columns: the token rewards are always available."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:

@@ -89,7 +89,7 @@ def dvo(
     partition: Partition | None = None,
     weight_cap: float | None = 10.0,
 ) -> DirectValue:
-    """DVO with Monte-Carlo values at each line, weighted as SPO's repository does.
+    """DVO with Monte-Carlo values at each line, weighted as in SPO's repository.
 
     We could not find the paper's β; .1 and the weight are from SPO's repository.
     ``weight_cap=None`` is the paper's unweighted, offline loss at temperature 1.

@@ -105,10 +105,10 @@ def sapo(
     Defaults: §5.1 (k = 30) and Table 7 (λ, γ, KL). The paper's ε is symmetric and never given;
     .2 is PPO's usual one. ``partition`` replaces the top-entropy segments (Table 3).
 
-    ``value_at``, ``whiten``, ``clamp``, ``dual_clip`` and ``token_mean`` are the differences of the
-    authors' code, each a setting: where V is read, whitened and clamped advantages, the dual clip,
-    and a mean over all tokens instead of each response's own. ``value_everywhere`` is ours: the
-    critic is trained at every token, not only at boundaries.
+    ``value_at``, ``whiten``, ``clamp``, ``dual_clip`` and ``token_mean`` are settings for the
+    differences of the authors' code: where V is read, whitened and clamped advantages, the dual
+    clip, and a mean over all tokens instead of each response's own. ``value_everywhere`` is our
+    addition: the critic is trained at every token, not only at boundaries.
     """
     segments = _units(fraction, partition)  # §4.2, Eq. 11
     adjust: tuple[Adjustment, ...] = (Whiten(),) if whiten else ()
@@ -147,7 +147,7 @@ def sapo_authors(
 ) -> PolicyGradient:
     """SAPO as the authors' released code computes it (their run_sapo.sh).
 
-    Each mathematical difference from the paper has its line; docs/deviations.md lists all
+    Each mathematical difference from the paper is on its own line; docs/deviations.md lists all
     differences, including those in the reward and the training loop.
     """
     return PolicyGradient(
@@ -181,8 +181,8 @@ def ppo(
 ) -> PolicyGradient:
     """Proximal Policy Optimization (arXiv 1707.06347) as the SAPO paper's baseline.
 
-    λ, γ and KL: SAPO, Table 7. The rest is not reported there and follows verl, on which the
-    baseline ran: whitened advantages, token mean, dual clip 3, its value loss.
+    λ, γ and KL are from SAPO's Table 7. The paper does not report the rest, which follows verl, on
+    which the baseline ran: whitened advantages, token mean, dual clip 3, verl's value loss.
     """
     return PolicyGradient(
         credit=GAE(over=Token(), lam=lam, gamma=gamma),  # Eq. 4
@@ -204,8 +204,9 @@ def vc_ppo(
 ) -> PolicyGradient:
     """Value-Calibrated PPO (arXiv 2503.01491): decoupled GAE, λ_critic = 1.
 
-    Defaults: SAPO, Table 7 (the original's λ_actor is about .95). Its other half, pretraining the
-    critic on Monte-Carlo returns under the frozen policy, is a stage of the run, not of the loss.
+    Defaults: SAPO, Table 7 (the original's λ_actor is about .95). VC-PPO also pretrains the critic
+    on Monte-Carlo returns under the frozen policy; this is a stage of the run, not part of the
+    loss.
     """
     return PolicyGradient(
         credit=GAE(over=Token(), lam=lam, gamma=gamma, lam_critic=lam_critic),
@@ -227,10 +228,10 @@ def vapo(
 ) -> PolicyGradient:
     """VAPO (arXiv 2504.05118): λ_actor = 1 − 1/(α l), λ_critic = 1, ε .2/.28, μ = .1.
 
-    The paper samples 16 responses per prompt and pretrains the critic for 50 steps: settings of
-    the run. λ is clamped to [0, 1]; the formula is negative below 20 tokens. The NLL term covers
-    responses that the reward reports as correct; ``threshold`` is the minimum reward of a correct
-    response if the reward does not report correctness.
+    The paper samples 16 responses per prompt and pretrains the critic for 50 steps; both are
+    settings of the run. λ is clamped to [0, 1]; the formula is negative below 20 tokens. The NLL
+    term covers responses that the reward reports as correct; ``threshold`` is the minimum reward of
+    a correct response if the reward does not report correctness.
     """
     return PolicyGradient(
         credit=LengthAdaptiveGAE(over=Token(), alpha=alpha, gamma=gamma, lam_critic=1.0),
@@ -368,7 +369,7 @@ def vineppo(
     """VinePPO (arXiv 2410.01679): K = 9 continuations per step, no critic.
 
     ``most`` limits the estimates to the prompt and that many steps (its GSM8K runs: 25). A
-    truncated response or continuation earns ``truncated_reward``; None keeps its grade.
+    truncated response or continuation gets ``truncated_reward``; None keeps its own reward.
 
     Whitened over each mini-batch; KL 1e-4 · k3, clamped to [0, 10], summed over the response
     (its code). Steps are lines; its own splitters differ by data set (docs/deviations.md).
@@ -393,8 +394,8 @@ def spo_chain(
 ) -> PolicyGradient:
     """Segment Policy Optimization, chain (arXiv 2505.23564).
 
-    Cut before every 5th token with π_old < .9; 9 continuations per cut; only tokens with
-    π_old < .9 enter whitening, policy loss and KL. Truncated responses and continuations earn 0.
+    Cut before every 5th token with π_old < .9; 9 continuations per cut; only tokens with π_old < .9
+    enter whitening, policy loss and KL. Truncated responses and continuations get reward 0.
     """
     cuts = ProbabilityCutpoints(threshold, every)
     credit = ValueDifference(cuts, samples, truncated_reward=truncated_reward)
@@ -410,7 +411,7 @@ def spo_tree(
     """SPO over a tree of continuations, each edge one row of the rollouts.
 
     V(node) = mean of its children, Â(edge) = V(child) − V(parent); ``normalise`` divides by the
-    siblings' deviation (its "grpo"). The update is the chain's. A truncated leaf keeps its grade,
+    siblings' deviation (its "grpo"). The update is the chain's. A truncated leaf keeps its reward,
     as in SPO's code. Branching is a setting of the run.
     """
     return _spo(TreeDifference(normalise=normalise), threshold, clip, kl)
@@ -438,7 +439,8 @@ def single_stream_spo(
 ) -> PolicyGradient:
     """Single-stream Policy Optimization (arXiv 2509.13232): no group, no critic, no KL.
 
-    Reads the tracker's v̂ from before this step's update (core/tracker.py). ε .2/.28, dual clip 10.
+    The baseline is the tracker's v̂ before this step's update (core/tracker.py). ε .2/.28, dual
+    clip 10.
     """
     return PolicyGradient(
         credit=TrackedBaseline(),
@@ -461,8 +463,8 @@ def dapo(
 ) -> PolicyGradient:
     """DAPO (arXiv 2503.14476): token mean, higher upper clip, no KL.
 
-    ε: the paper; dual clip 10, log-ratios within ±20 and the deviation: its recipe on verl. Its
-    other half, dynamic sampling and the soft over-long penalty, are settings of the run.
+    ε: the paper; dual clip 10, log-ratios within ±20 and the deviation: its recipe on verl. DAPO's
+    dynamic sampling and soft over-long penalty are settings of the run.
     """
     return grpo(eps=eps, clip=clip, kl=0.0, reduce="token", dual_clip=dual_clip, limit=20.0)
 
@@ -472,8 +474,8 @@ def dr_grpo(
 ) -> PolicyGradient:
     """Dr. GRPO (arXiv 2503.20783): rewards only centered, sums divided by a constant length.
 
-    Without the deviation no prompt counts more for being easy or hard; without each response's
-    own length, long wrong answers are not favored.
+    Not dividing by the deviation keeps easy and hard prompts from counting more; not dividing by
+    each response's own length keeps long wrong answers from being favored.
 
     Args:
         max_tokens: The constant; its code uses the response limit, 3000. In a recipe it is
@@ -515,7 +517,7 @@ def gmpo(
     """Geometric-Mean Policy Optimization (arXiv 2507.20673).
 
     The loss is the geometric mean of a response's ratios, each clipped to (e^−.4, e^.4) first.
-    ``partition`` takes the mean over segments instead of the response; that is ours.
+    ``partition`` takes the mean over segments instead of the response, which is our addition.
     """
     return PolicyGradient(
         credit=GroupZScore(),
@@ -550,8 +552,9 @@ def high_entropy(
 ) -> PolicyGradient:
     """The 80/20 rule (arXiv 2506.01939): DAPO with a gradient only on high-entropy tokens.
 
-    The top 20 % are those of the rollout batch, by the entropy under π_old; the mean is still over
-    all tokens. TRL selects per micro-batch, by the entropy of the policy being trained.
+    The tokens are the 20 % of the rollout batch with the highest entropy under π_old; the loss is
+    still averaged over all tokens. TRL selects per micro-batch, by the entropy of the policy being
+    trained.
     """
     base = dapo(clip, dual_clip, eps)
     return replace(base, credit=TopEntropyOnly(base.credit, fraction))
@@ -568,12 +571,12 @@ def vppo(
 ) -> PolicyGradient:
     """Visually-Perceptive Policy Optimization (arXiv 2510.09285): DAPO, weighted by image use.
 
-    A token depends on the image as far as its probability changes when random patches of the image
-    are black. Each response keeps the gradient of its 40 % most dependent tokens, and responses
-    that depend on the image more have larger advantages.
+    A token's dependence on the image is the change of its probability when random patches of the
+    image are black. Each response keeps the gradient of its 40 % most dependent tokens, and
+    responses that depend on the image more have larger advantages.
 
     Defaults are its repository's (huaixuheqing/VPPO-RL at a23c54b). Its entropy penalty of .06 is
-    left out. Responses are compared over the rollout batch; there, over a mini-batch.
+    left out. Responses are compared over the rollout batch; in the repository, over a mini-batch.
 
     Args:
         fraction: Share of each response's tokens that keep their gradient; 1: all.
@@ -634,8 +637,8 @@ def sae(
     Segments begin at tokens with π_old < ``threshold``; advantages, ratios and the critic stay
     per token. One token per segment is ``ppo``.
 
-    Built from the paper's abstract and description, without its code. Guessed: the threshold, λ,
-    and that everything else is our PPO's.
+    This method is built from the paper's abstract and description, without its code. The threshold
+    and λ are guesses, and so is the choice of our PPO's settings for everything else.
     """
     units = partition or ProbabilityCutpoints(threshold, every=1)
     return replace(

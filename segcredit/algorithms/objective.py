@@ -196,7 +196,7 @@ class SoftGate:
     positive: float = 1.0
     """τ of tokens with Â > 0."""
     negative: float = 1.05
-    """τ of the others; larger, so that they fade faster."""
+    """τ of the other tokens; a larger τ makes their gradient fade faster."""
 
     def __post_init__(self) -> None:
         require_positive("positive", self.positive, "Qwen's SAPO uses 1.0.")
@@ -417,11 +417,11 @@ class Term(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """Columns that it reads."""
+        """Columns that the term reads."""
         ...
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
-        """Return the tokens that it applies to."""
+        """Return the tokens that the term applies to."""
         ...
 
     @property
@@ -662,5 +662,5 @@ class LogProb:
     def recorded(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
     ) -> Float[Tensor, "B T"]:
-        """Compute the token ratio, which is recorded although the loss has none."""
+        """Compute the token ratio, which is recorded although the loss does not use it."""
         return token_ratio(logp, logp_old, segments.token_mask)

@@ -67,7 +67,7 @@ class PolicyGradient:
 
     @property
     def needs(self) -> frozenset[Column]:
-        """Union of what the parts read, so no forward pass runs whose result is not used."""
+        """Union of the columns that the parts read, so that every forward pass is used."""
         needs = self.credit.needs | self.credit.over.needs | self.ratio.over.needs
         if self.kl is not None:
             needs |= self.kl.needs
@@ -79,7 +79,7 @@ class PolicyGradient:
         return any(getattr(term, "uses_entropy", False) for term in self.terms)
 
     def with_entropy_bonus(self, coef: float) -> "PolicyGradient":
-        """Add an entropy bonus, averaged as the policy loss; 0 adds none."""
+        """Add an entropy bonus, averaged like the policy loss; 0 adds none."""
         if coef == 0.0:
             return self
         return replace(self, terms=(*self.terms, EntropyBonus(coef, self.reduce)))

@@ -10,14 +10,14 @@ from segcredit.types import Algorithm
 class Requirements:
     """Requirements of one method, as returned by :func:`requirements`.
 
-    A method, built-in or custom, sets those that differ from the default as attributes.
+    A built-in or custom method sets the requirements that differ from the defaults as attributes.
     """
 
     columns: tuple[Column, ...]
     """Everything that is filled or prepared: ``needs``, log π_old unless the method is offline,
     and the initial policy if it sets ``restarts``."""
     offline: bool = False
-    """Whether the loss reads log π of the current model alone and no π_old (RestEM, DPO)."""
+    """Whether the loss reads only log π of the current model, not π_old (RestEM, DPO)."""
     draws: bool = False
     """Whether ``prepare`` takes the run's generator as ``generator`` (DPO samples pairs)."""
     own_temperature: float | None = None
@@ -31,7 +31,7 @@ class Requirements:
     """Whether credit is a difference between the responses to one prompt (GRPO, GSPO, RLOO)."""
 
     def needs(self, kind: type[Column]) -> bool:
-        """Whether a column of this class is among them."""
+        """Whether a column of this class is required."""
         return any(isinstance(x, kind) for x in self.columns)
 
     def temperature(self, sampling: float) -> float:

@@ -26,8 +26,8 @@ from segcredit.types import Batch, Loss, MonteCarlo, NothingToLearn, Outputs, Ro
 class RestEM:
     """Expectation-maximization self-training (arXiv 2312.06585): filter, then NLL.
 
-    Keeps responses that are correct and not truncated. Each round, a step of the run, fits from
-    the *initial* checkpoint with a fresh optimizer.
+    It keeps responses that are correct and not truncated. Each step of the run is one round, which
+    trains from the *initial* checkpoint with a new optimizer.
     """
 
     offline: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The benchmarks of the SAPO paper: read questions, grade responses, fill its tables."""
+"""The benchmarks of the SAPO paper: read questions, grade responses, fill the paper's tables."""
 
 from segcredit.benchmarks.benchmark import (
     BENCHMARKS,

@@ -117,7 +117,7 @@ def choose(text: str, letters: Collection[str], options: Options | None = None) 
     Args:
         text: The whole response.
         letters: Letters of the question's options.
-        options: Their texts; without them only letters are found.
+        options: The texts of the options; without them only letters are found.
     """
     found = choose_set(text, letters, options, single=True)
     return next(iter(found)) if len(found) == 1 else None
@@ -163,9 +163,9 @@ class _Letters:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """Comparable text of each option; of options with the same text, the first.
+        """Comparable text of each option; if several options have the same text, only the first.
 
-        An option whose text is a letter has none: if option A is "B", then "B" means option B.
+        An option whose text is a letter is left out: if option A is "B", then "B" means option B.
         """
         first: dict[str, str] = {}
         for key, text in self.options.items():
@@ -174,7 +174,7 @@ class _Letters:
         return {key: text for text, key in first.items() if text and key in self.allowed}
 
     def lone(self, content: str) -> frozenset[str]:
-        """Read a box, an element or a line that should hold only the answer."""
+        """Read a box, an element or a line that should contain only the answer."""
         plain = _plain(content).strip()
         plain = re.sub(
             r"^(?i:option|choice|answer|figure|选项)\s?[:]?\s?(?=[(\[{]?[A-Z0-9])", "", plain
@@ -198,7 +198,7 @@ class _Letters:
         return last[1]
 
     def on_a_line(self, plain: str, lines: Sequence[str]) -> frozenset[str]:
-        """Read the last line, then the first, if it is only a letter with or without its text."""
+        """Read the last line, then the first, if it has only a letter, with or without its text."""
         for line in (lines[-1], lines[0]):
             found = self.lone(line)
             listed = re.match(r"[(\[]?([A-Z])[).:、\]]\s", line)
@@ -304,7 +304,7 @@ class _Letters:
         return _CONNECTIVE.match(text, end) is None
 
     def _labels(self, found: frozenset[str], rest: str) -> bool:
-        """Whether the text after a letter, as in ``C. 12 cm``, is what such a line may hold."""
+        """Whether the text after a letter, as in ``C. 12 cm``, may be part of an answer line."""
         if len(found) != 1:
             return False
         (letter,) = found
@@ -401,7 +401,7 @@ def numbers(text: str) -> list[float]:
 
 
 def number(answer: str) -> float | None:
-    """Return the value of an answer that names one number; after "=" or "≈", that of the last part.
+    """Return the value of an answer with one number; if it contains "=" or "≈", of its last part.
 
     An answer with several numbers, such as "3 or 4", has no value.
     """

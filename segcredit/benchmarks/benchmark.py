@@ -70,7 +70,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def question(self, row: BenchmarkRow) -> Prompt | None:
-        """Make the question of a row (see :func:`ask`); None: the row does not belong to the set.
+        """Make the question of a row (see :func:`ask`); None if the row does not belong to the set.
 
         A RowError marks a bad row. The id must be unique and the same at every reading.
         """
@@ -80,15 +80,15 @@ class Benchmark(ABC):
         """Find the final answer in the text after the thinking; None if there is none."""
 
     def compare(self, answer: str, question: Prompt) -> bool | None:
-        """Whether an extracted answer is correct; None: compare it as mathematics."""
+        """Whether an extracted answer is correct; None if it must be compared as mathematics."""
         return None
 
     def group(self, question: Prompt) -> str:
-        """Return the group of questions that are scored together; default: each by itself."""
+        """Return the group of questions scored together; by default each question is a group."""
         return question.id
 
     def incomplete(self, group: Sequence[Prompt]) -> str | None:
-        """Say which questions a group should have, if some are missing; None: it is complete."""
+        """Say which questions a group should have, if some are missing; None if it is complete."""
         return None
 
     def metrics(self, questions: Sequence[Prompt], right: Sequence[bool]) -> dict[str, list[float]]:
@@ -121,7 +121,7 @@ class Benchmark(ABC):
         return found
 
     def read(self, data: BenchmarkData) -> list[Prompt]:
-        """Read all questions, the members of a group together; all bad rows are one error."""
+        """Read all questions, grouped; report all bad rows in one error."""
         found: dict[str, Prompt] = {}
         bad = []
         for row in data.rows():
@@ -150,7 +150,7 @@ class Benchmark(ABC):
         return [question for group in groups.values() for question in group]
 
     def first(self, questions: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-        """Return the first ``limit`` questions, and the rest of the last one's group."""
+        """Return the first ``limit`` questions, and the rest of the last question's group."""
         if limit is None or limit >= len(questions):
             return list(questions)
         last = self.group(questions[limit - 1])
@@ -158,7 +158,7 @@ class Benchmark(ABC):
         return [*questions[:limit], *rest]
 
     def grade(self, responses: Sequence[Response], verify: Verify) -> list[Grade]:
-        """Grade responses; one Grade each, in order."""
+        """Grade responses; return one Grade per response, in order."""
         answers = [self._answer(x) for x in responses]
         verdicts = [
             None if answer is None else self.compare(answer, x.prompt)
@@ -202,7 +202,7 @@ class Benchmark(ABC):
         return self.extract(text, response.prompt)
 
     def needs(self) -> str:
-        """Say which files have the data, for messages."""
+        """Say which files contain the data, for messages."""
         files = " or ".join(f"{x.files} ({x.origin})" for x in self.layouts)
         return f"It is read from {files}."
 

@@ -59,6 +59,6 @@ class Judge:
     def _problem(self, what: NoReplyError) -> ValueError:
         return ValueError(
             f"expected an OpenAI-compatible judge at {self.url}; got {printable(str(what), 300)}. "
-            f"Start the server (vllm serve MODEL), correct --judge URL, or grade by rules alone: "
+            f"Start the server (vllm serve MODEL), correct --judge URL, or grade only by rules: "
             f"leave --judge out."
         )

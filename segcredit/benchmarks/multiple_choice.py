@@ -1,4 +1,4 @@
-"""Questions with options in VLMEvalKit's tables: their columns, their prompt, their grading."""
+"""Questions with options in VLMEvalKit's tables: columns, prompt and grading."""
 
 import string
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from segcredit.types import Prompt
 
 
 class MultipleChoice(Benchmark):
-    """Questions with one correct option; correct if the letter is the expected one.
+    """Questions with one correct option; an answer is correct if its letter is the expected one.
 
     The table has the columns index, question, A, B, …, answer and image, and may have hint,
     category and l2-category. The prompt is that of VLMEvalKit's ``ImageMCQDataset``.
@@ -78,7 +78,7 @@ def letter_columns(row: BenchmarkRow) -> dict[str, str]:
 
 
 def lettered(choices: object) -> dict[str, str]:
-    """Return options from a list of texts, or from its text in a table."""
+    """Return lettered options from a list of texts, which a table may store as a string."""
     if isinstance(choices, str):
         choices = literal(choices)
     if not isinstance(choices, list | tuple) or not 0 < len(choices) <= len(string.ascii_uppercase):

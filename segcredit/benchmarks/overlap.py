@@ -1,4 +1,4 @@
-"""Find benchmark questions whose images are in the training data, and score without them."""
+"""Find benchmark questions whose images are in the training data; compute scores without them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ _NOT_NAME = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """What is compared of the training data."""
+    """The parts of the training data that benchmark questions are compared with."""
 
     pixels: frozenset[bytes]
     """Digests of the pixels of its images."""

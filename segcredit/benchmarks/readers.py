@@ -37,7 +37,7 @@ _REFERENCE = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """A form in which the data of a benchmark is published."""
+    """A file layout in which the data of a benchmark is published."""
 
     files: str
     """Pattern of its files below the data folder: ``WeMath.tsv``, ``dynamath/trial*/x.json``."""
@@ -117,7 +117,7 @@ def data_folders(given: str | Path | None) -> list[Path]:
 def find_data(
     layouts: Sequence[Layout], folders: Sequence[Path], hub: bool = False
 ) -> BenchmarkData | None:
-    """Find the first layout whose files exist; with ``hub``, the Hub is the last resort."""
+    """Find the first layout whose files exist; with ``hub``, the Hub is tried last."""
     for folder in folders:
         for layout in layouts:
             files = tuple(sorted(x for x in folder.glob(layout.files) if x.is_file()))
@@ -161,7 +161,9 @@ def _json_rows(file: Path) -> Iterator[RawRow]:
         for number, row in enumerate(rows, start=1):
             yield RawRow(f"{file} row {number}", number, row)
     else:
-        raise ValueError(f"expected a list or an object of rows in {named(file)}; got another.")
+        raise ValueError(
+            f"expected a list or an object of rows in {named(file)}; got something else."
+        )
 
 
 def _resolve_references(rows: list[RawRow]) -> Iterator[RawRow]:

@@ -20,13 +20,13 @@ def record_in_run(
     driver: str | None = None,
     limits: PageLimits | None = None,
 ) -> Path | None:
-    """Write the answers to ``RUN/benchmarks``; return the run, or None if the model is of no run.
+    """Write the answers to ``RUN/benchmarks``; return the run, or None if there is none.
 
     Args:
         source: Folder of the policy, as in ``RUN/checkpoints/step-000040/policy``.
         results: Results by set. A set that was recorded before is replaced, others are kept.
         settings: Settings of the sampling, to be shown beside the scores.
-        driver: Name of the program that asked, if it was not this one.
+        driver: Name of the program that asked the questions, if it was not segcredit.
     """
     policy = Path(source)
     if len(policy.parents) < 3 or step_of(policy.parent.name) is None:

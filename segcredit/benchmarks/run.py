@@ -1,8 +1,9 @@
 """Run one model over benchmarks: sample, grade, and store every answer so that a run can resume.
 
 Questions are answered in chunks of fixed size, each with a random seed of its own. A chunk is
-appended to ``answers/SET.jsonl`` and synced before the next one starts. After a kill, the same
-command drops an incomplete chunk and continues, with the result of an uninterrupted run.
+appended to ``answers/SET.jsonl`` and synced before the next one starts. If the run is killed, the
+same command drops an incomplete chunk and continues; the result equals that of an uninterrupted
+run.
 """
 
 import hashlib
@@ -90,7 +91,9 @@ class BenchmarkSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1; got {self.limit}. Leave it out for all.")
+            raise ValueError(
+                f"limit must be at least 1; got {self.limit}. Leave it out to use all."
+            )
 
 
 @dataclass(frozen=True)
@@ -333,7 +336,7 @@ def _graded(
 
 
 class _AnswerFile:
-    """The answers of one set: those on file, and the chunks that are left."""
+    """The answers of one set: those already saved, and the chunks that remain."""
 
     def __init__(self, path: Path, asked: QuestionSet, settings: BenchmarkSettings) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Use an OpenAI-compatible server: one that runs already, or ``vllm serve`` started here."""
+"""Use an OpenAI-compatible server: a running one, or ``vllm serve`` started by segcredit."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ from segcredit.rewards.client import Client, NoReplyError, require_url
 START_TIMEOUT = 1800.0
 """Seconds within which a server must answer: it loads the weights and compiles."""
 STOP_TIMEOUT = 20.0
-"""Seconds between the request to stop a process and its kill."""
+"""Seconds between asking a process to stop and killing it."""
 _TAIL = 2**14
 _TAIL_LINES = 15
 _LIST_TIMEOUT = 10.0
@@ -33,7 +33,7 @@ class ServerError(ValueError):
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible server that answers."""
+    """A running OpenAI-compatible server."""
 
     url: str
     """Base URL, such as http://127.0.0.1:8000/v1."""
@@ -80,7 +80,7 @@ class Program:
         return self._process.poll()
 
     def tail(self) -> str:
-        """Return the end of what this process wrote."""
+        """Return the end of this process's output."""
         with self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._begin, end - _TAIL))
@@ -112,7 +112,7 @@ def _signal(group: int, sign: signal.Signals) -> None:
 
 
 def connect(url: str, option: str = "--server") -> Server:
-    """Use a server that runs already; ``option`` is the option that named it."""
+    """Use a running server; ``option`` is the command-line option that named it."""
     require_url(option, url, "http://localhost:8000/v1")
     base = url.rstrip("/")
     try:

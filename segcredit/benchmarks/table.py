@@ -72,7 +72,7 @@ class ModelScores:
     model: str
     scores: Mapping[str, Mapping[str, Score]]
     note: str = ""
-    """What is special about these numbers, for the model's name in the table."""
+    """Note on these numbers, added to the model's name in the table."""
 
     def main(self, name: str) -> Score | None:
         """Return the score that the paper reports; None if the set was not run."""

@@ -2,7 +2,7 @@
 
 VLMEvalKit runs in a virtual environment of its own, because it pins other versions than a training
 machine has. Its predictions are read back and graded by the same rules as everywhere else in
-segcredit; its own score stands beside, for the sets and judges for which it computes one.
+segcredit; its own score is reported beside ours, for the sets and judges for which it computes one.
 """
 
 import csv
@@ -35,7 +35,7 @@ from segcredit.types import Prompt, Response
 VERSION = "0.0.20"
 PACKAGE = f"ms-vlmeval=={VERSION}"
 EXACT = "exact_matching"
-"""Name by which VLMEvalKit is told to use no judge."""
+"""Name that makes VLMEvalKit use no judge."""
 FAILED = "Failed to obtain answer via API"
 """Text that VLMEvalKit stores for a request that failed."""
 MAX_PREDICTIONS = 2**30
@@ -45,26 +45,26 @@ _NAME = "policy"
 _KEEP_EVERY = 2.0
 """Seconds between two copies of the finished answers."""
 _POLL = 0.2
-"""Seconds between two looks at a process."""
+"""Seconds between two checks of a process."""
 _PROGRESS = re.compile(r"(\d+)/(\d+) \[")
 
 
 @dataclass(frozen=True)
 class ToolkitSet:
-    """A benchmark as VLMEvalKit has it."""
+    """VLMEvalKit's name and settings of a benchmark."""
 
     kind: str
     """Class in ``vlmeval.dataset``."""
     dataset: str
     """Name of its TSV file."""
     ending: str
-    """How the name of its file with scores ends."""
+    """Suffix of the name of its file with scores."""
     column: str
     """Column of that file with the score that the paper reports."""
     row: tuple[str, tuple[str, ...]] | None = None
     """A column and the values that select the row, the preferred one first; None: the only row."""
     factor: float = 1.0
-    """What makes the score a percentage."""
+    """Factor that converts the score to a percentage."""
     needs_judge: bool = True
     """Whether it computes a score only with a judge model."""
 
@@ -97,7 +97,7 @@ TOOLKIT: Mapping[str, ToolkitSet] = {
     ),
     "mmstar": ToolkitSet("ImageMCQDataset", "MMStar", "_acc.csv", "Overall", _SPLIT, 100.0, False),
 }
-"""Sets of the paper that VLMEvalKit has, by our names."""
+"""Sets of the paper that VLMEvalKit supports, by our names."""
 
 
 class DriverError(ValueError):
@@ -124,7 +124,7 @@ class DriverSettings:
 
 @dataclass(frozen=True)
 class ToolkitResult:
-    """What VLMEvalKit left for one set."""
+    """Results that VLMEvalKit wrote for one set."""
 
     predictions: dict[str, str]
     """The whole responses, with their thinking, by the index of the row."""
@@ -144,7 +144,7 @@ def evaluate_with_toolkit(
     progress: Progress = lambda *_: None,
     served: Sequence[str] = (),
 ) -> tuple[dict[str, SetResult], dict[str, ToolkitResult]]:
-    """Answer sets by VLMEvalKit and grade its responses by our rules; keep its own scores, too.
+    """Answer sets with VLMEvalKit and grade its responses by our rules; also keep its own scores.
 
     Writes ``answers/SET.jsonl`` and ``scores.json`` as :func:`run_benchmarks` does. The arguments
     are those of :func:`run_toolkit`.
@@ -267,7 +267,7 @@ def run_toolkit(
     progress: Progress = lambda *_: None,
     served: Sequence[str] = (),
 ) -> dict[str, ToolkitResult]:
-    """Run VLMEvalKit on several sets and read what it leaves.
+    """Run VLMEvalKit on several sets and read its results.
 
     Args:
         python: Python of VLMEvalKit's environment.
@@ -275,7 +275,7 @@ def run_toolkit(
             folder below it.
         data: Folder with its TSV files, to which it downloads missing ones. None: $LMUData, or
             ~/LMUData.
-        served: What else the answers depend on: the checkpoint, a digest of its weights, the
+        served: Other data that the answers depend on: the checkpoint, a digest of its weights, the
             server's arguments. Empty if the server is not ours.
     """
     check_sets(names)
@@ -459,7 +459,7 @@ def read_result(name: str, work: Path, judged: bool, last_lines: str = "") -> To
 
 
 def _problem(work: Path, dataset: str) -> str:
-    """Return what VLMEvalKit's status file says about a failure; empty if nothing."""
+    """Return the description of a failure in VLMEvalKit's status file; empty if there is none."""
     try:
         status = json.loads((work / _NAME / "status.json").read_bytes())
         entry = status["datasets"][dataset]
@@ -486,7 +486,7 @@ def _predictions(place: Path) -> dict[str, str]:
 
 
 def _whole(row: Mapping[str, str]) -> str:
-    """Put the response together again; SPLIT_THINK has cut it at the end of the thinking."""
+    """Join the parts of the response, which SPLIT_THINK has split at the end of the thinking."""
     thinking = (row.get("thinking") or "").removesuffix("</think>")
     answer = row["prediction"] or ""
     return f"<think>{thinking}</think>{answer}" if thinking else answer

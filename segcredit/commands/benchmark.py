@@ -116,7 +116,7 @@ def benchmark(
         str | None,
         typer.Option(
             help="URL of an OpenAI-compatible server that extracts answers the rules do not find.",
-            show_default="rules alone",
+            show_default="only rules",
         ),
     ] = None,
     judge_model: Annotated[
@@ -176,7 +176,7 @@ def benchmark(
 ) -> None:
     """Score models on the paper's benchmarks, side by side with the paper's numbers.
 
-    Type the same command again after a kill: finished answers are kept.
+    If the command is interrupted, run it again: finished answers are kept.
     """
     from rich.console import Console
 
@@ -512,7 +512,7 @@ def _table_names(models: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _progress(console: "Console", model: str) -> "Iterator[Progress]":
-    """Draw one bar per set with the time left; write lines if the output is not a terminal."""
+    """Draw one bar per set with the time left; write lines if there is no terminal."""
     from rich.markup import escape
     from rich.progress import (
         BarColumn,
@@ -573,7 +573,7 @@ def _drawn(table: "Table") -> Any:
 
 
 def _details(results: "dict[str, dict[str, SetResult]]") -> Iterator[str]:
-    """Describe each main score: its interval, and what it rests on."""
+    """Describe each main score: its interval, and the questions and answers behind it."""
     for model, sets in results.items():
         for result in sets.values():
             metric, score = next(iter(result.scores.items()))

@@ -209,7 +209,7 @@ def _notes(report: "Report") -> list[str]:
         advice = "dropped" if dropped else "drop them with --drop-duplicates"
         notes.append(f"training rows with the {what} of a held-out row: {report.leaking}; {advice}")
     if report.max_prompt_tokens is not None and report.with_images:
-        notes.append("token counts are for the text alone; images need additional tokens")
+        notes.append("token counts include the text only; images need additional tokens")
     for name in (*OWN.data_sources, *WORDS.data_sources):
         if name in report.data_sources:
             notes.append(

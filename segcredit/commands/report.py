@@ -119,7 +119,7 @@ def draw_analyses(runs: "list[Run]") -> "Figures":
 
 
 def finish_report(folder: Path, failed: Callable[[str], object]) -> tuple[Path | None, Path | None]:
-    """Draw the curves and write the page of a run that has just ended; None for what is not there.
+    """Draw the curves and write the page of a run that has just ended; a missing result is None.
 
     A problem is passed to ``failed`` and does not fail the finished run.
     """

@@ -170,7 +170,7 @@ def _memory_problems(recipe: "Recipe") -> Iterator[str]:
 
 
 def _best_problems(recipe: "Recipe") -> Iterator[str]:
-    """Check that the best result is measured if it is asked for, and asked for if it is set."""
+    """Check that the best result is measured if a setting needs it, and needed if it is set."""
     evaluation, has_test = recipe.evaluation, recipe.data.world or recipe.data.test
     asked = [
         name
@@ -230,7 +230,7 @@ def _tiny_problems(recipe: "Recipe") -> Iterator[str]:
 
 
 def prompt_problems(recipe: "Recipe", size: int | None) -> list[str]:
-    """Return settings that ask for more distinct prompts per step than there are.
+    """Return settings that require more distinct prompts per step than there are.
 
     Args:
         size: Number of training prompts; None: unlimited.
@@ -253,10 +253,10 @@ def prompt_problems(recipe: "Recipe", size: int | None) -> list[str]:
 
 
 def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[str]:
-    """Return settings that do not fit a method, or that it needs and are missing.
+    """Return settings that do not fit a method, and settings that the method needs but are missing.
 
     Args:
-        name: How messages call the method.
+        name: Name of the method, for messages.
     """
     problems, rollout, needed = [], recipe.rollout, requirements(algorithm)
     if needed.compares_responses and rollout.samples < 2:

@@ -93,7 +93,7 @@ def merge_settings(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
 
 
 def _settings_of_name(before: Any, value: dict[str, Any]) -> Any:
-    """Return ``before`` if ``value`` keeps its name or gives none, otherwise None."""
+    """Return ``before`` if ``value`` has the same name or no name, otherwise None."""
     if isinstance(before, str):
         before = {"name": before}
     if not isinstance(before, dict) or value.get("name", before.get("name")) != before.get("name"):
@@ -120,7 +120,7 @@ def recipe_settings(name: str) -> dict[str, Any]:
 
 
 def _listed(name: str, shipped: Iterable[str]) -> str:
-    """List the recipes of the collection that was meant, or all collections with their sizes."""
+    """List the recipes of the named collection, or all collections with their sizes."""
     collection = name.partition("/")[0] + "/"
     if inside := [x for x in shipped if x.startswith(collection)]:
         return ", ".join(inside)
@@ -141,7 +141,7 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _base_names(path: Path, base: Any) -> list[str]:
-    """Return the bases of a file; of two that set the same key, the later one applies."""
+    """Return the bases of a file; if two bases set the same key, the later one applies."""
     names = [] if base is None else base if isinstance(base, list) else [base]
     for name in names:
         if not isinstance(name, str):

@@ -99,7 +99,7 @@ def parse_recipe(
 
 
 def _numbers(version: Any) -> tuple[int, ...]:
-    """Return major, minor and patch number, to compare versions; empty if it is no version."""
+    """Return major, minor and patch number, to compare versions; empty if there are none."""
     found = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", str(version))
     return tuple(int(x or 0) for x in found.groups()) if found else ()
 

@@ -93,8 +93,8 @@ class ModelSettings(Settings):
     """Data type of the weights. The optimizer keeps fp32 master weights for bfloat16."""
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention implementation. packed: sequences are packed without padding, and all images of a
-    batch pass the vision tower together. auto: packed on a GPU in bfloat16, otherwise sdpa with
-    grouped-query attention that does not copy shared keys."""
+    batch go through the vision tower together. auto: packed on a GPU in bfloat16, otherwise sdpa
+    with grouped-query attention that does not copy shared keys."""
     compile: bool = False
     """Whether scoring and update use torch.compile: faster on a GPU after one or two minutes."""
     freeze_vision: bool = False
@@ -146,7 +146,8 @@ class DataSettings(Settings):
     suffix: str | None = None
     """Text that is appended to the last user message, after a space."""
     system: str | None = Field(None, min_length=1)
-    """System prompt: a message before the row's own ones. A row that has one itself is a bad row.
+    """System prompt: a message before those of the row. A row with its own system prompt is a bad
+    row.
     None: only what the rows and the model's chat template contain."""
     template: str | None = None
     """Prompt for a base model without a chat template; {question} is replaced by the question."""
@@ -165,8 +166,8 @@ class DataSettings(Settings):
     size: Whole | None = Field(None, ge=1)
     """Number of distinct training prompts of a world. None: prompts never repeat."""
     curriculum: bool = False
-    """Whether optimization draws training prompts by their success rate so far, those that are
-    solved half of the time most often, instead of in passes over the data."""
+    """Whether optimization samples training prompts by their success rate so far, instead of in
+    passes over the data; prompts that are solved half of the time are sampled most often."""
 
     @field_validator("template")
     @classmethod
@@ -267,8 +268,8 @@ class RolloutSettings(Settings):
     This corrects for numerical differences between sampler and trainer. None: only log the
     ratio."""
     mismatch_over: MismatchUnits = "token"
-    """Unit of that ratio. token. segment: the method's segments of credit. response: the product
-    over the response, which is exact but varies most."""
+    """Unit of that ratio. token: each token. segment: the method's segments of credit. response:
+    the product over the response, which is exact but has the highest variance."""
     mismatch_mask: bool = False
     """Whether tokens with a ratio above mismatch_cap (or below mismatch_floor) get weight 0 instead
     of a truncated one."""
@@ -276,13 +277,13 @@ class RolloutSettings(Settings):
     """Lower bound of the ratio, such as 0.5 (IcePop). None: no lower bound."""
     refills: Whole = Field(0, ge=0)
     """Dynamic sampling (DAPO): maximum number of additional batches of prompts per step, whose
-    responses replace those to prompts whose responses are all correct or all incorrect, since a
-    group method learns nothing from these. DAPO's code: 10. 0: off."""
+    responses replace the responses to prompts that are answered all correctly or all incorrectly,
+    since group methods learn nothing from them. DAPO's code: 10. 0: off."""
     refill_by: RefillBy = "auto"
     """How the responses to a prompt must differ for dynamic sampling to keep it. correct: some are
-    correct and some are not, as in DAPO, so that a length penalty alone keeps no prompt. reward: by
-    their rewards. auto: correct, or reward if the reward does not say which responses are
-    correct."""
+    correct and some are not, as in DAPO, so that a difference in length penalty is not enough.
+    reward: by their rewards. auto: correct, or reward if the reward does not say which responses
+    are correct."""
     ahead: Whole = Field(0, ge=0, le=1)
     """Number of updates by which sampling may be ahead. 1: while a step's update runs, a copy of
     the policy with the weights before that update samples the next step's responses
@@ -335,8 +336,9 @@ class RolloutSettings(Settings):
         inner = (len(self.tree.branching) - 1) * self.tree.tokens
         if inner >= self.max_tokens:
             raise ValueError(
-                f"tree: all levels but the last take {inner} tokens (tree.tokens × levels), which "
-                f"leaves none of max_tokens={self.max_tokens}: set fewer tree.tokens or levels"
+                f"tree: all levels but the last need {inner} tokens (tree.tokens × levels), which "
+                f"leaves none of max_tokens={self.max_tokens}: set a smaller "
+                f"tree.tokens, or fewer levels"
             )
         if self.samples != 1:
             raise ValueError(
@@ -370,11 +372,11 @@ class MemorySettings(Settings):
 
     recompute_activations: bool = False
     """Whether to use gradient checkpointing: keep one activation per layer and recompute the rest
-    in the backward pass. Takes a third more computation and a fraction of the memory."""
+    in the backward pass. It needs a third more computation, and a fraction of the memory."""
     offload_optimizer: Literal[True, False, "stream"] = False
     """Whether the optimizer's moments and fp32 master weights are offloaded to CPU memory while
-    they are not needed. stream: during a gradient step, too, they are on the GPU only in parts, so
-    that forward and backward passes have the memory; takes seconds per gradient step for a model
+    they are not needed. stream: even during a gradient step only parts of them are on the GPU,
+    which leaves memory for forward and backward passes; costs seconds per gradient step for a model
     of a few billion parameters."""
     shard: bool = False
     """Whether weights, gradients and optimizer state are sharded over the processes (FSDP2)
@@ -429,14 +431,14 @@ class WarmStart(Settings):
     min_lr_ratio: Number = Field(0.05, ge=0, le=1)
     """Final learning rate of linear and cosine, as a fraction of lr."""
     hold: Number = Field(0.0, ge=0, lt=1)
-    """Fraction of the steps after which linear and cosine begin to decay. A skill that is learned
-    late and suddenly is not learned at a low learning rate."""
+    """Fraction of the steps after which linear and cosine begin to decay. Some skills are learned
+    late and suddenly, and not at a low learning rate."""
     beta2: Number = Field(0.95, ge=0, lt=1)
     """AdamW's β₂ in this stage."""
 
 
 class PretrainCritic(Settings):
-    """Training of the critic alone, on the frozen policy's rollouts and full returns (VC-PPO)."""
+    """Training of only the critic, on the frozen policy's rollouts and full returns (VC-PPO)."""
 
     kind: Literal["pretrain_critic"] = "pretrain_critic"
     """Kind of the stage."""
@@ -445,8 +447,8 @@ class PretrainCritic(Settings):
     lr: Number | None = Field(None, gt=0)
     """Learning rate of the critic in this stage. None: optimizer.critic_lr."""
     schedule: Schedule = "constant"
-    """How the learning rate decays. Decay to 0 averages out the noise of single outcomes, which a
-    constant rate keeps in V."""
+    """How the learning rate decays. Decay to 0 averages out the noise of single outcomes; with a
+    constant rate, V keeps that noise."""
     epochs: Whole = Field(1, ge=1)
     """Number of passes over a batch."""
     prompts: Whole | None = Field(None, ge=1)
@@ -486,7 +488,7 @@ class EvaluationSettings(Settings):
     probability."""
     watch: Whole = Field(4, ge=0)
     """Number of held-out prompts whose responses are recorded with per-token credit at every
-    evaluation. They are always the same prompts, to show what changes."""
+    evaluation. They are always the same prompts, so that changes are visible."""
     metric: Literal["auto", "sampled", "greedy", "reward", "greedy_reward"] = "auto"
     """Held-out result that save.best and patience compare: accuracy (sampled, greedy) or mean
     reward (reward, greedy_reward). auto: sampled, or reward if the reward does not say which
@@ -496,7 +498,7 @@ class EvaluationSettings(Settings):
     early_stopping_patience of transformers. Evaluations before optimization do not count. None:
     off."""
     min_gain: Number = Field(0.0, ge=0)
-    """Least increase of the metric, compared with the last gain, that counts as a gain for
+    """Minimum increase of the metric, compared with the last gain, that counts as a gain for
     patience. 0: any increase."""
 
 
@@ -546,8 +548,9 @@ class Recipe(Settings):
     reward: str | dict[str, Any] | list[str | dict[str, Any]] = "math"
     """Reward: math, geo3k, gsm8k, exact, judge, server, or file.py:function; with settings as
     {name: …, …}.
-    Several with weights: [{name: math, weight: 0.9}, {name: file.py:function, weight: 0.1}]; their
-    sum is learned, and each is logged as reward/LABEL (label: LABEL; by default its name)."""
+    Several with weights: [{name: math, weight: 0.9}, {name: file.py:function, weight: 0.1}]; the
+    method learns from their sum, and each is logged as reward/LABEL (label: LABEL; by default its
+    name)."""
     algorithm: str | dict[str, Any] = "sapo"
     """Name of the method; with settings as {name: sapo, lam: 0.95, partition: newline}."""
     stages: list[Stage] = Field(min_length=1)
@@ -590,12 +593,13 @@ class Recipe(Settings):
     def make_algorithm(self) -> Algorithm:
         """Make the method from its name and settings, with the bonus of ``update.entropy_coef``.
 
-        A method that takes ``max_tokens``, as Dr. GRPO, gets the run's limit unless it is set.
+        A method with a parameter ``max_tokens``, such as Dr. GRPO, gets the run's limit unless it
+        is set.
         """
         return self.with_bonus(algorithm_of(self.algorithm, self.rollout.max_tokens))
 
     def with_bonus(self, algorithm: Algorithm) -> Algorithm:
-        """Add the bonus of ``update.entropy_coef``; other methods are refused by the checks."""
+        """Add the bonus of ``update.entropy_coef`` to a method that supports it."""
         if not isinstance(algorithm, PolicyGradient):
             return algorithm
         return algorithm.with_entropy_bonus(self.update.entropy_coef)
@@ -644,7 +648,7 @@ def _is_named(spec: object) -> bool:
 
 
 def _check_reward(spec: str | dict[str, Any] | list[Any]) -> None:
-    """Make the reward, except for files: they may be written later; train/build.py finds them."""
+    """Make the reward, unless it names a file, which train/build.py checks later."""
     if isinstance(spec, list):
         # a stand-in under the same label, so that weights and labels are checked, too
         make_reward([_without_file(x) for x in spec])
@@ -664,7 +668,8 @@ def algorithm_of(spec: str | dict[str, Any], max_tokens: int | None = None) -> A
     """Make a method from a name, or from settings with a name; lists become tuples.
 
     Args:
-        max_tokens: The run's response limit, for a method that takes it and does not set it.
+        max_tokens: The run's response limit, for a method that has this parameter and does not set
+            it.
     """
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = str(settings.pop("name"))

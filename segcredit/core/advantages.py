@@ -111,7 +111,7 @@ def gae(
     Â_m = Σ_l (γλ)^l δ_{m+l} = δ_m + γλ Â_{m+1}     (Eq. 7)
 
     One unit per token gives PPO (Eq. 4). V and Â past the last unit are zero, so a truncated
-    response counts as finished. Summed in float64, returned in the input's precision. Advantages
+    response counts as finished. Sums are in float64; results have the input's precision. Advantages
     are constants for the losses: no gradient flows through them.
 
     Args:
@@ -224,7 +224,7 @@ def _by_kernel(
 
 
 def _gae(reward: Tensor, value: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute Â and R̂. Reward and value are 0 past a response's last unit, so Â is too."""
+    """Compute Â and R̂. Reward and value are 0 past a response's last unit, and so is Â."""
     exact = value.to(accumulation_dtype(value))
     td_error = reward - exact
     td_error[:, :-1].add_(exact[:, 1:], alpha=gamma)
@@ -338,8 +338,8 @@ def image_weight(
     """β + (1 − β) s / mean(s): weights of responses by their dependence on the images (VPPO).
 
     s ∈ [0, 1] is a response's mean KL, shifted and scaled by the minimum and maximum of the batch,
-    so the mean weight is 1. Responses without an image have weight 1 and do not enter s; so have
-    all responses if their mean KLs differ by less than 1e-6.
+    so the mean weight is 1. Responses without an image have weight 1 and do not enter s. All
+    responses have weight 1 if their mean KLs differ by less than 1e-6.
 
     Args:
         floor: β, the weight of the response that depends least on its images.
@@ -397,7 +397,7 @@ def return_to_go(reward: Float[Tensor, "B M"], gamma: float) -> Float[Tensor, "B
 
 @torch.no_grad()
 def rewards_before(reward: Float[Tensor, "B T"], segments: Segments) -> Float[Tensor, "B T"]:
-    """Compute the sum of the rewards of each token's own segment before that token."""
+    """Compute the sum of the rewards that precede each token in its own segment."""
     exact = keep(segments.token_mask, reward).to(accumulation_dtype(reward))
     before = exact.cumsum(dim=1) - exact
     return (before - segments.spread(segments.at_start(before))).to(reward.dtype)

@@ -18,7 +18,8 @@ class Claim(NamedTuple):
     """A 0-d tensor."""
     holds: Callable[[float], bool]
     otherwise: Callable[[], str]
-    """Makes the message. Called only on failure, so that finding the row costs nothing before."""
+    """Makes the message. It is called only on failure, so that finding the row costs nothing
+    otherwise."""
 
 
 def require(*claims: Claim) -> None:

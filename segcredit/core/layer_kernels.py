@@ -447,7 +447,7 @@ def store_column(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, colum
 @cache
 @torch.no_grad()
 def agree(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether these kernels equal torch on a small example; warns if not. Tried once.
+    """Whether these kernels equal torch on a small example, tried once; warn if not.
 
     They are compiled for the GPU and by the Triton at hand, so a fault there must not reach a run.
     """

@@ -328,7 +328,7 @@ def _matched(text: str, pattern: re.Pattern[str], key: str) -> str:
 
 
 def _final_answer(text: str) -> str:
-    r"""Return the ``#### 18`` of the last line (GSM8K), else the last ``\boxed{}``, else all."""
+    r"""Return ``#### 18`` of the last line (GSM8K), else the last ``\boxed{}``, else all text."""
     *_, last_line = text.rpartition("\n")
     _, hashes, final = (part.strip() for part in last_line.rpartition("####"))
     if hashes and final:

@@ -85,9 +85,9 @@ class Address:
             why = printable(" ".join(str(error).split()), 200) or type(error).__name__
             raise ValueError(
                 f"expected a file, or a dataset on the Hub; there is no file "
-                f"{named(self.repository)} here, and the Hub cannot be asked for the dataset's "
-                f"commit: {why}. Check the name, the network and HF_HUB_OFFLINE; or name the "
-                f"commit of an earlier download, which config.yaml of its run has: "
+                f"{named(self.repository)} here, and the dataset's commit cannot be read "
+                f"from the Hub: {why}. Check the name, the network and HF_HUB_OFFLINE; or name the "
+                f"commit of an earlier download, which is in the config.yaml of its run: "
                 f"{self.name}@COMMIT"
             ) from None
         return replace(self, revision=str(found.sha))

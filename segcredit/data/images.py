@@ -1,4 +1,4 @@
-"""Read images as data files store them: bytes, paths, data URIs, or PIL images."""
+"""Read images in the forms that data files use: bytes, paths, data URIs, or PIL images."""
 
 import base64
 import binascii

@@ -33,7 +33,7 @@ Edges = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Picture:
-    """What is compared of an image."""
+    """The digests of an image that are compared."""
 
     pixels: bytes
     """Digest of the size and the RGB values; the same if an image was saved twice."""
@@ -58,7 +58,7 @@ def digest(*contents: bytes) -> bytes:
 
 
 def look_alike(edges: Sequence[bytes], others: Sequence[bytes]) -> list[bool]:
-    """For each image, whether it looks like one of the others; ``edges`` as in Picture.
+    """Return for each image whether it looks like one of the others; ``edges`` as in Picture.
 
     Blank images have no edges and look like no other image.
     """

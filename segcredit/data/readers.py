@@ -167,7 +167,7 @@ def _json_lines(path: Path) -> Iterator[RawRow]:
 
 
 def _json(path: Path) -> Iterator[RawRow]:
-    """Read a list of rows, one row, or JSON lines, all of which occur with this suffix."""
+    """Read a list of rows, a single row, or JSON lines; a .json file may be any of these."""
     content = path.read_bytes().removeprefix(_BYTE_ORDER_MARK)
     parsed = _parse(content)
     if isinstance(parsed, RowError) and not content.lstrip().startswith(b"["):

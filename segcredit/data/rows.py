@@ -139,7 +139,9 @@ class _Collector:
         for name in ("limit", "max_prompt_tokens"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1; got {number}. Leave it out for all.")
+                raise ValueError(
+                    f"{name} must be at least 1; got {number}. Leave it out to use all."
+                )
         if self.max_prompt_tokens is not None and self.count_tokens is None:
             raise ValueError(
                 "max_prompt_tokens needs count_tokens, a function from a Prompt to its number of "

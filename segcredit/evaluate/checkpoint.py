@@ -36,7 +36,7 @@ from segcredit.runlog.untrusted import FLAG, require_trust
 from segcredit.types import Prompt, Sampling
 
 PROMPTS = 512
-"""Number of prompts of a world, whose prompts have no end, unless another is given."""
+"""Default number of prompts of a world, whose prompts are unlimited."""
 MAX_TOKENS = 2048
 """Default length limit for models without a run."""
 ALIASES = {"math500": "math", "geometry3k": "geo3k"}
@@ -246,7 +246,7 @@ def _last_checkpoint(run: Run) -> Path:
 def _named_reward(
     found: PolicySource, given: str | None
 ) -> str | dict[str, Any] | list[Any] | None:
-    """Return the user's reward, else the run's; None: the default of the dataset."""
+    """Return the user's reward, else the run's; None stands for the dataset's default."""
     if given is not None:
         return given
     if found.recipe is not None and "reward" not in found.objects:

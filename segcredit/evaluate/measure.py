@@ -50,7 +50,7 @@ METRICS = (
 )
 """Results that are written to metrics.jsonl under their own name."""
 MOST = 0.5
-"""Share of truncated responses from which a warning is shown."""
+"""Minimum share of truncated responses for which a warning is shown."""
 RESAMPLES = 2000
 """Number of bootstrap resamples."""
 MOST_SETS, MOST_LETTERS = 16, 60
@@ -63,7 +63,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     1 − C(n − c, k) / C(n, k): unbiased, unlike 1 − (1 − c/n)^k.
     """
     if not 1 <= k <= samples:
-        raise ValueError(f"pass@k needs 1 ≤ k ≤ the {samples} samples; got k={k}.")
+        raise ValueError(f"pass@k needs k from 1 to the number of samples, {samples}; got k={k}.")
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 
@@ -238,10 +238,10 @@ def evaluate(
 
 
 def mean_by_source(prompts: Sequence[Prompt], values: Sequence[float]) -> dict[str, float]:
-    """Average one value per prompt by test set, that is, by file; empty if there is only one.
+    """Average one value per prompt over each test set (file); empty if there is only one set.
 
-    A set is named by its file, ``svamp``; by the file's folder if two files have one name; else by
-    the whole path.
+    A set has the name of its file, such as ``svamp``; if two files share a name, that of the file's
+    folder; otherwise the whole path.
     """
     found: dict[str, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):

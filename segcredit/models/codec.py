@@ -109,7 +109,7 @@ class Codec:
         if prompt.images and self.image_processor is None:
             raise ValueError(
                 f"prompt {prompt.id!r} has {len(prompt.images)} image(s), but this model reads "
-                f"text alone. Choose a vision-language model, or rows without images."
+                f"text only. Choose a vision-language model, or rows without images."
             )
         if self.template is not None:
             return fill_template(self.template, prompt)

@@ -1,7 +1,7 @@
 """Model families: every fact that differs between architectures, in one object per family.
 
-A family says which models belong to it, where their parts are, how they read images, and how a
-small model of the same architecture is made for tests. A text model needs no family of its own:
+A family defines which models belong to it, where their parts are, how they process images, and how
+a small model of the same architecture is made for tests. A text model needs no family of its own:
 :class:`Family` describes every causal language model of transformers. To train a vision-language
 model that is not listed in :data:`FAMILIES`, write a subclass of :class:`VisionFamily` and name it
 in the recipe: ``model.family: my_family.py:MyFamily`` (docs/extending.md).
@@ -39,10 +39,11 @@ from segcredit.registry import Registry, nearest
 
 HIDDEN, LAYERS, HEADS = 96, 2, 4
 ROPE_THETA = 100.0
-"""Base of the rotary frequencies of tiny models: sequences are short, so a large base is no use."""
+"""Base of the rotary frequencies of tiny models: sequences are short, so a large base has no
+benefit."""
 INIT = 0.08
-"""Standard deviation of the initial weights. A narrow, shallow model learns much sooner from it
-than from the usual 0.02."""
+"""Standard deviation of the initial weights. A narrow, shallow model learns much faster with it
+than with the usual 0.02."""
 VISION_TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_tower")
 """Names by which transformers finds a vision tower."""
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -184,7 +185,8 @@ class VisionFamily(Family):
     """Placeholder in the rendered prompt, repeated once per image token. If the tokenizer names an
     ``image_token``, that one is used."""
     prompt_only_tokens: tuple[str, ...] = ()
-    """Further tokens that only prompts may hold. The policy never samples them or ``image_token``:
+    """Additional tokens that may occur only in prompts. The policy never samples them or
+    ``image_token``:
     a response with one could not be scored."""
     image_inputs: tuple[str, ...] = (PIXELS,)
     """Outputs of the image processor that the model reads."""
@@ -222,7 +224,7 @@ class VisionFamily(Family):
         return None
 
     def rows_per_image(self, images: Mapping[str, Tensor]) -> Tensor | None:
-        """Return how many rows of ``pixel_values`` each image has; None: one each."""
+        """Return how many rows of ``pixel_values`` each image has; None if each has one."""
         return None
 
     def blank_image_sum(self, model: nn.Module) -> Tensor:

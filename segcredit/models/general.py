@@ -79,7 +79,7 @@ def load_processor(
     tokenizer: PreTrainedTokenizerBase,
     trust_remote_code: bool = False,
 ) -> Any:
-    """Load a model's stock processor around this tokenizer, without torchvision if need be."""
+    """Load a model's stock processor with this tokenizer, without torchvision if necessary."""
     settings, _ = ProcessorMixin.get_processor_dict(source)
     if trust_remote_code and "auto_map" in settings:
         return AutoProcessor.from_pretrained(source, trust_remote_code=True)
@@ -105,7 +105,7 @@ def load_processor(
 
 
 def _image_processor(source: str | Path, settings: Mapping[str, Any]) -> Any:
-    """Load the stock image processor; without torchvision, the one of its name for Pillow."""
+    """Load the stock image processor; without torchvision, its Pillow version."""
     nested = settings.get("image_processor")
     own = nested if isinstance(nested, dict) else _json(source, "preprocessor_config.json")
     stated = str(own.get("image_processor_type", "")).removesuffix("Pil").removesuffix("Fast")
@@ -134,7 +134,7 @@ def _processor_class(
 
 
 def _video_settings(source: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the video processor's settings, from where transformers would read them."""
+    """Return the video processor's settings from the file that transformers would read."""
     nested = settings.get("video_processor")
     own = nested if isinstance(nested, dict) else _json(source, "video_preprocessor_config.json")
     return own or _json(source, "preprocessor_config.json")
@@ -148,7 +148,7 @@ def _json(source: str | Path, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ProcessorCodec(Codec):
-    """A codec whose image processor is the model's whole stock processor, called as it is."""
+    """A codec that calls the model's unmodified stock processor for text and images."""
 
     config: PreTrainedConfig = field(default_factory=PreTrainedConfig)
 
@@ -169,8 +169,9 @@ class ProcessorCodec(Codec):
             own.chat_template = getattr(processor, "chat_template", None)
         if getattr(processor, "image_token", None) is None:
             raise ValueError(
-                f"{type(processor).__name__} names no image_token, so it is unknown where images "
-                f"go in the text. Write a model family for this model (docs/models.md)"
+                f"{type(processor).__name__} has no image_token, so the positions "
+                f"of images in the text are unknown. Write a model family for this model "
+                f"(docs/models.md)"
             )
         codec = cls(own, processor, template, family, config)
         codec._try_out()
@@ -196,7 +197,7 @@ class ProcessorCodec(Codec):
 
     @cached_property
     def image_token(self) -> str:
-        """What the chat template writes for an image, and the processor replaces."""
+        """Token that the chat template writes for an image and that the processor replaces."""
         names = [getattr(self.image_processor, key, None) for key in ("image_token", "boi_token")]
         marks = [str(name) for name in names if name is not None]
         written = [mark for mark in marks if self._rendered_image.count(mark) == 1]
@@ -204,7 +205,7 @@ class ProcessorCodec(Codec):
 
     @cached_property
     def banned(self) -> tuple[int, ...]:
-        """Token ids that the policy must not write: those of images, video and audio."""
+        """Token ids that the policy must not write: tokens of images, video and audio."""
         tokenizer = self.tokenizer
         vocabulary = tokenizer.get_vocab()
         found: set[Any] = set()
@@ -232,13 +233,13 @@ class ProcessorCodec(Codec):
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the chat template reads messages in parts; templates for text alone do not."""
+        """Whether the chat template reads messages in parts; templates for text models do not."""
         shown = self._rendered_image
         return TEXT in shown and shown.count(self.image_token) == 1 and "'type'" not in shown
 
     @cached_property
     def _rendered_image(self) -> str:
-        """A message with an image and text, rendered under limits; empty if that fails."""
+        """Render a message with an image and text under limits; empty if that fails."""
         content = [{"type": "image"}, {"type": "text", "text": TEXT}]
         with LimitedChat(self.chat) as chat:
             try:
@@ -319,7 +320,8 @@ class ProcessorCodec(Codec):
     def count_tokens(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> int:
         """Count the prompt's tokens; raise ValueError if the model cannot process the prompt.
 
-        Images are not decoded: the processor reads blank ones of the same sizes, once per sizes.
+        Images are not decoded: the processor gets blank images of the same sizes, once per
+        combination of sizes.
         """
         text = self._rendered(prompt, chat)
         if not prompt.images:
@@ -332,7 +334,8 @@ class ProcessorCodec(Codec):
     def _more_tokens(self, sizes: tuple[tuple[int, int], ...]) -> int | None:
         """Count the tokens that images add to their marks; None if that depends on the text.
 
-        It does where the processor puts plain text around an image, which may merge with the text.
+        That is the case if the processor puts plain text around an image, which may merge with the
+        prompt's text.
         """
         known = self._more_by_sizes
         if sizes not in known:

@@ -59,7 +59,7 @@ class PackedInputs:
     """Sequences packed end to end into one row, for a model that separates them itself.
 
     Positions are 0 where a sequence begins. A vision model gets the plain positions as a further
-    plane in front: with its own three alone it would silently attend across sequences.
+    plane in front: without it, the model would silently attend across sequences.
     """
 
     tokens: Int[Tensor, "1 L"]
@@ -97,10 +97,10 @@ def prompt_inputs(prompts: Sequence[Encoded], device: torch.device | str = "cpu"
 
 
 def response_inputs(asked: Inputs, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Inputs:
-    """Batch responses, padded on the right, to be read on their prompts' keys and values.
+    """Batch responses, padded on the right, to be processed after their prompts' KV cache.
 
-    A hole in the mask (a tool's output) is text that the policy read, so it is attended. Tokens
-    after a response's last token are padding.
+    A hole in the mask (a tool's output) is text that the policy has read, so tokens attend to it.
+    Tokens after a response's last token are padding.
     """
     # True up to the last token of the response: some masked-in token lies here or later
     inside = mask.flip(1).cummax(dim=1).values.flip(1)
@@ -208,7 +208,7 @@ def encode_all(encode: Callable[[Prompt], Encoded], prompts: Sequence[Prompt]) -
 
 
 def distinct(prompts: Sequence[Encoded]) -> tuple[list[Encoded], Int[Tensor, " B"]]:
-    """Return each distinct prompt object once, and its number for every row."""
+    """Return each distinct prompt object once, and for every row the index of its prompt."""
     number: dict[int, int] = {}
     which = [number.setdefault(id(x), len(number)) for x in prompts]
     return list({id(x): x for x in prompts}.values()), torch.tensor(which)

@@ -242,7 +242,7 @@ def _without_cache(layer: Any, backend: str) -> Any:
 
 
 def recompute_activations(model: PreTrainedModel, lora: Lora | None = None) -> None:
-    """Turn on gradient checkpointing: keep one state per layer and recompute the rest.
+    """Turn on gradient checkpointing: keep one activation per layer and recompute the rest.
 
     The recomputation uses the adapter of the forward pass, even if another is active then.
     """

@@ -55,7 +55,7 @@ from segcredit.printable import listed, named, printable, shown
 
 CONFIG = "config.json"
 SECONDS = 5.0
-"""Timeout of the hub's first answer: transformers alone tries for 23 s, again for every file."""
+"""Timeout of the first answer of the hub; otherwise transformers tries for 23 s per file."""
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """``name`` or ``owner/name``; text that begins with a dot is a path."""
 
@@ -262,7 +262,7 @@ def check_file(file: Path) -> None:
 
 
 def _again(folder: Path, file: str | None = None) -> str:
-    """Say how to download a file again; the cache folder's name holds the hub id."""
+    """Return how to download a file again; the cache folder's name contains the hub id."""
     owner = folder.parents[1].name if len(folder.parents) > 1 else ""
     if folder.parent.name != "snapshots" or not owner.startswith("models--"):
         return "Download or copy it again."
@@ -279,8 +279,8 @@ EXPECTED = (
 def context_window(config: PreTrainedConfig) -> int | None:
     """Return the model's context window in tokens; None if its configuration does not state it.
 
-    Sliding-window attention does not limit the length. Scaled rotary positions extend the window
-    by their factor.
+    Sliding-window attention does not limit the length. Scaled rotary positions extend the window by
+    their factor.
     """
     text = config.get_text_config()
     stated = getattr(text, "max_position_embeddings", None)
@@ -369,7 +369,7 @@ def _check_known(source: str | Path, stated: dict[str, Any], trusted: bool) -> N
 
 
 def _check_own_code(source: str | Path, config: PreTrainedConfig, auto_map: Any) -> None:
-    """Raise ModelError for a vision-language model whose own code has no class that is loaded."""
+    """Raise ModelError for a vision-language model whose own code registers no usable class."""
     wanted = AutoModelForImageTextToText.__name__
     known = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     if known or (isinstance(auto_map, dict) and wanted in auto_map):
@@ -500,11 +500,11 @@ def load_model(
 
 
 def train_padding_token(model: PreTrainedModel) -> None:
-    """Let the padding token's embedding learn where it is also an end token, as in many models.
+    """Train the padding token's embedding if it is also an end token, as in many models.
 
     torch would drop its gradient, also where the token ends a turn of the prompt. Padding itself is
-    masked, so it has no gradient anyway. Any other padding token keeps its embedding: a tiny model
-    that is saved and loaded again must train as before.
+    masked, so it has no gradient anyway. Any other padding token keeps its embedding, so that a
+    tiny model that is saved and loaded again trains as before.
     """
     ends: list[int] = []
     for config in (model.config, model.config.get_text_config()):

@@ -200,7 +200,7 @@ class Lora:
             then = json.loads((folder / CONFIG).read_text())
             raise ValueError(
                 f"{folder} holds matrices of rank {then.get('r')} for "
-                f"{len(theirs) // 2} layers; model.lora asks for rank {self._config.r} and "
+                f"{len(theirs) // 2} layers; model.lora sets rank {self._config.r} and "
                 f"{len(own) // 2} layers. Set model.lora as it was when they were trained."
             )
         for key, x in own.items():

@@ -104,7 +104,7 @@ def _outputs(
 
 
 def spread(x: Float[Tensor, " N"], rollouts: Rollouts) -> Float[Tensor, "B T"]:
-    """Put one number per token on the mask back to the tokens' places; 0 elsewhere."""
+    """Scatter one number per token on the mask back to the tokens' positions; 0 elsewhere."""
     empty = torch.zeros(rollouts.mask.shape, dtype=x.dtype, device=x.device)
     return empty.masked_scatter(rollouts.mask, x)
 
@@ -117,7 +117,7 @@ def _prompts_once(
     mask: Tensor,
     head: bool,
 ) -> Tensor:
-    """Read each distinct prompt once, then all responses on their prompts' keys and values.
+    """Process each distinct prompt once, then all responses on its keys and values.
 
     Gradients flow back through the keys and values, so the results are the same.
     """
@@ -231,8 +231,8 @@ class Policy:
         """Return π_ref: the policy as it is now, without gradients.
 
         With LoRA this needs no second model: π_ref is the base model or, if the policy's adapter
-        was trained already, a copy of that adapter. ``copied`` makes the copy in any case, for a
-        method that returns to it.
+        was trained already, a copy of that adapter. ``copied`` always makes a copy, for a method
+        that resets the policy to it.
         """
         if self.lora is None:
             model = copy.deepcopy(self.model).eval()
@@ -304,7 +304,7 @@ class Policy:
     def score(
         self, rollouts: Rollouts, temperature: float, with_entropy: bool = False
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"] | None]:
-        """Compute log π of every response token at a temperature, and its entropy H if asked."""
+        """Compute log π of every response token at a temperature, and optionally its entropy H."""
         if type(self.family) is GeneralVision:
             self._check_general(rollouts)
         with self.active():

@@ -70,8 +70,8 @@ class BrokenTemplate(ValueError):  # noqa: N818
 class LimitedChat:
     """Renders chat messages in a child process with limits on time, memory and output.
 
-    A chat template may loop without end or ask for all memory within one operation, which neither
-    a signal handler nor another thread can interrupt. The child process is killed by its own timer.
+    A chat template may loop forever or allocate all memory in a single operation, which neither a
+    signal handler nor another thread can interrupt. The child process is killed by its own timer.
     """
 
     def __init__(self, render: Callable[[Messages], str]) -> None:

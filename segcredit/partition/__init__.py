@@ -71,7 +71,7 @@ def make_partition(name: str, **settings: Any) -> Partition:
         if field.default is field.default_factory is MISSING and setting not in settings:
             example = kind.examples[0].get(setting, "…")
             raise ValueError(
-                f"partition {name} needs its {setting}, "
+                f"partition {name} needs the setting {setting}, "
                 f"as in {{name: {name}, {setting}: {example}}}."
             )
     return kind(**settings)

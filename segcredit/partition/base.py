@@ -35,7 +35,7 @@ class Partition:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(rollouts)")
 
     def estimated(self, rollouts: Rollouts, segments: Segments) -> Bool[Tensor, "B M"]:
-        """Select segments at whose start Monte-Carlo methods estimate a value; default: all."""
+        """Select segments at whose start Monte-Carlo methods estimate a value; by default all."""
         return segments.mask
 
     @classmethod

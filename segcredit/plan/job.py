@@ -86,7 +86,7 @@ def parse_gpus(text: str) -> tuple[int, Gpu]:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Look a GPU up; case, spaces and hyphens are ignored."""
+    """Look up a GPU by its name; case, spaces and hyphens are ignored."""
     key = re.sub(r"[^a-z0-9]", "", name.lower().replace("gb", "g"))
     if key in _KEYS:
         return GPUS[_KEYS[key]]
@@ -96,7 +96,7 @@ def gpu_named(name: str) -> Gpu:
 
 
 def _nearest(key: str) -> str:
-    """Suggest GPUs whose names start or end with the key, else the most similar one."""
+    """Suggest GPUs whose names start or end with the key; otherwise the most similar one."""
     key = key.removeprefix("nvidia").removeprefix("geforce")
     near = [known for known in _KEYS if key and (known.startswith(key) or known.endswith(key))]
     near = near or get_close_matches(key, _KEYS, n=1, cutoff=0.4)
@@ -266,7 +266,7 @@ SMALLEST = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a prediction depends on."""
+    """All data that a prediction depends on."""
 
     shape: Shape
     lengths: Lengths
@@ -359,7 +359,7 @@ class Job:
         return self.lengths.prompt + self.lengths.response
 
     def micro_tokens(self, responses: int) -> float:
-        """Count the tokens of the largest micro-batch when all responses reach max_tokens."""
+        """Count the tokens of the largest micro-batch if all responses reach max_tokens."""
         longest = self.lengths.prompt if self.packed else self.lengths.longest
         full = min(self.tokens_per_micro, responses * (longest + self.max_tokens))
         return max(full, self.longest_row)  # a row is never split
@@ -430,7 +430,7 @@ class Job:
 
 
 def job_of(recipe: Recipe, shape: Shape, lengths: Lengths, gpu: Gpu, gpus: int) -> Job:
-    """Collect what a recipe's settings mean for memory and time."""
+    """Collect the effects of a recipe's settings on memory and time."""
     needed = requirements(recipe.make_algorithm())
     columns = set(needed.columns)
     half = recipe.model.dtype == "bfloat16"
@@ -477,7 +477,7 @@ def _shares_gpu(recipe: Recipe) -> bool:
 
 
 def _uncounted(recipe: Recipe, needed: Requirements, shape: Shape, gpus: int) -> Iterator[str]:
-    """Describe the work of this recipe that the prediction leaves out."""
+    """Describe the work of this recipe that the prediction does not include."""
     if recipe.rollout.engine == "hf" and recipe.rollout.graphs and shape.parameters < SMALL_MODEL:
         yield "CUDA graphs: sampling is faster, and its KV cache stays allocated"
     if recipe.rollout.ahead:

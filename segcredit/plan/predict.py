@@ -38,7 +38,7 @@ class Prediction:
 
     job: Job
     changes: dict[str, bool | int] = field(default_factory=dict)
-    """Settings by recipe key that differ from those that were asked for."""
+    """Settings, by recipe key, that differ from the requested ones."""
     trials: "list[Prediction]" = field(default_factory=list)
     """Predictions with changed settings until one fits; empty if none is needed."""
     larger: "Prediction | None" = None
@@ -119,7 +119,7 @@ class Prediction:
 
 
 def advise(job: Job) -> list[Prediction]:
-    """Try changes until one fits, cheapest first; the best is last. Empty if the job fits.
+    """Try changes until one fits, cheapest first; the best is last. Empty if the job fits as is.
 
     Smaller micro-batches cost little unless they are tiny, gradient checkpointing a third more
     arithmetic, offloading copies to CPU memory and back, and
@@ -161,7 +161,7 @@ def large_enough(job: Job) -> Prediction | None:
 
 
 def _with_switches(job: Job) -> Iterator[Job]:
-    """Yield the job as it is, then with more and more costly switches."""
+    """Yield the job unchanged, then with switches that cost more and more time."""
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
@@ -245,7 +245,7 @@ def assumptions(job: Job) -> list[str]:
 
 
 def warnings(job: Job) -> list[str]:
-    """Return the settings that work, but cost more than expected."""
+    """Return warnings about settings that work, but cost more than expected."""
     lines = []
     if job.gpus > 1:
         remedy = "" if job.adapter else "; memory.shard=true divides them, which is not predicted"

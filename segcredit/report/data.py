@@ -75,7 +75,7 @@ class Rows:
         return f"rows-{self.run}-{self.kind}-{self.step}"
 
     def listed(self) -> dict[str, Any]:
-        """Return the facts that the page must know before it reads the rows."""
+        """Return the facts that the page needs before it reads the rows."""
         names = ("run", "kind", "step", "shown", "total", "ids")
         return {name: getattr(self, name) for name in names}
 
@@ -213,7 +213,7 @@ def plain_number(x: Any) -> float | int | str | None:
 
 @cache
 def shown_partitions() -> tuple[Partition, ...]:
-    """Return the page's partitions with their example settings; entropy partitions come first.
+    """Return the page's partitions with their example settings, entropy partitions first.
 
     A run need not record values, so partitions that need them are left out.
     """
@@ -225,7 +225,7 @@ def shown_partitions() -> tuple[Partition, ...]:
 def cut_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[list[int]]]:
     """Find the last token of each segment, for every row and every partition on the page.
 
-    Empty for a row that lacks a column which the partitions read.
+    The result is empty for a row that lacks a column that the partitions need.
     """
     found: list[list[list[int]]] = [[[] for _ in shown_partitions()] for _ in rows]
     complete = [i for i, row in enumerate(rows) if _is_complete(row)]

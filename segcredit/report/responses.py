@@ -264,7 +264,8 @@ _JSON_NAMES = {
 
 def _refuse_constant(name: str) -> Never:
     raise InputError(
-        f"expected finite numbers; got {name}; look at what wrote it (tool output takes 0)"
+        f"expected finite numbers; got {name}; "
+        f"correct the program that wrote it (tool output has 0)"
     )
 
 

@@ -16,7 +16,7 @@ from segcredit.runlog.untrusted import parse_yaml
 from segcredit.types import Rollouts
 
 ALL = "all"
-"""Strategy that stands for every built-in partition."""
+"""Strategy name that selects every built-in partition."""
 FIELDS = {"entropy": ("entropy",), "value": ("value",), "logp_old": ("prob", "logp"), "pieces": ()}
 """Columns that a partition may need → fields of a row, any one of which provides the column."""
 
@@ -27,10 +27,11 @@ def column_names(partition: Partition) -> list[str]:
 
 
 def load_partitions(asked: Iterable[str], options: Mapping[str, float]) -> dict[str, Partition]:
-    """Make every built-in partition and those asked for.
+    """Make every built-in partition and the requested ones.
 
     Args:
-        asked: Names as typed: ``entropy``, ``file.py:Name``, or ``{name: fixed, size: 8}``.
+        asked: Names as typed by the user: ``entropy``, ``file.py:Name``, or
+            ``{name: fixed, size: 8}``.
         options: Settings from the command line, used by every partition that has them.
     """
     names = dict.fromkeys([*PARTITIONS, *(name for name in asked if name != ALL)])
@@ -47,7 +48,7 @@ def _make(name: str, options: Mapping[str, float]) -> Partition:
 
 
 def choose(asked: Sequence[str], row: Row, partitions: Mapping[str, Partition]) -> list[str]:
-    """Return the strategies to show for a row: those asked for, or entropy, or else newline."""
+    """Return the strategies to show for a row: the requested ones, else entropy, else newline."""
     if not asked:
         return ["newline" if missing_column("entropy", row) else "entropy"]
     names: dict[str, None] = {}
@@ -63,7 +64,7 @@ def choose(asked: Sequence[str], row: Row, partitions: Mapping[str, Partition]) 
 
 
 def missing_column(column: str, row: Row) -> str:
-    """Say what to add to a row that lacks a column; empty if the row has it."""
+    """Return what to add to a row that lacks a column; empty if the row has it."""
     if column not in FIELDS:
         return f"the column {column!r}, which rows of a file cannot hold; type -s newline"
     fields = FIELDS[column]
@@ -185,6 +186,6 @@ def _numbers(
     if not all(x is None or x.isfinite().all() for x in numbers):
         raise ValueError(
             "entropy, value and reward must be of moderate size; got a sum that overflows; "
-            "look at what wrote them"
+            "correct the program that wrote them"
         )
     return numbers

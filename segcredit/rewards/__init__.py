@@ -125,8 +125,8 @@ def _weighted(specs: Sequence[Any], weights: Sequence[float] | None) -> Weighted
         if isinstance(rest, dict):
             if weights is not None and "weight" in rest:
                 raise ValueError(
-                    f"the weight of a reward is given once; got reward_weights and {spec!r}. "
-                    f"Remove one of the two."
+                    f"the weight of a reward must be set only once; got reward_weights and "
+                    f"{spec!r}. Remove one of the two."
                 )
             weight, label = rest.pop("weight", 1.0), rest.pop("label", None)
         weight = weight if weights is None else weights[number]
@@ -134,8 +134,8 @@ def _weighted(specs: Sequence[Any], weights: Sequence[float] | None) -> Weighted
         label = _label(rest) if label is None else label
         if not isinstance(label, str) or not LABEL.fullmatch(label):
             raise ValueError(
-                f"the label of a reward has letters, digits, '_', '.' and '-'; got {label!r}. Set "
-                f"another one: {{name: …, label: …}}."
+                f"the label of a reward may contain letters, digits, '_', '.' and '-'; got "
+                f"{label!r}. Set another one: {{name: …, label: …}}."
             )
         if label in made:
             raise ValueError(
@@ -175,5 +175,5 @@ def functions_in(reward: object) -> list[CustomReward]:
 
 
 def compares_answers(reward: object) -> bool:
-    """Whether a reward is built in, or has one, so that each row must have exactly one answer."""
+    """Whether a reward is or contains a built-in one, so that each row must have one answer."""
     return any(isinstance(x, MathReward | ExactReward) for x in parts_of(reward))

@@ -29,7 +29,7 @@ def grade(reward: RewardFn, responses: Sequence[Response]) -> list[Reward]:
 
 
 def require_grades(who: str, found: object, responses: Sequence[Response]) -> list[Reward]:
-    """Return what a reward object returned, if that is one Reward with a finite value each.
+    """Return a reward object's result; raise RewardError unless each Reward has a finite value.
 
     Args:
         who: Subject of the error message, such as "the reward 'Mine'".
@@ -97,7 +97,7 @@ def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
 
 
 def _why(reward: Reward) -> str:
-    """Return the reason for which there is no verdict, in a weighted sum with the label."""
+    """Return why there is no verdict; in a weighted sum, with the reward's label."""
     named = (f"{name}: {x.reason}" for name, x in reward.each.items() if not x.verdict)
     return next(named, reward.reason)
 

@@ -1,4 +1,4 @@
-"""Requests to a server over HTTP: concurrent, tried again while a failure may be temporary."""
+"""Concurrent HTTP requests to a server, repeated if a failure may be temporary."""
 
 import http.client
 import json
@@ -145,7 +145,7 @@ def require_url(owner: str, url: object, example: str) -> None:
 def ask_all(
     calls: Sequence[Callable[[], T]], workers: int, until: float
 ) -> "list[T | NoReplyError]":
-    """Make several calls at the same time; those that fail, or are late, give a NoReplyError.
+    """Make several calls concurrently; a failed or late call returns a NoReplyError.
 
     Any other exception ends all calls. Returns soon after the deadline, by the monotonic clock, at
     which requests end by themselves, except from a server that sends its headers slowly: such a
@@ -186,7 +186,7 @@ def ask_all(
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: a key and responses go to the URL that the user named, only."""
+    """Follows no redirects: the key and responses go only to the URL that the user named."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

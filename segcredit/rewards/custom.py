@@ -11,8 +11,8 @@ Two rules where TRL leaves a choice:
 
 - Prompts and completions are plain strings. A function written for TRL's conversational rows
   (``completion[0]["content"]``) is given lists of messages if ``conversational=True``.
-- None is an error. In TRL it means "not applicable" when several functions are added up; here each
-  function grades every response.
+- None is an error. In TRL it means "not applicable" in a sum of several functions; here each
+function grades every response.
 """
 
 import ast
@@ -197,7 +197,7 @@ class CustomReward:
         return self._caller(arguments(responses, self.conversational), self.deadline)
 
     def _find_culprit(self, responses: Sequence[Response], answer: Answer) -> NoReturn:
-        """Call again with one response at a time, and report the first that fails."""
+        """Call the function again with one response at a time, and report the first that fails."""
         until = time.monotonic() + _SEARCH * self.deadline
         for response in responses:
             if time.monotonic() + self.deadline > until:

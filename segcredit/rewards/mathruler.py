@@ -63,7 +63,7 @@ class MathRuler(Verifier):
     mode = "sympy"
 
     def at_sight(self, gold: str, answer: str) -> Verdict | None:
-        """Return the verdict from the text alone; None: sympy has to compute."""
+        """Return the verdict if the text alone decides; None if sympy has to compute."""
         if len(answer) > max(LONGEST, len(gold) + 2):
             reason = f"the answer has {len(answer):,} characters; at most {LONGEST} are graded"
             return Verdict(False, f"refused: {reason}")
@@ -207,7 +207,7 @@ def _skip_option(tokens: list[str]) -> None:
 
 
 def _comparable(gold: str, answer: str) -> list[tuple[str, str]] | None:
-    """Return pairs of elements whose differences must be zero; None: the answer is wrong."""
+    """Return pairs of elements whose differences must be zero; None if the answer is wrong."""
     if not answer:
         return None
     expected, given = _elements(gold), _elements(answer)

@@ -52,19 +52,19 @@ class JudgeReward:
     url: str = ""
     """Base URL of the server, such as http://localhost:8000/v1."""
     model: str | None = None
-    """Name of the model. None: the first one of the server."""
+    """Name of the model. None: the server's first model."""
     prompt: str = JUDGE_PROMPT
-    """Prompt with {response}, and perhaps {question} and {answer}."""
+    """Prompt with {response}, and optionally {question} and {answer}."""
     highest: float = 1.0
     """Highest score."""
     correct_from: float | None = None
-    """Score from which a response is correct. None: the judge reports no correctness."""
+    """Minimum score of a correct response. None: the judge reports no correctness."""
     max_tokens: int = 1024
     """Maximum length of a reply in tokens."""
     deadline: float = 60.0
     """Seconds for one attempt of a request."""
     batch_seconds: float = 300.0
-    """Seconds for all responses of a batch, with all attempts."""
+    """Seconds for all responses of a batch, including all attempts."""
     workers: int = 8
     """Requests at the same time."""
 
@@ -110,9 +110,9 @@ class JudgeReward:
         """Do nothing: no connection is kept."""
 
     def fill(self, response: Response) -> str:
-        """Put a response into the prompt, in one pass, so that its own braces mean nothing.
+        """Put a response into the prompt in one pass, so that its own braces have no effect.
 
-        Each text stands between marks with a hash of it, which a response cannot contain.
+        Each text is enclosed in marks that contain its hash, which a response cannot contain.
         """
         texts = {
             "question": "\n\n".join(x["content"] for x in response.prompt.messages),
@@ -161,7 +161,7 @@ class ServerReward:
     deadline: float = 60.0
     """Seconds for one attempt of a request."""
     batch_seconds: float = 300.0
-    """Seconds for all responses of a batch, with all attempts."""
+    """Seconds for all responses of a batch, including all attempts."""
     workers: int = 8
     """Requests at the same time."""
 

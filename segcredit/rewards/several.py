@@ -10,9 +10,9 @@ from segcredit.types import Response, Reward, RewardFn, correctness
 
 @dataclass(frozen=True)
 class WeightedRewards:
-    """Σ weight · reward. What is correct is what the first reward that reports it says.
+    """Σ weight · reward. The first reward that reports correctness decides what is correct.
 
-    ``correct`` and ``answered`` are those of that reward. A response for which any of the rewards
+    ``correct`` and ``answered`` come from that reward. A response for which any of the rewards
     gave no verdict counts in ``no_verdict``; the sum then has the value that this reward gave
     with its missing verdict (0 for the built-in ones).
     """
@@ -20,7 +20,7 @@ class WeightedRewards:
     rewards: Mapping[str, RewardFn]
     """Rewards by label."""
     weights: Mapping[str, float]
-    """Weights by label; a reward with weight 0 is logged and not learned."""
+    """Weights by label; a reward with weight 0 is only logged."""
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward]:
         if not responses:

@@ -1,4 +1,4 @@
-"""Sampling in buffers of fixed size, with decoding steps that are recorded as CUDA graphs.
+"""Sampling in buffers of fixed size, with decoding steps recorded as CUDA graphs.
 
 A step reads and writes tensors that stay at their addresses and never synchronizes with the host,
 so it can be recorded once and replayed. That saves launching kernels, which takes longer than
@@ -37,8 +37,8 @@ Step = Callable[[], None]
 class CudaGraphs:
     """Recorded steps by their sizes. Without a GPU, steps run directly.
 
-    Recording does not execute a step, so the warm-up steps are real ones: the first steps of a new
-    size run directly. All graphs share one memory pool for intermediate results, since they run one
+    Recording does not execute a step, so the warm-up uses real steps: the first steps of a new size
+    run directly. All graphs share one memory pool for intermediate results, since they run one
     after the other and need none of it after a step.
     """
 
@@ -69,7 +69,7 @@ class CudaGraphs:
             graph.replay()
 
     def _warm_up(self, step: Step, times: int) -> None:
-        """Run steps on the stream that is recorded from: workspaces belong to streams."""
+        """Run steps on the stream used for recording, since workspaces belong to streams."""
         assert self._stream is not None
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -404,7 +404,7 @@ class FixedSampler:
     def _check(self, step: DecodingStep, asked: Prefill) -> None:
         """Raise RuntimeError if the model's logits differ from those of a plain decoding step.
 
-        They do for a model that makes its own mask or takes positions from the cache's length.
+        They differ for a model that makes its own mask or takes positions from the cache's length.
         """
         state, plainly = step.state, asked.spread()
         num = len(asked.which)

@@ -174,7 +174,7 @@ class HFEngine:
     def _stops(
         self, sampling: Sampling, prefixes: Sequence[Tensor], device: torch.device
     ) -> StopStrings | None:
-        """Begin to look for stop strings; None if there are none."""
+        """Return a search for stop strings; None if there are none."""
         if not sampling.stop:
             return None
         assert self.decode is not None
@@ -205,7 +205,7 @@ class HFEngine:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Sample in fixed buffers, with CUDA graphs on a GPU; None if that fails.
 
-        Nothing is lost then: all random numbers were drawn before.
+        In that case sampling restarts with the same random numbers.
         """
         if self._fixed is None or self._fixed.device != asked.logits.device:
             self._fixed = FixedSampler(asked.logits.device)
@@ -280,7 +280,7 @@ class HFEngine:
 
 @contextmanager
 def enough_threads(logits: Tensor) -> Iterator[None]:
-    """Use one CPU thread for steps so small that starting a second takes longer than the work."""
+    """Use one CPU thread for steps so small that a second thread would cost more than it saves."""
     before = torch.get_num_threads()
     if logits.is_cuda or before == 1 or logits.numel() > SMALL_STEP:
         yield

@@ -20,8 +20,8 @@ from segcredit.types import Encoded, Sampling
 def choose(logp: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """Return the token at which the cumulative probability first exceeds u ∈ [0, 1).
 
-    Each row uses its own random number, so a sample does not depend on the other rows. Summed in
-    float64: in float32 the tail of a large vocabulary would be lost to rounding.
+    Each row uses its own random number, so a sample does not depend on the other rows. Sums are in
+    float64; in float32 the tail of a large vocabulary would be lost to rounding.
     """
     total = logp.double().exp().cumsum(dim=-1)
     threshold = uniform.double() * total[:, -1]
@@ -236,10 +236,10 @@ def prefill(
     prefixes: Sequence[Int[Tensor, "_"]],
     device: torch.device,
 ) -> Prefill:
-    """Read one prompt and response prefix per row; a prefix may be empty.
+    """Run the model on one prompt and response prefix per row; a prefix may be empty.
 
-    Each distinct prompt object is read once, then each distinct prefix on its prompt's keys and
-    values.
+    Each distinct prompt object is processed once, then each distinct prefix on its prompt's keys
+    and values.
     """
     cache: Any = growing_cache(model.config)
     # layers other than plain attention (windows, recurrent states) must read text without gaps
@@ -256,7 +256,7 @@ def prefill(
 
 
 def _read_prefixes(model: nn.Module, read: Prefill, prefixes: Sequence[Tensor]) -> Prefill:
-    """Read each distinct prefix once, on the keys and values of its prompt.
+    """Process each distinct prefix once, on the keys and values of its prompt.
 
     Prefixes are padded on the left, so that all rows continue in the same column.
     """
@@ -282,7 +282,7 @@ def _read_prefixes(model: nn.Module, read: Prefill, prefixes: Sequence[Tensor]) 
 
 
 def next_logits(model: nn.Module, cache: Any, arguments: dict[str, Tensor]) -> Tensor:
-    """Read tokens into the cache and return the logits after the last one."""
+    """Run the model on tokens, extend its KV cache, and return the logits after the last token."""
     outputs = model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
     logits: Tensor = outputs.logits[:, -1]
     return logits

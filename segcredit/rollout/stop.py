@@ -19,9 +19,9 @@ it, newlines too, until the character is complete."""
 class StopStrings:
     """Finds responses whose text contains a stop string, while they are sampled.
 
-    Text is decoded every few steps. A response is then cut after the token that completed the
-    string, so that the result does not depend on when it was decoded: each row has its own random
-    numbers, and tokens after the cut influence nothing.
+    Text is decoded every few steps, and a response is cut after the token that completed the
+    string. The result does not depend on when the text is decoded: each row has its own random
+    numbers, and tokens after the cut have no effect.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StopStrings:
     def check(
         self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"], done: int
     ) -> Bool[Tensor, " B"]:
-        """Look at the tokens since the last check; return the rows that have stopped so far.
+        """Check the tokens since the last check; return all rows that have stopped.
 
         Args:
             tokens: Sampled tokens; only the first ``done`` columns are read.
@@ -85,7 +85,7 @@ class StopStrings:
         return next(ends, None)
 
     def _holds(self, tokens: list[int]) -> bool:
-        """Whether the text contains a stop string, also if it begins within a character."""
+        """Whether the text contains a stop string, even one that begins inside a character."""
         for skipped in range(4):
             text = self.decode(tokens[skipped:])
             if any(x in text for x in self.strings):

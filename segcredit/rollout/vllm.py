@@ -346,7 +346,7 @@ class VllmEngine:
 def unprocessed_input(codec: ProcessorCodec, x: Encoded) -> dict[str, Any]:
     """Return the prompt with one mark per image, and its images, for vLLM's own processor.
 
-    How the tensors of a model without a family divide among its images is known to vLLM alone.
+    For a model without a family, only vLLM knows which tensors belong to which image.
     """
     prefix = x.tokens[len(codec.encode(x.prompt)[0]) :]
     return {
@@ -406,7 +406,7 @@ def _start(engine: VllmEngine) -> Any:
             first = " ".join(str(error).split())[:300]
             raise ValueError(
                 f"vLLM does not start: {first} It may use {engine.memory:.0%} of the device's "
-                f"memory (rollout.vllm.memory) and was asked for {engine.window} tokens per "
+                f"memory (rollout.vllm.memory) and must support {engine.window} tokens per "
                 f"sequence (data.max_prompt_tokens + rollout.max_tokens). Change these, or sample "
                 f"with transformers: rollout.engine=hf"
             ) from error

@@ -96,7 +96,7 @@ def model_card(
 
 
 def write_card(folder: Path, text: str) -> None:
-    """Write the card into a policy's folder, which its caller puts in place atomically."""
+    """Write the card into a policy's folder, which the caller then moves into place atomically."""
     (folder / CARD).write_bytes(text.encode())
 
 
@@ -235,7 +235,7 @@ def _escaped(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Show a text as code on one line; a table's bar stays a character."""
+    """Format a text as Markdown code on one line, with the table separator | escaped."""
     text = printable(text, 1000).replace("|", "\\|")
     fence = "`" * (_longest_run(text) + 1)
     edge = " " if len(fence) > 1 else ""

@@ -214,7 +214,7 @@ class Lock:
 
 
 def _take(descriptor: int) -> None:
-    """Try for a moment; a child forked just before its parent died releases it in milliseconds."""
+    """Try briefly: a child that was forked just before its parent died releases the lock soon."""
     import fcntl  # imported here, because Windows, which can read runs, does not have it
 
     for left in range(TRIES - 1, -1, -1):
@@ -232,7 +232,7 @@ _held: set[Lock] = set()
 
 
 def _close_in_child() -> None:
-    """Close a forked child's copies of locks, which it would keep if its parent died."""
+    """Close a forked child's copies of locks, which would outlive its parent."""
     for lock in list(_held):
         lock.release()
 

@@ -263,7 +263,7 @@ def _new_folder(stamped: Path) -> Path:
             path = stamped.with_name(f"{stamped.name}-{number}")
         except OSError as error:
             raise RunError(
-                f"cannot create the run directory {path}: {error.strerror}. Choose another place."
+                f"cannot create the run directory {path}: {error.strerror}. Choose another folder."
             ) from error
         else:
             return path

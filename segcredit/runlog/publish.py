@@ -118,7 +118,7 @@ def upload(policy: Policy, repo: str, private: bool, update: bool, api: "HfApi")
 
 
 def check_name(repo: str) -> None:
-    """Refuse a name that cannot be a repository's."""
+    """Refuse a name that is not a valid repository name."""
     from huggingface_hub.errors import HFValidationError
 
     try:

@@ -1,4 +1,4 @@
-"""Read a run directory, finished or still being written, without a model and without torch."""
+"""Read a run directory, even one in progress, without loading a model or torch."""
 
 import json
 import math
@@ -102,7 +102,9 @@ class Run:
             return read_rollouts(self.rollout_files[step])
         steps = self.rollout_steps
         shown = ", ".join(map(str, steps[-8:])) or "none"
-        raise ValueError(f"{self.path} has no rollouts of step {step}; the last ones: {shown}.")
+        raise ValueError(
+            f"{self.path} has no rollouts of step {step}; its last steps with rollouts: {shown}."
+        )
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -56,8 +56,8 @@ class TensorBoard:
 def _wait_for_a_later_second(folder: Path) -> None:
     """Wait until a new event file sorts after those of the run before the resume.
 
-    Event files are read in the order of their names, which begin with the second of their making
-    and go on with numbers that do not sort.
+    Event files are read in the order of their names. A name begins with the second in which it was
+    created; the rest of the name does not sort by time.
     """
     pattern = re.compile(r"events\.out\.tfevents\.(\d+)\.")
     seconds = [int(x[1]) for file in folder.glob("events*") if (x := pattern.match(file.name))]

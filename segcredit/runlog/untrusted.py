@@ -145,7 +145,7 @@ def require_trust(
         return
     settings = ", ".join(f"{key}: {printable(value, 300)}" for key, value in asked.items())
     raise ValueError(
-        f"{folder}: expected a run that asks for no code and no files of this machine; got "
+        f"{folder}: expected a run that names no code and no files of this machine; got "
         f"{settings} in its config.yaml, which would {_effect(asked)}. If you trust this run, "
         f"type: {command}"
     )

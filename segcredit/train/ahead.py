@@ -2,7 +2,8 @@
 
 A copy of the policy has the weights from before the update. It samples the responses of the next
 step in a thread, and scores them after the update. So log π_old, entropies and segments of that
-batch are those of the policy that sampled it, one update before the policy that learns it.
+batch are those of the policy that sampled it, which is one update older than the policy that trains
+on it.
 
 The thread runs nothing but :meth:`Sampler.sample`. All other work, and every collective operation,
 stays on the main thread, and no thread runs between two steps.
@@ -51,15 +52,15 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A complete batch, which the next step learns one update after it was sampled."""
+    """A complete batch on which the next step trains, one update after it was sampled."""
 
     sampled: RolloutBatch
     metrics: dict[str, float]
     """Metrics of the batch's sampling, such as those of dynamic sampling."""
     step: int
-    """Number of steps done when it is learned."""
+    """Number of steps done when the batch is trained on."""
     position: int
-    """Prompts taken from the training source before it."""
+    """Prompts taken from the training source before this batch."""
 
 
 class RemotePolicy(Policy):
@@ -116,7 +117,7 @@ class Lookahead:
     """A copy of the policy with an engine of its own, which samples one update early."""
 
     def __init__(self, state: State) -> None:
-        """Copy the whole policy; with LoRA, too, since adapters are switched while it trains."""
+        """Copy the whole policy, also with LoRA, since adapters are switched during training."""
         training, name = state.policy.device, state.recipe.rollout.device
         device = training if name is None else device_of(name)
         model, lora = copy.deepcopy((state.policy.model, state.policy.lora))
@@ -151,9 +152,9 @@ class Lookahead:
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """On a GPU, work beside the main thread's stream: after what it did before, and to the end.
+        """Return a context in which a GPU uses a stream parallel to the main thread's.
 
-        The work is completed at the end, so that the main thread may read its results.
+        It waits for what the main thread began before, and its work is complete at its end.
         """
         if self._stream is None:
             yield
@@ -169,7 +170,7 @@ class Lookahead:
 
 
 class StopSampling(BaseException):
-    """Ends a thread whose result nobody will read."""
+    """Ends a thread whose result is no longer needed."""
 
 
 class Background(Generic[Made]):
@@ -211,7 +212,7 @@ class Background(Generic[Made]):
 
 
 class AheadSampling:
-    """Context in which the next step's responses are sampled; left by an error, it stops that."""
+    """Context in which the next step's responses are sampled; an error stops the sampling."""
 
     def __init__(self, state: State, log: Metrics) -> None:
         """Copy the current weights and choose the prompts."""
@@ -266,7 +267,8 @@ class AheadSampling:
     def finish(self) -> PendingBatch:
         """Wait for the responses, grade them and fill their columns.
 
-        Times are part of the current step; other metrics belong to the step that learns the batch.
+        Times are part of the current step; other metrics belong to the step that trains on the
+        batch.
         """
         state, log = self._state, self._log
         with log.time("sample"):
@@ -291,7 +293,7 @@ class AheadSampling:
 
 
 def as_saved(state: State) -> dict[str, Any]:
-    """Return what a checkpoint keeps of the pending batch, if there is one.
+    """Return the part of the pending batch that a checkpoint stores, if there is one.
 
     Prompts are kept by their ids: their tokens and images are made again from the data.
     """
@@ -312,10 +314,10 @@ def as_saved(state: State) -> dict[str, Any]:
 
 
 def restored(state: State, kept: Mapping[str, Any] | None) -> PendingBatch | None:
-    """Return a checkpoint's pending batch; None if there is none, or if it no longer fits.
+    """Return a checkpoint's pending batch; None if there is none, or if settings or data changed.
 
-    It fits the settings and the data that it was made with. Otherwise the next step samples
-    responses to the same prompts from the current policy.
+    If settings or data have changed, the next step samples responses to the same prompts from the
+    current policy.
     """
     if kept is None or kept["step"] != state.step:
         return None
@@ -348,7 +350,7 @@ def _without_folder(setting: Any) -> Any:
 
 
 def _batches(batch: RolloutBatch) -> Iterator[RolloutBatch]:
-    """Yield a batch and those of dynamic sampling in it."""
+    """Yield a batch, and the batches that dynamic sampling added to it."""
     yield batch
     for x in (batch.unfiltered, *batch.refills):
         if x is not None:
@@ -384,7 +386,7 @@ def _encoded_again(state: State, kept: Mapping[str, Any]) -> list[Encoded] | Non
 
 
 def _packed(batch: RolloutBatch, number: Mapping[int, int]) -> dict[str, Any]:
-    """Convert a batch to tensors and plain data; ``number``: of each prompt object."""
+    """Convert a batch to tensors and plain data; ``number`` maps prompt objects to indices."""
     rollouts = batch.rollouts
     columns = {f.name: getattr(rollouts, f.name) for f in fields(rollouts)}
     prompts = columns.pop("prompts")
@@ -404,7 +406,7 @@ def _packed(batch: RolloutBatch, number: Mapping[int, int]) -> dict[str, Any]:
 def _unpacked(
     kept: Mapping[str, Any], encoded: Sequence[Encoded], device: torch.device
 ) -> RolloutBatch:
-    """Make the batch of :func:`_packed` again."""
+    """Restore the batch from what :func:`_packed` returned."""
     prompts = [encoded[n] for n in kept["prompts"]]
     rollouts = Rollouts(**kept["columns"], prompts=prompts).map(lambda x: x.to(device))
     unfiltered = kept["unfiltered"]

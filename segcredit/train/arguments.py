@@ -34,7 +34,7 @@ def kind(value: object) -> str:
 
 
 def stages_of_steps(steps: object, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the one stage of a run without ``stages``; raise TypeError for wrong ``steps``."""
+    """Return the only stage of a run without ``stages``; raise TypeError for invalid ``steps``."""
     if steps is None:
         steps = STEPS
     elif "stages" in settings:
@@ -61,7 +61,7 @@ def check_algorithm(algorithm: object) -> None:
 
 
 def check_reward(reward: object) -> None:
-    """Raise TypeError for a reward that is neither a name, settings, a function nor several."""
+    """Raise TypeError unless the reward is a name, settings, a function, or a list of these."""
     if not isinstance(reward, str | dict | list | tuple) and not callable(reward):
         raise TypeError(
             f"reward: expected a name such as 'math', settings or a function; got {kind(reward)}. "
@@ -109,7 +109,7 @@ class LoadedModel:
         self._save_parts(folder)
 
     def save_without_weights(self, folder: Path) -> None:
-        """Save what the settings and rows are checked with."""
+        """Save the files that settings and rows are checked with."""
         model = self._unchanged()
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(folder)
@@ -131,7 +131,7 @@ class LoadedModel:
             part.save_pretrained(folder)
 
     def _unchanged(self) -> PreTrainedModel:
-        """Return the same weights with copies of what save_pretrained would change."""
+        """Return a model with the same weights, and copies of what save_pretrained changes."""
         model = copy.copy(self.model)
         model.config = copy.deepcopy(self.model.config)
         model.generation_config = copy.deepcopy(self.model.generation_config)
@@ -199,7 +199,7 @@ def _dtype(model: PreTrainedModel) -> str:
 
 
 def _parts(model: PreTrainedModel, tokenizer: Any) -> tuple[Any, ...]:
-    """Return what must be saved beside the model; raise TypeError if it is incomplete."""
+    """Return the parts that must be saved with the model; raise TypeError if one is missing."""
     given = tuple(tokenizer) if isinstance(tokenizer, list | tuple) else (tokenizer,)
     name = _name(model)
     if tokenizer is None or not given:

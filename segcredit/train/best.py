@@ -1,4 +1,4 @@
-"""The best held-out result of a run: its checkpoint is kept, and without gains the run stops.
+"""The best held-out result of a run: keep its checkpoint, and stop a run without gains.
 
 ``evaluation.metric`` says which result counts, ``save.best`` keeps its checkpoint, and
 ``evaluation.patience`` ends the run. Evaluations before optimization do not count.
@@ -96,7 +96,7 @@ def is_best(state: "State") -> bool:
 
 
 def restored(state: "State", folder: RunFolder, kept: Mapping[str, Any] | None) -> Best | None:
-    """Return a checkpoint's record, as far as it holds for the recipe and the run directory.
+    """Return a checkpoint's record, as far as it is valid for the recipe and the run directory.
 
     Without the checkpoint of the best step, the next evaluation is the best again.
     """
@@ -111,7 +111,7 @@ def restored(state: "State", folder: RunFolder, kept: Mapping[str, Any] | None) 
 
 
 def as_saved(best: Best | None) -> dict[str, Any]:
-    """Return what a checkpoint's state file holds; nothing if no setting needs it."""
+    """Return the record for a checkpoint's state file; empty if no setting needs it."""
     return {} if best is None else {"best": asdict(best)}
 
 
@@ -125,9 +125,9 @@ def protected(state: "State", folder: RunFolder) -> set[str]:
 
 
 def record(state: "State", folder: RunFolder) -> None:
-    """Write best.json once its checkpoint exists, and delete the checkpoint that was best before.
+    """Write best.json once its checkpoint exists, and delete the previous best checkpoint.
 
-    Killed at any moment, best.json names a complete checkpoint.
+    If the process is killed at any moment, best.json still names a complete checkpoint.
     """
     settings, best = state.recipe.save, state.best
     if not settings.best:

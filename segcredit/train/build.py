@@ -81,7 +81,7 @@ def make_plan(
     progress: Callable[[int], None] | None = None,
     in_memory: bool = False,
 ) -> RunPlan:
-    """Check everything; objects given in Python replace those that the recipe names.
+    """Run all checks of a recipe; objects given in Python replace those that it names.
 
     Args:
         progress: Called from time to time with the number of rows checked so far.
@@ -137,7 +137,7 @@ def make_plan(
 
 
 def _pinned(recipe: Recipe) -> Recipe:
-    """Name the commit of datasets on the Hub, so that config.yaml repeats the run."""
+    """Add the commit of datasets on the Hub, so that config.yaml reproduces the run."""
     try:
         names = {key: pin_addresses(getattr(recipe.data, key)) for key in ("train", "test")}
     except ValueError as error:

@@ -97,7 +97,7 @@ class CallbackObserver:
         self.shown.end()
 
     def raise_failure(self, state: str) -> None:
-        """Raise CallbackError if a hook has failed; ``state`` says what became of the run."""
+        """Raise CallbackError if a hook has failed; ``state`` describes the state of the run."""
         if self.failed is not None:
             message, error = self.failed
             raise CallbackError(f"{message}. {state}.") from error

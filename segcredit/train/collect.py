@@ -141,11 +141,11 @@ def complete(
 def refill(
     context: Context, sampler: Sampler, first: RolloutBatch, more: Callable[[], Sequence[Prompt]]
 ) -> RolloutBatch:
-    """Replace the responses to prompts with nothing to compare by those to other prompts (DAPO).
+    """Replace groups without differences between responses by responses to other prompts (DAPO).
 
     A group stays if it has correct and incorrect responses, or different rewards, as
     ``rollout.refill_by`` says. At most ``rollout.refills`` batches of prompts are sampled in
-    addition. If there are still too few such groups, the first of the other groups stay.
+    addition. If there are still too few such groups, the first other groups fill the batch.
     """
     settings, log = context.state.recipe.rollout, context.log
     wanted = len(first.rollouts)

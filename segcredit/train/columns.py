@@ -119,7 +119,7 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
 @torch.no_grad()
 def without_truncated(batch: Batch) -> Batch:
-    """Take truncated responses out of the policy's loss, its terms and their denominators."""
+    """Remove truncated responses from the policy loss, its terms and their denominators."""
     finished = ~batch.rollouts.truncated
     return replace(batch, loss_mask=batch.loss_mask & finished[:, None], in_loss=finished)
 
@@ -249,7 +249,7 @@ class CriticProvider(Provider):
 
 @dataclass(frozen=True)
 class InitialPolicyProvider(Provider):
-    """Provider of the initial policy, before the stage of reinforcement learning has begun."""
+    """Provider of the initial policy before the reinforcement learning stage starts."""
 
     restarts: bool
     """Whether each update starts from it; otherwise it is the reference model."""
@@ -282,7 +282,7 @@ class InitialPolicyProvider(Provider):
 
 
 def _kept_policy(state: State) -> Policy | None:
-    """Return the initial policy, if another column has it already."""
+    """Return the initial policy, if another column already holds it."""
     found = (x.reference for x in state.providers.values() if isinstance(x, KeptPolicy))
     return next(found, None)
 
@@ -427,7 +427,7 @@ def prepare_columns(state: State, columns: Iterable[Column]) -> None:
 
 
 def restore_columns(state: State, saved: SavedRun) -> None:
-    """Restore the columns of the method, and a critic that an earlier method of the run had."""
+    """Restore the columns of the method, and the critic of an earlier method of the run."""
     for column in in_order({*state.columns, VALUE}):
         provider = provider_of(column).restore(state, saved)
         if provider is not None:

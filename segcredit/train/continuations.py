@@ -106,7 +106,7 @@ class MonteCarloValues:
         return reward.mean(dim=1)
 
     def _graded(self, rows: Sequence[Prefix]) -> list[tuple[float, bool, int]]:
-        """Sample this rank's share of continuations; returns reward, truncation and length."""
+        """Sample this rank's share of continuations; return reward, truncation and length."""
         state, settings = self.context.state, self.context.state.recipe.rollout
         drawn = self.context.generator("continue", *self.context.purpose)
         own = state.parallel.own(rows)

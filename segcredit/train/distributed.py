@@ -69,7 +69,7 @@ class Parallel(Peers):
         return self._slice(len(items)).start
 
     def turns(self, items: Sequence[Item], spare: Item | None = None) -> list[tuple[Item, bool]]:
-        """Return this rank's items, each with True; ``spare`` pads all ranks to the same number.
+        """Return this rank's items, each with True; ``spare`` items pad all ranks to equal length.
 
         Ranks with fewer items get the spare item with False: they must process it, because forward
         passes are collective operations, and its result must not count.

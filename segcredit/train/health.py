@@ -1,4 +1,4 @@
-"""Detect that a run learns nothing or reads its prompts badly; warn with cause and remedy."""
+"""Detect that a run learns nothing or processes prompts incorrectly; warn with cause and remedy."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -142,7 +142,8 @@ def _constant_message(metrics: Numbers) -> str:
 READ = 4
 """Number of prompts to read for the check of the begin token."""
 WORSE = 1.0
-"""Loss of log-probability per token, in nats, from which a missing begin token is reported."""
+"""Minimum loss of log-probability per token, in nats, for which a missing begin token is
+reported."""
 
 
 def begin_token_warning(policy: Policy, prompts: Sequence[Prompt]) -> str | None:

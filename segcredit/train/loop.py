@@ -59,7 +59,7 @@ class Observer(Protocol):
         ...
 
     def stop_reason(self) -> str | None:
-        """Return why training shall stop after this step; None: go on."""
+        """Return why training should stop after this step; None to continue."""
         ...
 
     def note(self, text: str) -> None:
@@ -229,7 +229,7 @@ class Loop:
             warnings.warn(message, stacklevel=2)
 
     def _warn_once(self, name: str, message: str | None) -> None:
-        """Show a warning, if there is one, unless the run has shown one of that name."""
+        """Show a warning, unless there is none or the run has already shown one with that name."""
         if message is not None and self._health.is_new(name):
             self._warn(name, message)
 

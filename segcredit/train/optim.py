@@ -609,7 +609,7 @@ class Learner(Protocol):
     def backward(
         self, algorithm: Algorithm, micro: Batch
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Add the gradients of a micro-batch; returns metrics and log π if it was computed."""
+        """Add the gradients of a micro-batch; return metrics, and log π if it was computed."""
         ...
 
 

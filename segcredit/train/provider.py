@@ -1,9 +1,9 @@
 """Providers prepare, fill, update and save the columns of a run.
 
-:class:`Provider` lists everything that a column may ask of a run. All of it is optional: a provider
-overrides what its column needs. ``segcredit/train/columns.py`` has the providers of the built-in
-columns; a user's column (:class:`OwnColumn`) is its own provider. :class:`Providers` calls all
-providers of a method in turn, so that the training step has no branch for any of them.
+:class:`Provider` has a method for everything that a run does for a column. All are optional: a
+provider overrides those that its column needs. ``segcredit/train/columns.py`` has the providers of
+the built-in columns; a user's column (:class:`OwnColumn`) is its own provider. :class:`Providers`
+calls all providers of a method in turn, so that the training step has no branch for any of them.
 """
 
 import shlex
@@ -72,7 +72,7 @@ def trained_policy(recipe: Recipe, place: Path) -> str:
 
 
 class Provider:
-    """Everything a run does for one column; the defaults do nothing."""
+    """Everything that a run does for one column; the defaults do nothing."""
 
     prepares_at_build: ClassVar[bool] = False
     """Whether it is prepared when the run is built: it holds no model and no state."""
@@ -96,11 +96,11 @@ class Provider:
         return self
 
     def restore(self, state: "State", saved: SavedRun) -> "Provider | None":
-        """Return the prepared provider as a checkpoint has it; None: prepare it later."""
+        """Return the provider restored from a checkpoint; None if it must be prepared later."""
         return None
 
     def choose_prompts(self, state: "State", count: int) -> list[Prompt] | None:
-        """Choose the prompts of the next step; None: take them in the data's order."""
+        """Choose the prompts of the next step; return None to keep the data's order."""
         return None
 
     def fill(self, context: "Context", rollouts: Rollouts) -> Rollouts:
@@ -119,7 +119,7 @@ class Provider:
         return None
 
     def select_rows(self, batch: Batch) -> Int[Tensor, " R"] | None:
-        """Return the rows that enter the update; None: all."""
+        """Return the rows that enter the update; None for all rows."""
         return None
 
     def before_update(self, context: "Context", batch: Batch) -> Batch:
@@ -127,7 +127,7 @@ class Provider:
         return batch
 
     def after_update(self, context: "Context", rollouts: Rollouts) -> dict[str, float]:
-        """Update the column's own state after the step; returns metrics."""
+        """Update the column's own state after the step, and return metrics."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Providers:
 
     @property
     def sampler(self) -> Sampler | None:
-        """Sampler of the first provider that has one; None: sample responses independently."""
+        """Sampler of the first provider that has one; None if responses are independent."""
         return next((x.sampler for x in self.each if x.sampler is not None), None)
 
     @property

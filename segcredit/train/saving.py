@@ -77,14 +77,14 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
 
 
 def _card(state: State, rows: list[dict[str, Any]]) -> str:
-    """Describe the policy for those who get its folder alone."""
+    """Describe the policy for users who have only its folder."""
     has_images = state.policy.codec.image_processor is not None
     config = state.config or state.recipe.as_dict()
     return model_card(config, repr(state.algorithm), rows, state.step, has_images)
 
 
 def help_save(state: State) -> None:
-    """Take part in saving sharded models, on all ranks but 0."""
+    """Participate in saving sharded models, on all ranks except 0."""
     for model in _fixed_models(state).values():
         if state.parallel.share(False):
             _write_model(state, model, None)
@@ -281,7 +281,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
 
 
 def _restore_curriculum(state: State, saved: SavedRun) -> None:
-    """Restore the prompts' success rates; without any, the curriculum begins anew."""
+    """Restore the prompts' success rates; if there are none, the curriculum starts anew."""
     kept = saved.state.get("curriculum")
     if kept is None or not state.recipe.data.curriculum:
         return
@@ -381,7 +381,7 @@ def _is_there(path: str | None) -> bool:
 
 
 def _stage_problems(old: list[Any], new: list[Any], stage: int, stage_step: int) -> list[str]:
-    """List changes that come too late: of finished stages, or of what is done in this one."""
+    """List changes that come too late: to finished stages, or to finished steps of this stage."""
     problems = []
     for number, then in enumerate(old[: stage + bool(stage_step)]):
         now = new[number] if number < len(new) else None
@@ -408,7 +408,7 @@ def _is_finished(found: dict[str, Any], recipe: Recipe) -> bool:
 
 
 def _check_vocabulary(state: State, place: Path) -> None:
-    """Refuse a changed vocabulary."""
+    """Refuse to resume with a changed vocabulary."""
     if state.recipe.model.tiny is not None and state.world is not None:
         known = state.policy.codec.tokenizer.get_vocab()
         if known != state.world.tokenizer().get_vocab():

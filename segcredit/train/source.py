@@ -91,6 +91,6 @@ def next_prompts(state: State, count: int | None = None) -> list[Prompt]:
 
 
 def training_prompts(state: State) -> Sequence[Prompt]:
-    """Return all training prompts, of a run whose prompts repeat."""
+    """Return all training prompts of a run whose prompts repeat."""
     assert isinstance(state.train, PromptList), "checked when the run was planned"
     return state.train.prompts

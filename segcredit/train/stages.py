@@ -41,7 +41,7 @@ class Stage(Protocol):
         ...
 
     def step(self) -> tuple[dict[str, float], StepResult | None]:
-        """Run the next step; returns its metrics, and its rollouts if they may be recorded."""
+        """Run the next step; return its metrics, and its rollouts if they may be recorded."""
         ...
 
 

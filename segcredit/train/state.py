@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """Everything a run holds while it trains."""
+    """All state of a run during training."""
 
     recipe: Recipe
     algorithm: Algorithm
@@ -181,7 +181,7 @@ class State:
 
 
 def derive(seed: int, *names: object) -> int:
-    """Derive a seed from the run's seed and names of a purpose."""
+    """Derive a seed from the run's seed and the names of a purpose."""
     digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

@@ -104,7 +104,8 @@ def learn(
 def held_out_step(state: State) -> StepResult | None:
     """Sample responses to some held-out prompts and compute their credit; nothing is learned.
 
-    The same prompts and random numbers are used every time, so that changes of the policy show.
+    The same prompts and random numbers are used every time, so that differences come from the
+    policy alone.
     """
     count = state.recipe.evaluation.watch
     if state.test is None or not count:

@@ -33,7 +33,7 @@ class ValueTracker(PromptCounts):
         """Each prompt's last response: its tokens, and their log π after the step that drew it."""
 
     def begin(self, names: Sequence[str], reward: Float[Tensor, " B"]) -> None:
-        """Set the first values from samples of the policy."""
+        """Estimate the initial values from samples of the policy."""
         where = self._where(names)
         successes = torch.zeros_like(self.alpha).index_add_(0, where, reward.cpu())
         count = torch.bincount(where, minlength=len(self.alpha))
@@ -102,10 +102,10 @@ class ValueTracker(PromptCounts):
 
 
 class UnstartedTracker(Provider):
-    """Provider of the tracked baseline, before reinforcement learning has begun."""
+    """Provider of the tracked baseline before reinforcement learning starts."""
 
     def prepare(self, state: State) -> Provider:
-        """Estimate each prompt's first value from samples of the current policy."""
+        """Estimate each prompt's initial value from samples of the current policy."""
         prompts, at_once = _prompts(state), state.recipe.rollout.prompts
         tracker = ValueTracker(prompts)
         names, rewards = [], []

@@ -302,7 +302,7 @@ class Trainer:
                 return self._loop(run, metrics, state, watch)
 
     def _train_from(self, path: str) -> None:
-        """Name the folder that a model from memory was saved in as the run's model."""
+        """Set the run's model to the folder in which a model from memory was saved."""
         recipe = self.recipe
         model = recipe.model.model_copy(update={"path": path})
         self.plan = replace(self.plan, recipe=recipe.model_copy(update={"model": model}))
@@ -369,7 +369,7 @@ class Trainer:
     def _roll_back(
         self, run: RunFolder, state: State, position: int, watch: Observer
     ) -> Path | None:
-        """Bring the run directory to the resumed step; call only after all checks have passed."""
+        """Roll the run directory back to the resumed step; call only after all checks."""
         lines_after(run.metrics, position)
         if not state.step:
             checkpoint.mark_unsaved(run.checkpoints)
@@ -408,7 +408,7 @@ class Trainer:
         return {GIVEN_IN_PYTHON: shown} if shown else {}
 
     def _changed_objects(self, run: RunFolder) -> set[str]:
-        """Name the settings that are another object than before, or in place of a name."""
+        """List the settings whose Python object has changed or replaces a name."""
         then = read_run(run.path).config.get(GIVEN_IN_PYTHON)
         then, now = then if isinstance(then, dict) else {}, self._given().get(GIVEN_IN_PYTHON, {})
         names = {x for x in then.keys() | now.keys() if then.get(x) != now.get(x)}
@@ -434,7 +434,7 @@ def _with_weights(reward: Any, weights: Sequence[float] | None) -> Any:
 
 
 def _plan_with(loaded: LoadedModel | None, recipe: Recipe, objects: dict[str, Any]) -> RunPlan:
-    """Check everything; a model from memory is checked by its configuration and tokenizer."""
+    """Run all checks; a model in memory is checked by its configuration and tokenizer."""
     if loaded is None:
         return make_plan(recipe, **objects)
     with tempfile.TemporaryDirectory(prefix="segcredit-") as place:

@@ -42,7 +42,7 @@ class Node:
 
 
 class Branches(NamedTuple):
-    """The branches of all prompts' trees, a row per branch, and the node at which each begins."""
+    """The branches of all prompts' trees, one row per branch, and the node where each begins."""
 
     rollouts: Rollouts
     """One row per branch, with ``parent``; not graded yet."""

@@ -79,9 +79,9 @@ def update(
 def _gradients(
     state: State, algorithm: Algorithm, part: Batch, learner: Learner, observe: Observe
 ) -> dict[str, Tensor]:
-    """Add up a mini-batch's gradients, micro-batch by micro-batch; returns the loss's metrics.
+    """Add up a mini-batch's gradients over its micro-batches; return the loss's metrics.
 
-    If memory does not suffice, the mini-batch starts again with micro-batches of half the size:
+    If memory runs out, the mini-batch starts again with micro-batches of half the size:
     the gradient is the same, except for a method that averages within micro-batches
     (``MicroBatchTokenMean``: ``sapo_authors``).
     """
@@ -143,6 +143,6 @@ def _micro_by_micro(
 
 
 def _ratio_error(logp: Tensor, rollouts: Rollouts) -> Tensor:
-    """Compute the largest |π_θ / π_old − 1| before the first update; it should be near 0."""
+    """Compute the largest |π_θ / π_old − 1| before the first update, which should be near 0."""
     difference = (logp - rollouts.logp_old).masked_fill(~rollouts.mask, 0.0)
     return difference.expm1().abs().max()

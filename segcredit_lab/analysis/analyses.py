@@ -1,4 +1,4 @@
-"""Run all analyses of some runs; explain in one sentence why others cannot be made."""
+"""Run all possible analyses of some runs; explain in one sentence why others cannot run."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class AnalysisKind:
     columns: tuple[str, ...]
     """Columns that the recorded responses must have."""
     at_every_token: bool = False
-    """Whether V must have a meaning at every token, not at segment boundaries alone."""
+    """Whether V must have a meaning at every token, not only at segment boundaries."""
     without_critic: str = ""
-    """What else to do if the run has no critic, or one without values at every token."""
+    """Alternative if the run has no critic, or a critic without values at every token."""
 
 
 KINDS = (
@@ -59,14 +59,14 @@ NAMES = (*OF_A_RUN, *(what.name for what in COMPARISONS))
 
 @dataclass(frozen=True)
 class AnalysisResults:
-    """Analyses that were made, and those that could not be."""
+    """Analyses that ran, and those that could not."""
 
     done: list[Analysis]
     skipped: list[SkippedAnalysis]
 
 
 def analyses(runs: Sequence[Run], settings: AnalysisSettings | None = None) -> list[Analysis]:
-    """Make every possible analysis: of each run, then of all runs together."""
+    """Run every possible analysis: of each run, then of all runs together."""
     return analyze_runs(runs, settings).done
 
 
@@ -77,14 +77,14 @@ def analyze_runs(
     progress: Callable[[str], None] = lambda what: None,
     leave_out: Collection[str] = (),
 ) -> AnalysisResults:
-    """Make the analyses, and list why others cannot be made.
+    """Run the analyses, and report why others cannot be run.
 
     Args:
         runs: The runs.
         settings: Settings of the analyses.
-        only: Names of analyses; empty: all that have a meaning for the run. An analysis that is
-            named here is made even if its note says that V has no meaning between boundaries.
-        leave_out: Names of analyses that are neither made nor listed.
+        only: Names of analyses; if empty, all that are meaningful for the run. An analysis that is
+            named here runs even if its note says that V has no meaning between boundaries.
+        leave_out: Names of analyses that are neither run nor listed.
         progress: Called with a description of the current work.
     """
     chosen = settings or AnalysisSettings()

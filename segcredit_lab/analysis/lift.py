@@ -73,7 +73,7 @@ class TokenPool:
 
     @property
     def once(self) -> Int[np.ndarray, "1 R"]:
-        """The draw that has every response once."""
+        """The draw that contains every response once."""
         return np.ones((1, self.num_responses), dtype=np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Read recorded rollouts for analyses; statistics of them; the result type of an analysis."""
+"""Read recorded rollouts for analyses; compute statistics; define the result of an analysis."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class SkippedAnalysis:
-    """An analysis that could not be made, with the reason."""
+    """An analysis that could not run, with the reason."""
 
     name: str
     run: str
@@ -218,7 +218,7 @@ def require_columns(
     """Raise if no token has a number in one of these columns.
 
     Args:
-        without_critic: What else to do if the missing column is the value.
+        without_critic: Alternative to suggest if the missing column is the value.
     """
     for name in columns:
         found = [getattr(step, name) for step in steps]

@@ -1,4 +1,4 @@
-"""Do long segments' value targets vary less (paper, Appendix C)?
+"""Test whether the value targets of long segments vary less (paper, Appendix C).
 
 Eq. 16 claims that the variance of a segment's target is that of a token's target divided by the
 number of tokens.
@@ -140,7 +140,7 @@ class Horizon:
     """VAPO has one λ for each response."""
 
     def of(self, length: float) -> "Horizon":
-        """γ and λ of units of so many tokens; of 1 / L tokens for the way back."""
+        """Compute γ and λ of units of a given number of tokens; 1 / L tokens is the inverse."""
         return Horizon(self.gamma**length, self.lam**length)
 
 

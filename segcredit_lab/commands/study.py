@@ -105,7 +105,7 @@ def study(
         chosen = [*shipped_studies()] if not names or names == [ALL] else names
         chosen_arms = tuple(only or ())
         if chosen_arms and optional:
-            raise ValueError("--only and --all exclude each other: give one of the two.")
+            raise ValueError("--only and --all cannot be combined. Leave one of them out.")
         options = Options(_seeds(seeds), chosen_arms, tuple(settings or ()), tune, optional)
         store = Store(folder / "runs")
         found = scale_of(scale)
@@ -167,7 +167,7 @@ def _write(console: "Console", plans: "list[StudyPlan]", states: "RunStates", fo
 
 
 def _questions(console: "Console", plans: "list[StudyPlan]") -> "dict[str, Sequence[QuestionSet]]":
-    """Read the questions of each study's benchmarks before training, so that missing data shows."""
+    """Read the questions of each study's benchmarks before training, to find missing data."""
     from segcredit.benchmarks.run import load_questions
     from segcredit.benchmarks.table import set_names
 

@@ -1,4 +1,4 @@
-"""Take the screenshot of a report for the documentation: what the page of one run opens on.
+"""Take the screenshot of a report for the documentation: the first view of a run's page.
 
     python -m segcredit_lab.pages.screenshot RUN/report.html
 

@@ -152,7 +152,7 @@ def _state(run: StudyRun, store: Store) -> RunState:
 
 
 def _begin(states: RunStates, pool: WorkerPool, store: Store, display: Display) -> None:
-    """Start as many runs as the pool has free processes for, if their start is finished."""
+    """Start as many runs as the pool has free processes, if their starting runs are finished."""
     wanted = _wanted_starts(states, store)
     for state in [*states.runs.values()]:
         run = state.run

@@ -1,4 +1,4 @@
-"""Recipes of a study's runs, and of the starts that many runs share."""
+"""Recipes of a study's runs, and of the starting runs that many runs share."""
 
 import copy
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def _rollouts(base: dict[str, Any], arm: Arm, least: int) -> dict[str, int]:
 
 
 def _in_rounds(found: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Join so many steps to one round with the same rollouts, mini-batches and evaluations.
+    """Merge several steps into one round with the same rollouts, mini-batches and evaluations.
 
     ``save.every`` stays, since the shared warm start has it, too.
     """

@@ -105,7 +105,7 @@ class StudyRun:
 
     @property
     def steps(self) -> int:
-        """Steps of this run, without its start."""
+        """Steps of this run, without those of its starting run."""
         return self.recipe("start").total_steps
 
     @property
@@ -163,7 +163,7 @@ class Store:
         return self.path / ".failed" / f"{run.digest}.json"
 
     def recipe(self, run: StudyRun) -> Recipe:
-        """Return the recipe to train, with the path of its start in this store."""
+        """Return the recipe to train, with the path of its starting run in this store."""
         start = run.start
         return run.recipe("" if start is None else str(self.last(start)))
 
@@ -472,7 +472,7 @@ class StudyPlan:
         return list({run.digest: run for run in [*starts, *found]}.values())
 
     def early(self, failed: Collection[str] = ()) -> list[StudyRun]:
-        """List the starts that can run before learning rates are tuned."""
+        """List the starting runs that can run before learning rates are tuned."""
         unknown = [arm for arm in self.arms if self.rate(arm, failed) is None]
         guessed = [
             self.run(arm, seed, self._recipes[arm].optimizer.lr)
@@ -524,7 +524,7 @@ class StudyPlan:
         return LearningRate(rule.choose(tried), areas, tuple(lost), losing)
 
     def recipe(self, arm: str) -> Recipe:
-        """Return the recipe of an arm, including the stages of its start."""
+        """Return the recipe of an arm, including the stages of its starting run."""
         return self._recipes[arm]
 
     def _tuned_by(self, arm: str) -> str:

@@ -143,7 +143,7 @@ def _critic(plan: StudyPlan, run: StudyRun) -> Path | None:
 
 
 def _in_steps(found: Measurement, rounds: int) -> Measurement:
-    """Count the base's steps instead of rounds, so that curves of all arms have one axis."""
+    """Count the base's steps instead of rounds, so that the curves of all arms share an axis."""
     return replace(found, steps=tuple(rounds * step for step in found.steps))
 
 

@@ -46,9 +46,9 @@ def visible_devices(
 
 
 def start_worker(log: Path, threads: int, device: str | None = None) -> "subprocess.Popen[str]":
-    """Start a worker that reads orders on stdin and answers on stdout; stderr goes to its log.
+    """Start a worker that gets runs on stdin and reports on stdout; stderr goes to its log.
 
-    It sees only the GPU ``device``; None: every GPU that this process sees.
+    The worker sees only the GPU ``device``, or every GPU that this process sees if it is None.
     """
     shares = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     with log.open("w") as errors:

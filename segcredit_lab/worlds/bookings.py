@@ -261,9 +261,9 @@ class Bookings(World):
         return found[0] if found else None
 
     def errors(self, prompt: Prompt, text: str) -> list[int]:
-        """Find all wrong words, without those that only follow from earlier errors.
+        """Find all wrong words, except those that only follow from earlier errors.
 
-        Each line is read until a word breaks its format; wrong decisions do not end the reading.
+        Each line is parsed until a word breaks its format; wrong decisions do not stop the parser.
         """
         puzzle = self.read(prompt)
         total, found = 0, list[int]()
@@ -344,7 +344,7 @@ class Bookings(World):
         return Demonstration(self._prompt(puzzle, "train", index), shown)
 
     def _written(self, puzzle: Puzzle, rng: random.Random) -> str:
-        """Write a response line by line; its first words depend on earlier doubts."""
+        """Write a response line by line; each line's first word depends on earlier remarks."""
         decide = self._audited if puzzle.asks == AUDIT else self._attempted
         total, doubted, lines = 0, False, list[str]()
         for entry in puzzle.entries:
@@ -380,7 +380,7 @@ class Bookings(World):
         return booking, well == true
 
     def _remarked(self, booking: Booking, sure: bool, doubted: bool) -> Booking:
-        """Set the remark of a line and its first word, which depends on earlier doubts."""
+        """Set the remark of a line, and its first word, which depends on earlier remarks "hm"."""
         words = OPENERS[: self.openers]
         half = (len(words) + 1) // 2
         openers = (words[half:] or words) if doubted else words[:half]
@@ -456,5 +456,5 @@ def response(lines: Sequence[str], total: int) -> str:
 
 
 def _is_doubted(booking: Booking) -> bool:
-    """Whether the line is doubted; a passed line has no remark."""
+    """Whether the line has the remark "hm"; a passed line has no remark."""
     return booking.rule != PASS and booking.remarks == (UNSURE,)

@@ -135,7 +135,7 @@ class DerivedVariables(World):
 
     @property
     def _letters(self) -> str:
-        """Variable names; only as many as needed, so that a tiny model sees each one often."""
+        """Variable names; only as many as needed, so that a tiny model sees each name often."""
         return ascii_letters[: self.given + self.derived]
 
     def _puzzle(self, split: Split, index: int) -> Puzzle:

@@ -67,15 +67,16 @@ READ = 6
 class TileTour(Bookings):
     r"""Questions such as "1 m 5 K ; 2 j 2 B ; total ?" about an image of lettered tiles.
 
-    A response visits the tiles in that order, says what it sees, books the amount by the rule for
-    that color, shape and code (m), and boxes the total, modulo a number::
+    A response visits the tiles in that order, names each item, books the amount by the rule for its
+    color, shape and code (m), and boxes the total, modulo a number::
 
         so 1 : m 5 K red star , twice , sure : 5 becomes 10 ; 0 + 10 = 10 ;
         now 2 : j 2 B blue circle , drop , hm : 2 gives 0 ; 10 + 0 = 10 ;
         \boxed{10}
 
-    The item seen and the rule are decisions. An item directly follows its letter, so looking it up
-    is one step of attention. A line has 24 tokens, the box 3. The held-out split has other images.
+    Naming the item and choosing the rule are decisions. The item directly follows its letter in a
+    line, so a model finds it with one step of attention. A line has 24 tokens, the box 3. The
+    held-out split has other images.
     """
 
     name: ClassVar[str] = "tile_tour"
@@ -114,7 +115,7 @@ class TileTour(Bookings):
             )
         if self.colours * self.shapes < 2:
             raise ValueError(
-                "one color of one shape leaves nothing to see: increase colours or shapes."
+                "with one color and one shape, all tiles look the same: increase colours or shapes."
             )
 
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":

@@ -120,7 +120,7 @@ def test_what_a_tree_asks_for() -> None:
 @pytest.mark.parametrize(
     ("tree", "samples", "expected"),
     [
-        ({"tokens": 6}, 1, "all levels but the last take 12 tokens (tree.tokens × levels), "),
+        ({"tokens": 6}, 1, "all levels but the last need 12 tokens (tree.tokens × levels), "),
         (
             {"tokens": 2},
             2,
@@ -160,7 +160,7 @@ def test_what_tracking_prompts_asks_for() -> None:
     assert message.splitlines()[1:] == [
         "  rollout.prompts: expected at most 5, the number of training prompts, since the prompts "
         "of a step are distinct; got 8. Set rollout.prompts=5 or less, or set data.size=8",
-        "  single_stream_spo takes one response per prompt: set rollout.samples=1; got 2",
+        "  single_stream_spo needs exactly one response per prompt: set rollout.samples=1; got 2",
     ]
 
 

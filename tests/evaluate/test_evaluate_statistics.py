@@ -28,7 +28,9 @@ def test_pass_at_k_at_its_ends() -> None:
 
 @pytest.mark.parametrize("k", [0, 5, -1])
 def test_pass_at_k_refuses_more_than_was_drawn(k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@k needs 1 ≤ k ≤ the 4 samples; got k={k}"):
+    with pytest.raises(
+        ValueError, match=f"pass@k needs k from 1 to the number of samples, 4; got k={k}"
+    ):
         pass_at_k(4, 2, k)
 
 

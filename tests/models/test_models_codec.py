@@ -197,7 +197,7 @@ def test_marks_and_images_must_agree(text: str, images: int, template: str) -> N
 
 @pytest.mark.parametrize("name", TEXT)
 def test_a_text_model_refuses_images(name: str) -> None:
-    with pytest.raises(ValueError, match=r"prompt 'row 8' has 1 image.*reads text alone"):
+    with pytest.raises(ValueError, match=r"prompt 'row 8' has 1 image.*reads text only"):
         policy(name).encode(ask("<image>?", IMAGE, id="row 8"))
 
 

@@ -272,7 +272,7 @@ def test_adapters_come_back_as_they_were_saved(name: str, tmp_path: Path) -> Non
     assert torch.equal(logp(other, name), logp(policy, name))
     settings = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["peft_type"]) == (4, 8.0, "LORA")
-    with pytest.raises(ValueError, match=r"rank 4 for 14 layers; model.lora asks for rank 2 and"):
+    with pytest.raises(ValueError, match=r"rank 4 for 14 layers; model.lora sets rank 2 and"):
         lora_of(fresh_policy(name).with_lora(2, 8.0)).load(POLICY, tmp_path)
 
 

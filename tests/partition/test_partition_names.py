@@ -101,7 +101,7 @@ def test_settings_are_numbers_alone() -> None:
         ),
         ({"name": "entropy", "k": 30}, "no setting 'k'. Its settings are: fraction."),
         ({"name": "newline", "size": 3}, "newline has no setting 'size'. It has no settings."),
-        ("fixed", "partition fixed needs its size, as in {name: fixed, size: 16}."),
+        ("fixed", "partition fixed needs the setting size, as in {name: fixed, size: 16}."),
         ({"name": "fixed", "size": "a"}, "partition fixed: size must be a number; got 'a'."),
         ({"name": "fixed", "size": True}, "partition fixed: size must be a number; got True."),
         ({"name": "fixed", "size": 1.5}, "size must be a whole number of tokens"),

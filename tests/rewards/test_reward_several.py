@@ -188,7 +188,7 @@ def test_what_a_sum_is_made_of(file: str) -> None:
         ([{"name": "math", "label": "a b"}], None, "letters, digits, '_', '.' and '-'; got 'a b'"),
         (["math"], [1.0, 2.0], "one number per reward; got 2 for 1"),
         ("math", [1.0], "reward_weights belong to a list of rewards"),
-        ([{"name": "math", "weight": 1}], [1.0], "given once; got reward_weights and"),
+        ([{"name": "math", "weight": 1}], [1.0], "set only once; got reward_weights and"),
         ({"name": "math", "weight": 1}, None, r"Write \[{name: math, weight: 1}, …\], or remove"),
         ([{"name": "math", "wieght": 1}], None, "no setting 'wieght'"),
     ],

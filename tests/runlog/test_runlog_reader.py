@@ -86,7 +86,9 @@ def test_wrong_names_are_answered_with_the_right_ones(path: Path) -> None:
         run.series("reward", stage="trian")
     with pytest.raises(ValueError, match=r"stage 'pretrain' .* has no metric 'reward'"):
         run.series("reward", stage="pretrain")
-    with pytest.raises(ValueError, match=r"no rollouts of step 7; the last ones: 1, 2"):
+    with pytest.raises(
+        ValueError, match=r"no rollouts of step 7; its last steps with rollouts: 1, 2"
+    ):
         run.rollouts(7)
 
 

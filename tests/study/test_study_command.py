@@ -212,7 +212,7 @@ def test_every_study_is_listed() -> None:
         (("table1", "--scale", "huge"), "the scales are smoke, mini, small, paper"),
         (("table1", "--seeds", "0,x"), "--seeds: expected different whole numbers"),
         (("table1", "--only", "pppo"), "Did you mean 'ppo'?"),
-        (("table1", "--only", "ppo", "--all"), "give one of the two"),
+        (("table1", "--only", "ppo", "--all"), "cannot be combined"),
         (("table1", "--set", "optimizer.lrr=1"), "optimizer.lrr: unknown key"),
     ],
 )

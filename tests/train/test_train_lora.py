@@ -213,8 +213,8 @@ def test_what_it_left_is_an_ordinary_model(trained: Path, base: Path) -> None:
             "model.lora=null",
             r"was written with model.lora, so the run cannot be resumed without it",
         ),
-        ("model.lora.rank=2", "rank 4 for 7 layers; model.lora asks for rank 2 and 7 layers"),
-        ("model.lora.targets=[q_proj]", "for 7 layers; model.lora asks for rank 4 and 1 layers"),
+        ("model.lora.rank=2", "rank 4 for 7 layers; model.lora sets rank 2 and 7 layers"),
+        ("model.lora.targets=[q_proj]", "for 7 layers; model.lora sets rank 4 and 1 layers"),
     ],
 )
 def test_other_adapters_than_before_are_refused(

@@ -46,7 +46,7 @@ WRONG = {
     ),
     "a partition without its size": (
         {"+segment.partition.name": "fixed"},
-        "segment.partition: partition fixed needs its size",
+        "segment.partition: partition fixed needs the setting size",
         "as in {name: fixed, size: 16}",
     ),
     "a setting of another partition": (

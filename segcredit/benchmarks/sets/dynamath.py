@@ -73,7 +73,7 @@ class DynaMath(Benchmark):
         return final_answer(text)
 
     def compare(self, answer: str, question: Prompt) -> bool | None:
-        """Compare letters; numbers within 0.001; other texts without case, or as mathematics."""
+        """Compare letters, numbers within 0.001, and other answers as text or mathematics."""
         gold = question.answer or ""
         if question.columns["kind"] == "multiple choice":
             return answer == gold

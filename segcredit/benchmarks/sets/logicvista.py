@@ -7,7 +7,7 @@ from segcredit.types import Prompt
 
 
 class LogicVista(Benchmark):
-    """Correct if the letters of the answer are the expected ones, as a set."""
+    """An answer is correct if its set of letters is the expected one."""
 
     name = "logicvista"
     title = "LogicVista"
@@ -23,7 +23,7 @@ class LogicVista(Benchmark):
     categories = ("skill",)
 
     def question(self, row: BenchmarkRow) -> Prompt | None:
-        """Read a row; v1_382 has no question, so VLMEvalKit leaves it out, too."""
+        """Read a row; v1_382 has no question and is left out, as in VLMEvalKit."""
         if row.get("question") is None and row.get("answer") is None:
             return None
         images = row.images("image", "image_path", "imagename", folder="images")

@@ -17,7 +17,7 @@ _OPTION = re.compile(r"^[ \t]{0,4}([A-H])[ ]?[:.][ \t]{0,4}(.{0,2000})$", re.MUL
 
 
 class MathVerse(Benchmark):
-    """Correct if the letters are the expected ones, or the free answer is equal as mathematics."""
+    """An answer is correct if it has the expected letters or is mathematically equal."""
 
     name = "mathverse"
     title = "MathVerse"

@@ -25,7 +25,7 @@ _HINTS = {
 
 
 class MathVista(Benchmark):
-    """Correct if the option, the integer, the rounded number or the list is the expected one."""
+    """An answer is correct if its option, integer, rounded number or list is the expected one."""
 
     name = "mathvista"
     title = "MathVista"
@@ -114,7 +114,7 @@ def official_prompt(
 
 
 def _decimals(row: BenchmarkRow, answer: str) -> int:
-    """Return the digits after the point: the precision, or those of the expected answer."""
+    """Return the number of decimals: the given precision, or that of the expected answer."""
     given = row.optional("precision")
     if given is None:
         return len(answer.partition(".")[2])
@@ -155,7 +155,7 @@ _COMPARE = {
 
 
 def _list(value: object) -> list[str]:
-    """Read the skills: a list, or its text in a table."""
+    """Read the skills, a list that a table may store as a string."""
     if isinstance(value, str):
         value = literal(value) if value.startswith("[") else [value]
     return [str(x) for x in value] if isinstance(value, list | tuple) else []

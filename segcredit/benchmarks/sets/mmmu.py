@@ -83,7 +83,7 @@ class MMMU(MultipleChoice):
         return None
 
     def grade(self, responses: Sequence[Response], verify: Verify) -> list[Grade]:
-        """Compare open answers with units; right if one of the expected answers is given."""
+        """Compare open answers with units; any of the expected answers is right."""
         return super().grade(responses, partial(_verify_any, verify=verify))
 
     def _images(self, row: BenchmarkRow) -> tuple[bytes | Path, ...]:

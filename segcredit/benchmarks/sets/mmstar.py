@@ -10,7 +10,7 @@ from segcredit.types import Prompt
 
 
 class MMStar(MultipleChoice):
-    """Correct if the letter is the expected one."""
+    """An answer is correct if its letter is the expected one."""
 
     name = "mmstar"
     title = "MMStar"

@@ -10,7 +10,7 @@ from segcredit.types import Prompt
 
 
 class ScienceQA(MultipleChoice):
-    """Correct if the letter is the expected one; questions without an image are left out."""
+    """Questions with an image; an answer is correct if its letter is the expected one."""
 
     name = "scienceqa"
     title = "ScienceQA"

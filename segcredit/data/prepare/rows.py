@@ -123,8 +123,8 @@ def word_problem(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a row of MAWPS, ASDiv-A or SVAMP, as the SVAMP repository has them.
 
     In MAWPS and ASDiv-A, ``Question`` has number0, number1, … for its ``Numbers``, and ``Equation``
-    is in prefix notation. It becomes a ``response`` with one operation per line. SVAMP has ``Body``
-    and ``Question``, and is for testing. Other rows stay as they are.
+    is in prefix notation; the equation becomes a ``response`` with one operation per line. SVAMP
+    has ``Body`` and ``Question``, and is for testing. Other rows stay unchanged.
     """
     if _filled(row.get("Numbers")) and _filled(row.get("Equation")):
         numbers = [_as_number(x) for x in str(row["Numbers"]).split()]
@@ -368,7 +368,7 @@ _LIST = "list of "
 
 
 class ColumnTypes:
-    """One type per column that can hold every value seen so far; text if all else fails."""
+    """One type per column that can hold every value seen so far; text if no other type can."""
 
     def __init__(self) -> None:
         self.of = {"answer": TEXT}  # as in verl

@@ -120,7 +120,7 @@ def _conversation(item: PreparedRow) -> str:
 
 
 def normalized(question: str) -> str:
-    """Return the wording alone: no ``<image>``, lower case, single spaces, Unicode NFC."""
+    """Return the normalized wording: no ``<image>``, lower case, single spaces, Unicode NFC."""
     text = unicodedata.normalize("NFC", question.replace(MARK, " "))
     return " ".join(text.casefold().split())
 
@@ -184,7 +184,7 @@ class _KnownRows:
         )
 
     def alike(self, rows: Sequence[Fingerprint]) -> int:
-        """Count the rows with an image that looks like one of these, or has its pixels."""
+        """Count the rows with an image that looks like one of these or has equal pixels."""
         places = [place for place, row in enumerate(rows) for _ in row.edges]
         found = look_alike([x for row in rows for x in row.edges], sorted(self.edges))
         alike = {place for place, yes in zip(places, found, strict=True) if yes}
@@ -381,7 +381,7 @@ def prepare(
         suffix: Text appended to every question. None: what verl appends.
         data_source: Name by which verl selects its scorer. None: the dataset's own.
         tokenizer: Folder or Hub id of a tokenizer that counts the tokens of every prompt.
-        max_prompt_tokens: Prompts with longer text are counted in the report.
+        max_prompt_tokens: Text length above which the report counts a prompt as too long.
         drop_duplicates: Drop training rows that share question and image with a held-out row.
         skip_bad_rows: Skip bad rows instead of raising BadRows.
         allow_outside: Allow rows to name images outside the folder of their file.

@@ -179,7 +179,7 @@ class Part:
     split: str
     source: Source
     place: str
-    """Place as the user named it."""
+    """Source as the user named it."""
     path: Path | None
     """The file, if it is a local one."""
 
@@ -187,7 +187,7 @@ class Part:
 def find_parts(
     place: str, config: str | None, usual: str | None, held_out: Collection[str] = ()
 ) -> list[Part]:
-    """Return the sources at a place; ``test=PLACE`` selects a split, or sets that of a file."""
+    """Return the sources in a path; ``test=PATH`` selects a split, or sets the split of a file."""
     wanted, place = _assignment(place)
     path = Path(place)
     if path.is_dir():
@@ -251,7 +251,7 @@ class DataSet:
     """Words in file names that mean the test split, besides "test"."""
 
     def data_source(self, place: str) -> str:
-        """Return verl's name for rows from this place: ``…/math500`` is MATH-500."""
+        """Return verl's name for rows from this source: ``…/math500`` is MATH-500."""
         words = {_bare(place), _bare(Path(place).name), _bare(Path(place).parent.name)}
         for name in self.data_sources:
             if words & {_bare(name), _bare(name.rpartition("/")[2])}:
@@ -311,7 +311,7 @@ KNOWN = {known.name: known for known in (GEO3K, GSM8K, MATH, WORDS)}
 
 
 def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[str]]:
-    """Return the dataset that the user means, and the places of its rows."""
+    """Return the dataset that the user means, and the sources of its rows."""
     names = [name for name in what if name in KNOWN]
     if names and len(what) > 1:
         others = " ".join(f"--from {name}" for name in what if name not in KNOWN)
@@ -359,7 +359,7 @@ def _bare(name: str) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns that the user named. None: the default names."""
+    """Columns that the user named; None selects the default names."""
 
     question: str | None = None
     answer: str | None = None

@@ -130,12 +130,12 @@ def check_pair(
     whole = isinstance(pair, tuple) and len(pair) == 2
     if not whole or any(isinstance(x, bool) or not isinstance(x, int) for x in pair):
         raise ValueError(
-            f"{name} must be a pair of whole numbers, fewest and most; got {pair!r}. "
+            f"{name} must be a pair of whole numbers (minimum, maximum); got {pair!r}. "
             f"For exactly 3 pass (3, 3)."
         )
     fewest, most = pair
     if not least <= fewest <= most <= most_allowed:
-        raise ValueError(f"{name} must satisfy {least} ≤ fewest ≤ most ≤ {limit}; got {pair}.")
+        raise ValueError(f"{name} must satisfy {least} ≤ minimum ≤ maximum ≤ {limit}; got {pair}.")
 
 
 def check_share(name: str, x: float) -> None:

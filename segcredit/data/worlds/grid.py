@@ -197,7 +197,7 @@ class ShapeGrid(World):
         )
 
     def _attempt(self, scene: Scene, rng: random.Random) -> str:
-        """Write each term in a random style with random errors; the total follows from the lines.
+        """Write each term in a random style with random errors; the total is the sum of the lines.
 
         The total is clamped to the range of the vocabulary.
         """
@@ -264,7 +264,7 @@ def question(terms: Sequence[CountTerm]) -> str:
 
 
 def glance_line(term: CountTerm, count: int) -> str:
-    """Write a count without evidence."""
+    """Write a count without showing how it was obtained."""
     return f"glance {_phrase(term)} = {term.factor * count}"
 
 

@@ -1,9 +1,10 @@
-"""Methods without a critic that verl 0.9.1 computes itself, by its own estimators and losses.
+"""Methods without a critic that verl 0.9.1 computes with its own estimators and losses.
 
 A method runs on verl if verl has an advantage estimator for its credit (``estimator``), a policy
 loss for its ratio and surrogate (``LOSSES``) and an average like its own (``average``). Where
-verl's form differs in a detail, ``departures`` says so; where a part is missing, ``missing`` names
-it. The names are those of verl's registries in ``verl/trainer/ppo/core_algos.py``.
+verl's form differs in a detail, ``departures`` lists the difference; where a part is missing,
+``missing`` names it. The names are those of verl's registries in
+``verl/trainer/ppo/core_algos.py``.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -152,7 +152,7 @@ def _is_logged(line: Mapping[str, Any]) -> bool:
 
 
 def recorded(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Map steps to verl's rows with tokens, or in a run without any to a few rows of each step."""
+    """Map each step to verl's rows with tokens; in a run without tokens, to a few of its rows."""
     found, few = {}, {}
     paths = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
     for path in sorted(paths, key=lambda path: int(path.stem)):

@@ -44,7 +44,7 @@ class PolicyLoss:
 
     @classmethod
     def of(cls, method: PolicyGradient, actor: Any) -> "PolicyLoss":
-        """Take the loss terms from verl's actor configuration."""
+        """Make the loss from verl's actor configuration."""
         return cls(
             method=replace(method, critic=None),
             loss_agg_mode=actor.loss_agg_mode,
@@ -127,7 +127,7 @@ class ValueLoss:
 
     @classmethod
     def of(cls, method: PolicyGradient, critic: Any) -> "ValueLoss":
-        """Take the averages from verl's critic configuration."""
+        """Make the loss from verl's critic configuration."""
         return cls(method, critic.loss_agg_mode, critic.loss_scale_factor)
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> LossResult:

@@ -2,8 +2,8 @@
 
 They are registered when verl's trainer table is first imported, so that processes which never
 import it (workers, reward servers) pay nothing. verl swallows exceptions of a plugin while it
-loads, and a later error would break verl itself. So a refusal is reported twice: in the log at
-once, and by a placeholder trainer when it is selected.
+loads, and a later error would break verl itself. So a refusal is reported twice: immediately in the
+log, and by a placeholder trainer when it is selected.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def conflict(table: Any) -> str | None:
-    """Explain which other plugin has registered our names; None if they are free or ours."""
+    """Explain which other plugin has registered our names; None if there is no conflict."""
     for mode in MODES:
         other = table.TRAINER_REGISTRY.get(PREFIX + mode)
         if other is not None and not other.__module__.startswith("segcredit."):

@@ -35,7 +35,7 @@ NO_VALUES = (
 NO_CLIP = 1e6
 """verl cannot turn clipping off; a bound this wide has no effect."""
 TESTED_FROM, TESTED_BEFORE = "0.9.1", "0.9.2"
-"""First verl release the plugin was tested with, and the first one it was not."""
+"""First verl release that the plugin was tested with, and first later release without a test."""
 UNTESTED = "SEGCREDIT_VERL_UNTESTED"
 """Environment variable; 1 lets the plugin load with any verl."""
 
@@ -70,7 +70,7 @@ class SegmentSettings(BaseModel):
     """Responses of each recorded step that are written to ``trainer.rollout_data_dir`` with their
     tokens, segments, values and advantages."""
     recorded_every: int = Field(10, ge=1)
-    """Steps between two recorded ones; the first step is recorded."""
+    """Number of steps between recorded steps; the first step is recorded."""
 
     @field_validator("algorithm")
     @classmethod
@@ -82,7 +82,7 @@ class SegmentSettings(BaseModel):
     @field_validator("partition", mode="before")
     @classmethod
     def _check_partition(cls, given: Any) -> Any:
-        """A name alone has its default settings; settings alone are those of ``entropy``."""
+        """Read a partition: a name without settings, or settings of ``entropy`` without a name."""
         if given is None:
             return None
         spec = {"name": given} if isinstance(given, str) else given

@@ -44,7 +44,7 @@ from segcredit.registry import names_code
 FORMATS = (".parquet", ".json", ".jsonl")
 """File formats that verl reads."""
 REMOTE = ("judge", "server")
-"""Rewards that ask a server."""
+"""Rewards that send requests to a server."""
 
 
 @dataclass(frozen=True)
@@ -257,10 +257,11 @@ def _pretraining_problems(stage: PretrainCritic, recipe: Recipe) -> list[str]:
     """List problems of critic pretraining on verl, whose pretraining steps are ordinary steps."""
     found = []
     if stage.epochs != 1:
-        found.append("verl pretrains a critic one epoch per batch: set the stage's epochs to 1")
+        found.append("verl pretrains a critic for one epoch per batch: set the stage's epochs to 1")
     if stage.prompts not in (None, recipe.rollout.prompts):
         found.append(
-            "verl pretrains a critic on rollout.prompts a batch: remove the stage's prompts"
+            "verl pretrains a critic on rollout.prompts prompts per batch: "
+            "remove the stage's prompts"
         )
     if stage.minibatches not in (None, recipe.update.minibatches):
         found.append(
@@ -295,8 +296,8 @@ def _method_problems(recipe: Recipe) -> Iterator[str]:
 def _segment_problems(recipe: Recipe) -> Iterator[str]:
     """Refuse settings of the method for which neither verl nor the plugin has a key.
 
-    The plugin must build the recipe's method from verl's settings, so a new setting without a
-    translation is refused. To find it, each setting is tried alone.
+    The plugin must build the recipe's method from verl's settings, so a setting without a
+    translation is refused. Each setting is tried alone to find those without one.
     """
     spec = recipe.algorithm
     method = policy_gradient(algorithm_of(spec))  # verl adds update.entropy_coef itself
@@ -356,7 +357,7 @@ def _notes(recipe: Recipe, cluster: Cluster) -> list[str]:
     ]
     optimizer, evaluation, save = recipe.optimizer, recipe.evaluation, recipe.save
     if optimizer.weight_decay:
-        notes.append("verl decays norms and biases too; segcredit train decays matrices alone")
+        notes.append("verl decays norms and biases too; segcredit train decays matrices only")
     if optimizer.warmup_steps:
         notes.append(
             "optimizer.warmup_steps: verl's learning rate is 0 in the first step and s / "
