@@ -22,6 +22,7 @@ from segcredit_lab.pages.results import (
     MARK,
     MATCHED,
     OWN,
+    RATES,
     SHORT,
     TASKS,
     arms_of,
@@ -30,6 +31,11 @@ from segcredit_lab.pages.results import (
     is_pending,
 )
 from segcredit_lab.study.summary import Estimate
+
+REACH = 44
+"""The x axis shows this many points to either side; it must contain every interval."""
+RATE_MARKS = {RATES[0.5]: "*", RATES[2.0]: "**"}
+"""Mark of a difference, by the note on its learning rate."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ LOOKS = (
 
 def draw_results(look: Look) -> Figure:
     """Draw one panel per task, one row per method."""
-    figure = Figure(figsize=(9.6, 3.9), layout="constrained", facecolor=look.page)
+    figure = Figure(figsize=(10.4, 4.2), layout="constrained", facecolor=look.page)
     panels = figure.subplots(1, len(TASKS), sharey=True)
     for number, (axis, task) in enumerate(zip(panels, TASKS, strict=True)):
         panel(axis, look, number)
@@ -67,7 +73,10 @@ def draw_results(look: Look) -> Figure:
     for text, (kind, _, _) in zip(panels[0].get_yticklabels(), COMPARED, strict=True):
         text.set_color(look.kinds[kind])
     label = "points of held-out accuracy above SAPO, mean over the learning curve"
-    if any(is_pending(place) for _, _, places in COMPARED for place in places if place is not None):
+    places = [place for _, _, row in COMPARED for place in row if place is not None]
+    for note in sorted({difference(place)[1] for place in places} - {""}):
+        label += f"\n{RATE_MARKS[note]} tuned to {note}"
+    if any(map(is_pending, places)):
         label += f"\n{MARK} run before a correction of the method, not repeated yet"
     panels[1].set_xlabel(label, color=look.ink)
     handles = [
@@ -84,21 +93,21 @@ def panel(axis: Axes, look: Look, task: int) -> None:
     for at, (kind, _, places) in enumerate(COMPARED):
         place, color = places[task], look.kinds[kind]
         if place is None:
-            axis.text(28, at, "not run", color=look.dim, ha="right", va="center", fontsize=8)
+            axis.text(REACH - 1, at, "not run", color=look.dim, ha="right", va="center", fontsize=8)
             continue
-        found, word = difference(place)
-        # a wide interval lies behind the note
-        behind = {"facecolor": look.page, "edgecolor": "none", "pad": 1.0} if word else None
-        right: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 8}
-        axis.text(28, at, word, bbox=behind, color=look.dim, zorder=5, **right)
-        mark(axis, look, color, at, found, f" {MARK}" if is_pending(place) else "")
+        found, note = difference(place)
+        if max(abs(found.low), abs(found.high)) > REACH:
+            raise ValueError(f"the interval of {place!r} exceeds the axis; increase REACH ({REACH})")
+        marks = [RATE_MARKS[note]] if note else []
+        marks += [MARK] if is_pending(place) else []
+        mark(axis, look, color, at, found, "".join(f" {x}" for x in marks))
 
 
 def prepare(axis: Axes, look: Look, rows: int) -> None:
     """Prepare a panel with this many rows; the x axis is points above or below SAPO."""
     axis.set_facecolor(look.page)
-    axis.set_xlim(-29, 29)
-    axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
+    axis.set_xlim(-REACH, REACH)
+    axis.set_xticks(range(-40, 41, 20), ["−40", "−20", "0", "+20", "+40"])
     axis.set_ylim(rows - 0.5, -0.6)
     axis.axvline(0.0, color=look.ink, linewidth=1.1)
     axis.grid(True, axis="x", color=look.faint, linewidth=0.6)
@@ -167,6 +176,7 @@ def draw_chains(look: Look) -> Figure:
     axis = figure.subplots()
     prepare(axis, look, len(CHAINS))
     axis.set_xlim(-28, 22)
+    axis.set_xticks(range(-20, 21, 10), ["−20", "−10", "0", "+10", "+20"])
     axis.set_xlabel(
         "points of held-out accuracy above SAPO, mean over the learning curve", color=look.ink
     )

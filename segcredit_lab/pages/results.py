@@ -15,7 +15,8 @@ page, ``NAME cost`` its second table, ``NAME lift`` its last. ``NAME rounds`` co
 differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … beside``, ``steady`` and
 ``rates`` compare several studies with the same arms. The block ``summary`` is the table of
 COMPARED. The block ``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that
-apply. Rows of arms that were run before a correction are marked † until they are run again.
+apply. Rows of arms that were run before a correction, or their cells in the summary, are marked †
+until they are run again.
 """
 
 import argparse
@@ -58,7 +59,7 @@ COMPARED: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
 ]
 """Kind, label, and study and arm for each task; None: not run."""
-RATES = {0.5: "half the rate", 1.0: "", 2.0: "twice the rate"}
+RATES = {0.5: "half of SAPO's learning rate", 1.0: "", 2.0: "twice SAPO's learning rate"}
 """Note on a difference, by the ratio of the method's tuned learning rate to SAPO's."""
 TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
@@ -139,9 +140,9 @@ def summary() -> str:
             found, note = difference(place)
             numbers = [number_text(x, "+.1f") for x in (found.mean, found.low, found.high)]
             text = f"{numbers[0]} ({numbers[1]} … {numbers[2]}), n={found.num}"
-            cells.append(f"{text}, {note}" if note else text)
-        old = any(is_pending(place) for place in places if place is not None)
-        rows.append((f"{label} {MARK}" if old else label, *cells))
+            text += f", {note}" if note else ""
+            cells.append(f"{text} {MARK}" if is_pending(place) else text)
+        rows.append((label, *cells))
     return markdown(Table(("", *TASKS), tuple(rows)))
 
 
