@@ -5,6 +5,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
 from itertools import takewhile
 from pathlib import Path
@@ -178,6 +180,9 @@ def test_get_started_from_top_to_bottom(tmp_path: Path) -> None:
     assert load_prompts([str(tmp_path / "row.jsonl")]).prompts[0].answer == "7"
     (recipe,) = [x.code for x in found if x.language == "yaml"]
     (tmp_path / f"{yaml.safe_load(recipe)['name']}.yaml").write_text(recipe)
+    (example,) = re.findall(r"^python (examples/\S+) (.+)$", page.read_text(), re.MULTILINE)
+    made = [sys.executable, str(ROOT / example[0]), *example[1].split()]
+    subprocess.run(made, cwd=tmp_path, check=True)
     for words in commands(page):
         if "--resume" in words:  # one step more than there were
             words = [re.sub(r"steps=\d+", "steps=2", x) for x in words]

@@ -97,7 +97,9 @@ def panel(axis: Axes, look: Look, task: int) -> None:
             continue
         found, note = difference(place)
         if max(abs(found.low), abs(found.high)) > REACH:
-            raise ValueError(f"the interval of {place!r} exceeds the axis; increase REACH ({REACH})")
+            raise ValueError(
+                f"the interval of {place!r} exceeds the axis; increase REACH ({REACH})"
+            )
         marks = [RATE_MARKS[note]] if note else []
         marks += [MARK] if is_pending(place) else []
         mark(axis, look, color, at, found, "".join(f" {x}" for x in marks))

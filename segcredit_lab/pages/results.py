@@ -42,13 +42,15 @@ MARK = "†"
 """Mark of arms that were run before a correction of their method."""
 FALL = 0.2
 """Drop of accuracy between two evaluations above which a run is not steady."""
-TASKS = ("images", "text", "text, the response decides")
-OWN, MATCHED, SHORT = "with their own settings", "with SAPO's horizon", "SAPO with PPO's horizon"
+TASKS = ("images", "text", "text with choices")
+OWN = "with their own settings"
+MATCHED = "with λ matched to SAPO's"
+SHORT = "SAPO with λ matched to PPO's"
 COMPARED: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     (OWN, "PPO", ("table1 ppo", "fig4 ppo", "choices ppo")),
     (OWN, "VC-PPO", ("table1 vc_ppo", None, "choices-fifth vc_ppo")),
-    (OWN, "GRPO, as many responses", ("table1-seventh grpo", "fig4 grpo", "choices grpo")),
-    (OWN, "GRPO, as many prompts", ("table1-seventh grpo_prompts", None, None)),
+    (OWN, "GRPO, equally many responses", ("table1-seventh grpo", "fig4 grpo", "choices grpo")),
+    (OWN, "GRPO, 8 × the responses", ("table1-seventh grpo_prompts", None, None)),
     (MATCHED, "PPO, λ = .997", ("table1 ppo_long", "lambda ppo_long", "choices ppo_long")),
     (MATCHED, "VC-PPO, λ = .997", ("table1 vc_ppo_long", None, "choices-fifth vc_ppo_long")),
     (
