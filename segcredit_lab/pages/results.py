@@ -61,7 +61,7 @@ COMPARED: list[tuple[str, str, tuple[str | None, str | None, str | None]]] = [
     (SHORT, "SAPO, λ = .843", ("table1 sapo_short", "lambda segment_short", "choices sapo_short")),
 ]
 """Kind, label, and study and arm for each task; None: not run."""
-RATES = {0.5: "half of SAPO's learning rate", 1.0: "", 2.0: "twice SAPO's learning rate"}
+RATES = {0.5: "half SAPO's learning rate", 1.0: "", 2.0: "twice SAPO's learning rate"}
 """Note on a difference, by the ratio of the method's tuned learning rate to SAPO's."""
 TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+) \| ", re.MULTILINE)
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
