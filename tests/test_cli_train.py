@@ -355,11 +355,28 @@ def test_rows_the_model_cannot_process_are_found_before_training(tmp_path: Path)
 def test_a_reward_that_fails_ends_in_one_message(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, **SHORT)
     (tmp_path / "reward.py").write_text("def by_length(completions, **columns):\n    1 / 0\n")
-    call = run(tmp_path, "train", recipe, "--folder", "run")
-    assert call.code == 2
-    (line,) = call.complained.splitlines()
-    assert re.match(
-        r"error: the reward function reward.py:by_length raised ZeroDivisionError: .* on prompt "
-        r"'derived_variables/0/test/0', response '",
-        line,
+    for option in ("--check", "--folder=run"):
+        call = run(tmp_path, "train", recipe, option)
+        assert call.code == 2
+        (line,) = call.complained.splitlines()
+        assert re.fullmatch(
+            r"error: reward: the reward function reward.py:by_length raised ZeroDivisionError: .* "
+            r"on prompt 'derived_variables/0/train/0', response '\\boxed{\d+}'\. This was a trial "
+            r"before the model is loaded: two responses to the first training row\. Correct the "
+            r"function, then start again\.",
+            line,
+        )
+    assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_a_reward_function_within_a_list_is_tried_before_the_run(tmp_path: Path) -> None:
+    own = {"name": f"{tmp_path}/reward.py:by_length", "weight": 0.1}
+    recipe = write_recipe(tmp_path, reward=["exact", own])
+    (tmp_path / "reward.py").write_text("def by_length(completions, **columns):\n    return 1.0\n")
+    message = error_of(segcredit("train", recipe, "--check"))
+    assert message.startswith(
+        "reward: the reward function reward.py:by_length must return a list with one number per "
+        "response; it returned 'float 1.0' on prompt 'derived_variables/0/train/0', response "
     )
+    assert "Return one number for each text in completions, for example [1.0, 0.0]" in message
