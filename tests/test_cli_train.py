@@ -229,7 +229,7 @@ def test_check_shows_a_long_prompt_with_images_shortened(tmp_path: Path) -> None
     ]
     assert lines[2].count("list") < 60
     assert " … " in lines[2]
-    assert lines[6] == "  … 13 more lines …"
+    assert lines[6] == "  … 14 more lines …"
     assert lines[-3:] == ["  end ?<|im_end|>", "  <|im_start|>assistant", ""]
     assert len(lines) == 12
     plain = yaml.safe_load(said.stdout.partition("method: ")[0])
