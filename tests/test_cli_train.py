@@ -21,6 +21,7 @@ from segcredit.config import load_recipe
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.train import build, trainer
+from segcredit.train.build import make_plan
 
 SHORT: dict[str, Any] = {
     "stages": [
@@ -170,6 +171,12 @@ def test_check_prints_the_plan_and_loads_nothing(
     assert yaml.safe_load(text) == load_recipe(str(recipe), ["seed=3"]).as_dict()
     assert "needs: entropy, logp_ref, value\n" in rest
     assert "a step: 8 responses, 2 mini-batches of 4, 1 epoch(s)\n" in rest
+    content = make_plan(load_recipe(str(recipe), ["seed=3"])).first_prompt.messages[0]["content"]
+    _, _, shown = rest.partition("first training prompt as the model reads it (derived_variables/0")
+    lines = shown.split("\n")
+    assert re.fullmatch(r"/train/0, \d+ tokens\):", lines[0])
+    assert lines[1] == "  <|im_start|>user"
+    assert lines[2].startswith(f"  {content[:40]}")
     assert rest.endswith("recipe and data are valid; no model was loaded\n")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["recipe.yaml", "reward.py"]
 
@@ -191,6 +198,42 @@ def test_check_prints_the_sizes_that_mini_batches_will_have(
     monkeypatch.chdir(tmp_path)
     result = segcredit("train", write_recipe(tmp_path, **settings), "--check")
     assert f"a step: {said}\n" in result.stdout, result.output
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_check_shows_a_long_prompt_with_images_shortened(tmp_path: Path) -> None:
+    world = make_world("shape_grid")
+    model = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=4)
+    model.save(tmp_path / "model")
+    Image.new("RGB", (84, 84), "red").save(tmp_path / "0.png")
+    text = "\n".join(["<image>list ?", *["list " * 60] * 20, "end ?"])
+    row = {"problem": text, "answer": "1", "images": ["0.png"]}
+    (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    train = str(tmp_path / "train.jsonl")
+    recipe = write_recipe(
+        tmp_path,
+        model={"path": str(tmp_path / "model")},
+        data={"train": train},
+        reward=f"{tmp_path}/reward.py:by_length",
+        stages=[{"kind": "optimize", "steps": 1}],
+        rollout={"prompts": 4, "max_tokens": 4},
+    )
+    said = segcredit("train", recipe, "--check", f"data.test={train}")
+    assert said.exit_code == 0, said.output
+    _, _, shown = said.stdout.partition("first training prompt as the model reads it (train:1, ")
+    _, *lines, valid, last = shown.split("\n")
+    assert (valid, last) == ("recipe and data are valid; no model was loaded", "")
+    assert lines[:2] == [
+        "  <|im_start|>user",
+        "  <|vision_start|><image><|vision_end|>list ?",
+    ]
+    assert lines[2].count("list") < 60
+    assert " … " in lines[2]
+    assert lines[6] == "  … 14 more lines …"
+    assert lines[-3:] == ["  end ?<|im_end|>", "  <|im_start|>assistant", ""]
+    assert len(lines) == 12
+    plain = yaml.safe_load(said.stdout.partition("method: ")[0])
+    assert plain["data"]["train"] == plain["data"]["test"] == [train]
 
 
 # ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
@@ -355,11 +398,28 @@ def test_rows_the_model_cannot_process_are_found_before_training(tmp_path: Path)
 def test_a_reward_that_fails_ends_in_one_message(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, **SHORT)
     (tmp_path / "reward.py").write_text("def by_length(completions, **columns):\n    1 / 0\n")
-    call = run(tmp_path, "train", recipe, "--folder", "run")
-    assert call.code == 2
-    (line,) = call.complained.splitlines()
-    assert re.match(
-        r"error: the reward function reward.py:by_length raised ZeroDivisionError: .* on prompt "
-        r"'derived_variables/0/test/0', response '",
-        line,
+    for option in ("--check", "--folder=run"):
+        call = run(tmp_path, "train", recipe, option)
+        assert call.code == 2
+        (line,) = call.complained.splitlines()
+        assert re.fullmatch(
+            r"error: reward: the reward function reward.py:by_length raised ZeroDivisionError: .* "
+            r"on prompt 'derived_variables/0/train/0', response '\\boxed{\d+}'\. This was a trial "
+            r"before the model is loaded: two responses to the first training row\. Correct the "
+            r"function, then start again\.",
+            line,
+        )
+    assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_a_reward_function_within_a_list_is_tried_before_the_run(tmp_path: Path) -> None:
+    own = {"name": f"{tmp_path}/reward.py:by_length", "weight": 0.1}
+    recipe = write_recipe(tmp_path, reward=["exact", own])
+    (tmp_path / "reward.py").write_text("def by_length(completions, **columns):\n    return 1.0\n")
+    message = error_of(segcredit("train", recipe, "--check"))
+    assert message.startswith(
+        "reward: the reward function reward.py:by_length must return a list with one number per "
+        "response; it returned 'float 1.0' on prompt 'derived_variables/0/train/0', response "
     )
+    assert "Return one number for each text in completions, for example [1.0, 0.0]" in message

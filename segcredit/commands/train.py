@@ -201,10 +201,36 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
         f"needs: {', '.join(needs) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
         f"a step: {_drawn(trainer)}, {recipe.update.epochs} epoch(s)",
+        *_first_prompt(trainer),
         "recipe and data are valid; no model was loaded",
     ]
     for line in lines:
         say(console, line)
+
+
+PROMPT_LINES, PROMPT_WIDTH = 12, 160
+"""Maximum number of lines that are shown of the first prompt, and of characters of a line."""
+
+
+def _first_prompt(trainer: "Trainer") -> list[str]:
+    """Return the first training prompt as the model reads it, shortened in the middle."""
+    from segcredit.models.template import LimitedChat
+    from segcredit.printable import printable
+
+    codec, prompt = trainer.plan.codec, trainer.plan.first_prompt
+    with LimitedChat(codec.chat) as chat:
+        count, text = codec.count_tokens(prompt, chat), codec.shown(prompt, chat)
+    lines = [_shortened(printable(line)) for line in text.split("\n")]
+    if (more := len(lines) - PROMPT_LINES + 1) > 1:
+        half = PROMPT_LINES // 2
+        lines[half : half + more] = [f"… {more} more lines …"]
+    title = f"first training prompt as the model reads it ({prompt.id}, {count} tokens):"
+    return [printable(title), *(f"  {line}".rstrip() for line in lines)]
+
+
+def _shortened(line: str) -> str:
+    half = PROMPT_WIDTH // 2
+    return line if len(line) <= PROMPT_WIDTH else f"{line[:half]} … {line[-half:]}"
 
 
 def _drawn(trainer: "Trainer") -> str:

@@ -169,6 +169,11 @@ class DataSettings(Settings):
     """Whether optimization samples training prompts by their success rate so far, instead of in
     passes over the data; prompts that are solved half of the time are sampled most often."""
 
+    @field_validator("train", "test", mode="before")
+    @classmethod
+    def _as_list(cls, names: object) -> object:
+        return [names] if isinstance(names, str) else names
+
     @field_validator("template")
     @classmethod
     def _one_question(cls, template: str | None) -> str | None:

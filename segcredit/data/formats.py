@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from segcredit.models.loading import WindowError
 from segcredit.printable import listed, shown
 from segcredit.rewards.extract import boxed
 
@@ -37,6 +38,8 @@ class BadRow:
     """``train.jsonl:3``, ``train.parquet row 3`` (both counted from 1) or ``rows[3]``."""
     problem: str
     """What was expected, and what the row has instead."""
+    cause: Exception | None = None
+    """The error behind the problem."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}"
@@ -47,12 +50,41 @@ class BadRows(ValueError):  # noqa: N818
 
     def __init__(self, bad: Sequence[BadRow], advice: str = SKIP) -> None:
         lines = [f"{len(bad)} bad row{'s' if len(bad) > 1 else ''}:"]
-        lines += [str(row) for row in bad[:SHOWN]]
-        if len(bad) > SHOWN:
-            lines.append(f"and {len(bad) - SHOWN} more")
-        super().__init__("\n".join([*lines, advice]))
+        rest, long = _without_long(bad)
+        if long is not None:
+            lines.append(long)
+            if advice == NOTHING_LEFT and not rest:
+                advice = ""
+        lines += [str(row) for row in rest[:SHOWN]]
+        if len(rest) > SHOWN:
+            lines.append(f"and {len(rest) - SHOWN} more")
+        super().__init__("\n".join([*lines, *([advice] if advice else [])]))
         self.bad = tuple(bad)
         self.advice = advice
+
+
+def _without_long(bad: Sequence[BadRow]) -> tuple[Sequence[BadRow], str | None]:
+    """Summarize the rows that a shorter response would repair, if they are most of several.
+
+    Returns the other rows, and the summary; all rows and None if there is no summary.
+    """
+    long = {
+        n: row.cause
+        for n, row in enumerate(bad)
+        if isinstance(row.cause, WindowError) and row.cause.tokens < row.cause.window
+    }
+    if len(long) < 2 or 2 * len(long) <= len(bad):
+        return bad, None
+    first = next(iter(long.values()))
+    tokens = sorted(x.tokens for x in long.values())
+    lengths = f"{tokens[0]} to {tokens[-1]}" if tokens[0] < tokens[-1] else f"{tokens[0]}"
+    which = f"all {len(long)} rows" if len(long) == len(bad) else f"{len(long)} of these rows"
+    setting = first.setting.strip(" =")
+    return [row for n, row in enumerate(bad) if n not in long], (
+        f"{which}: set {setting} to {first.window - tokens[-1]} or less. Their prompts have "
+        f"{lengths} tokens, which with {first.setting}{first.max_tokens} exceed the model's "
+        f"context window of {first.window}"
+    )
 
 
 MARK = "<image>"

@@ -186,7 +186,8 @@ class _Collector:
             try:
                 self.prompts.append(self._prompt(row, source, parsed))
             except RowError as error:
-                self.bad.append(BadRow(printable(row.where), str(error)))
+                cause = error.__cause__ if isinstance(error.__cause__, ValueError) else None
+                self.bad.append(BadRow(printable(row.where), str(error), cause))
             except BrokenTemplate as error:  # every other row would fail, too
                 raise BrokenTemplate(f"{printable(row.where)}: {error}") from None
             if self._full:

@@ -344,7 +344,7 @@ def _check_readable(
             except BrokenTemplate:
                 raise
             except ValueError as error:
-                bad.append(BadRow(printable(prompt.id), printable(str(error), 400)))
+                bad.append(BadRow(printable(prompt.id), printable(str(error), 400), error))
     if bad:
         raise BadRows(bad, "Repair these rows, or remove them from the file.")
     return longest

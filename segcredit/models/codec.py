@@ -236,6 +236,14 @@ class Codec:
             text = self.repeat_image_tokens(text, counts)
         return len(self._ids(prompt, text))
 
+    def shown(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
+        """Return the text that the model reads, with special tokens and one mark per image."""
+        text = self._rendered(prompt, chat)
+        if self._special(text):
+            ids = self.tokenizer(text)["input_ids"]
+            text = str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        return text.replace(self.image_token, MARK) if prompt.images else text
+
     def _rendered(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
         """Render the prompt with one image token per image."""
         text = self.render(prompt, chat)

@@ -295,19 +295,27 @@ def context_window(config: PreTrainedConfig) -> int | None:
     return longest
 
 
+class WindowError(ValueError):
+    """A prompt and its longest response exceed the context window."""
+
+    def __init__(self, tokens: int, max_tokens: int, window: int, setting: str) -> None:
+        room = window - tokens
+        less = f"Set {setting}{room} or less, or shorten" if room > 0 else "Shorten"
+        super().__init__(
+            f"{tokens} tokens, which with {setting}{max_tokens} exceed the model's context window "
+            f"of {window}. {less} the prompt"
+        )
+        self.tokens, self.max_tokens, self.window = tokens, max_tokens, window
+        self.setting = setting
+
+
 def require_window(tokens: int, max_tokens: int, window: int | None, setting: str) -> None:
-    """Raise ValueError if a prompt and its longest response exceed the context window.
+    """Raise WindowError if a prompt and its longest response exceed the context window.
 
     ``setting`` is how ``max_tokens`` is written in the message: ``"--max-tokens "``.
     """
-    if window is None or tokens + max_tokens <= window:
-        return
-    room = window - tokens
-    less = f"Set {setting}{room} or less, or shorten" if room > 0 else "Shorten"
-    raise ValueError(
-        f"{tokens} tokens, which with {setting}{max_tokens} exceed the model's context window of "
-        f"{window}. {less} the prompt"
-    )
+    if window is not None and tokens + max_tokens > window:
+        raise WindowError(tokens, max_tokens, window, setting)
 
 
 def load_config(

@@ -105,10 +105,17 @@ def _search_path() -> str:
     return os.pathsep.join(place or os.getcwd() for place in sys.path)
 
 
+LIST, ONE_EACH = "must return a list", "must return one number per response"
+"""Requirements of what a function returns, for messages."""
 _SEARCH = 2.0
 """Maximum time, in deadlines, for finding the response on which a function hangs."""
 _REASON = 300
 """Maximum number of characters kept of a function's reason."""
+TRIAL = (
+    "This was a trial before the model is loaded: two responses to the first training row. Correct "
+    "the function, then start again."
+)
+"""End of the message about a function that fails its trial."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +164,27 @@ class CustomReward:
         answer = self._call(responses)
         if isinstance(answer, Failure) or "raised" in answer:
             self._find_culprit(responses, answer)
-        if "unusable" in answer:
-            raise RewardError(f"the reward function {self.name} {answer['unusable']}")
-        who = f"the reward function {self.name}"
-        return read_grades(who, self.name, answer["rewards"], responses)
+        return self._read(answer, responses)
+
+    def try_once(self, prompt: Prompt, max_tokens: int) -> None:
+        """Grade two trial responses to a prompt; raise RewardError if the function fails.
+
+        Both contain the row's answer, once boxed and once as text. There are two, so that a
+        function that returns one number for the whole batch fails, too.
+        """
+        text = "0" if prompt.answer is None else prompt.answer
+        responses = [
+            Response(prompt, x, min(len(x.split()) + 1, max_tokens), False, max_tokens)
+            for x in (f"\\boxed{{{text}}}", text)
+        ]
+        try:
+            answer = self._call(responses)
+            if isinstance(answer, Failure) or "raised" in answer:
+                self._fail(_what_happened(answer), responses[0])
+            self._read(answer, responses)
+        except RewardError as error:
+            self.close()
+            raise RewardError(f"{error} {TRIAL}") from None
 
     def check_signature(self, prompts: Sequence[Prompt]) -> None:
         """Raise RewardError unless the rows have a column for every required parameter.
@@ -192,6 +216,12 @@ class CustomReward:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _read(self, answer: dict[str, Any], responses: Sequence[Response]) -> list[Reward]:
+        who = f"the reward function {self.name}"
+        if "unusable" in answer:
+            raise RewardError(f"{who} {answer['unusable']}")
+        return read_grades(who, self.name, answer["rewards"], responses)
 
     def _call(self, responses: Sequence[Response]) -> Answer:
         return self._caller(arguments(responses, self.conversational), self.deadline)
@@ -226,15 +256,13 @@ def read_grades(who: str, name: str, rewards: Any, responses: Sequence[Response]
     if isinstance(rewards, dict):
         _fail(
             who,
-            f"must return a list with one number per response; it returned "
-            f"{quoted(rewards['not'])}",
+            f"{LIST} with one number per response; it returned {quoted(rewards['not'])}",
             responses[0],
         )
     if len(rewards) != len(responses):
         _fail(
             who,
-            f"must return one number per response; it returned {len(rewards)} for "
-            f"{len(responses)}, beginning",
+            f"{ONE_EACH}; it returned {len(rewards)} for {len(responses)}, beginning",
             responses[0],
         )
     found = [_read_grade(who, name, x, y) for x, y in zip(rewards, responses, strict=True)]
@@ -348,6 +376,10 @@ def _hint(what: str) -> str:
         return " If it reads completion[0]['content'], set conversational=True."
     if what.startswith(FINITE):
         return INSTEAD
+    if what.startswith((LIST, ONE_EACH)):
+        return " Return one number for each text in completions, for example [1.0, 0.0] for two."
+    if what.startswith(("was stopped after", "did not return within")):
+        return " If it is only slow, raise its deadline: reward: {name: …, deadline: SECONDS}."
     if "main thread" in what:
         return " Pass it as 'file.py:function': there it runs in the main thread of a process."
     return ""

@@ -71,6 +71,13 @@ class RunPlan:
     """Rows that were skipped."""
     codec: Codec
 
+    @property
+    def first_prompt(self) -> Prompt:
+        """The first row of the training data, or the first prompt of a world."""
+        if isinstance(self.train, PromptList):
+            return self.train.prompts[0]
+        return self.train.take(0, 1)[0]
+
 
 def make_plan(
     recipe: Recipe,
@@ -133,6 +140,7 @@ def make_plan(
         _check_signature(function, sources)
     plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec)
     _check(plan)
+    _try_rewards(plan)
     return plan
 
 
@@ -401,6 +409,18 @@ def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None
                 reward.check_signature(prompts)
             except RewardError as error:
                 raise RecipeError(f"reward: {error}") from None
+
+
+def _try_rewards(plan: RunPlan) -> None:
+    """Call each reward function of the user once, with responses to the first training row."""
+    functions = functions_in(plan.reward)
+    if not functions:
+        return
+    for function in functions:
+        try:
+            function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
+        except RewardError as error:
+            raise RecipeError(f"reward: {error}") from None
 
 
 def _generated(

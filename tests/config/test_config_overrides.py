@@ -132,3 +132,20 @@ def test_numbers_of_a_file_need_no_dot(tmp_path: Path, text: str) -> None:
 def test_overrides_that_cannot_be(recipe: Path, override: str, expected: str) -> None:
     with pytest.raises(RecipeError, match=expected.replace("?", r"\?")):
         overridden(recipe, override)
+
+
+def test_one_data_file_is_a_list_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    settings = changed(
+        model={"path": "model"},
+        data={"train": "a.jsonl", "test": "b.jsonl"},
+        stages=[{"kind": "optimize", "steps": 1}],
+    )
+    path.write_text(yaml.safe_dump(settings))
+    data = overridden(path).data
+    assert (data.train, data.test) == (["a.jsonl"], ["b.jsonl"])
+    chosen = overridden(path, "data.train=c.jsonl", "data.test=hub:openai/gsm8k/main:test")
+    assert chosen.as_dict()["data"]["train"] == ["c.jsonl"], "which config.yaml records"
+    assert chosen.as_dict()["data"]["test"] == ["hub:openai/gsm8k/main:test"]
+    with pytest.raises(RecipeError, match=r"data\.train"):
+        overridden(path, "data.train=3")

@@ -380,6 +380,34 @@ def test_prompts_beyond_the_context_window(tmp_path: Path, model: Path) -> None:
     )
 
 
+def test_many_prompts_beyond_the_window_are_one_line(tmp_path: Path, model: Path) -> None:
+    small = edited(model, tmp_path, "config.json", max_position_embeddings=60)
+    longer = GOOD | {"problem": "a = 1 ; " * 5 + "a ?"}
+    train = write_rows(tmp_path / "train.jsonl", *[GOOD] * 25, longer)
+    few, most = (len(make_plan_codec(small).encode(prompt_of(train, n))[0]) for n in (0, 25))
+
+    def message(*rows: Any) -> list[str]:
+        data = {"train": [write_rows(tmp_path / "train.jsonl", *rows)]}
+        made = changed(**FEW, model={"path": small}, data=data, rollout__max_tokens=59)
+        with pytest.raises(BadRows) as error:
+            make_plan(parse_recipe(made))
+        return str(error.value).splitlines()
+
+    line = (
+        f"set rollout.max_tokens to {60 - most} or less. Their prompts have {few} to {most} "
+        f"tokens, which with rollout.max_tokens=59 exceed the model's context window of 60"
+    )
+    assert message(*[GOOD] * 25, longer) == ["26 bad rows:", f"all 26 rows: {line}"]
+    found = message(*[GOOD] * 25, longer, {"problem": "?"}, longer | {"problem": "a = 1 ; " * 30})
+    assert found[:2] == ["28 bad rows:", f"26 of these rows: {line}"]
+    assert [x.partition(": ")[0] for x in found[2:4]] == [f"{train}:27", f"{train}:28"]
+    assert found[3].endswith("Shorten the prompt")
+    assert len(found) == 5, "and the advice"
+    data = {"train": [write_rows(tmp_path / "train.jsonl", *[GOOD] * 25, longer)]}
+    fits = changed(**FEW, model={"path": small}, data=data, rollout__max_tokens=60 - most)
+    make_plan(parse_recipe(fits))
+
+
 def make_plan_codec(path: str) -> Codec:
     return Codec.from_pretrained(path, Family())
 

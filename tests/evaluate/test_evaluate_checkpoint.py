@@ -310,10 +310,10 @@ def test_a_response_must_fit_into_the_context_window(
     options = ("--data", rows, "--reward", "exact", "--samples", 1)
     assert segcredit(model, *options, "--max-tokens", 8).exit_code == 0
     monkeypatch.setattr(Policy, "from_pretrained", None)  # no weights are read before
-    first, bad, *_, advice = error_of(model, *options, "--max-tokens", 39).splitlines()
+    first, bad, advice = error_of(model, *options, "--max-tokens", 39).splitlines()
     assert first == "3 bad rows:"
     assert "which with --max-tokens 39 exceed the model's context window of 40" in bad
-    assert re.search(r"Set --max-tokens \d+ or less, or shorten the prompt", bad)
+    assert re.match(r"all 3 rows: set --max-tokens to \d+ or less\.", bad)
     assert "remove them" in advice
 
 

@@ -414,3 +414,50 @@ def test_a_function_in_a_file_is_read_and_not_run(tmp_path: Path) -> None:
     CustomReward(f"{file}:score").check_signature(rows_with(gold=1, unit=2))
     CustomReward(f"{file}:plain").check_signature(rows_with())
     CustomReward(f"{file}:hidden").check_signature(rows_with())
+
+
+# ── The trial before a run ───────────────────────────────────────────────────────────────────────
+
+TRIED = """
+import time
+
+def good(completions, answer, truncated):
+    assert completions == [r"\\boxed{7}", "7"] and answer == ["7", "7"]
+    return [1.0, 0.5]
+def text(completions, **kwargs):
+    return "good"
+def scalar(completions, **kwargs):
+    return 1.0
+def one_for_all(completions, **kwargs):
+    return [1.0]
+def numbers_as_text(completions, **kwargs):
+    return ["1" for x in completions]
+def raises(completions, **kwargs):
+    return [x["content"] for x in completions]
+def hangs(completions, **kwargs):
+    time.sleep(60)
+"""
+
+
+def test_a_trial_finds_what_would_fail_in_training(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TRIED)
+    prompt = Prompt("train:0", ({"role": "user", "content": "3 + 4 ?"},), (), "7", {})
+    messages = {
+        "text": "must return a list with one number per response; it returned",
+        "scalar": "it returned 'float 1.0'",
+        "one_for_all": "it returned 1 for 2, beginning on prompt",
+        "numbers_as_text": "must return finite numbers; it returned",
+        "raises": "If it reads completion[0]['content'], set conversational=True.",
+        "hangs": "was stopped after 0.5 s on prompt",
+    }
+    with CustomReward(f"{file}:good") as reward:
+        reward.try_once(prompt, max_tokens=8)
+    for name, message in messages.items():
+        with pytest.raises(RewardError) as error:
+            CustomReward(f"{file}:{name}", deadline=0.5).try_once(prompt, max_tokens=8)
+        said = str(error.value)
+        assert f"the reward function mine.py:{name} " in said
+        assert message in said
+        assert "on prompt 'train:0', response '" in said
+        assert said.endswith("Correct the function, then start again.")

@@ -247,7 +247,7 @@ def test_a_single_reward_that_is_no_number_ends_a_run(file: str, tmp_path: Path)
             return [Reward(float("nan"), "")] * len(responses)
 
     for reward, named in ((Broken(), "reward 'Broken'"), (f"{file}:nan", "function mine.py:nan")):
-        with pytest.raises(RewardError, match=f"{named} must return finite numbers; it returned"):
+        with pytest.raises(ValueError, match=f"{named} must return finite numbers; it returned"):
             one_step(file, tmp_path / named[-3:], reward=reward)
 
 
