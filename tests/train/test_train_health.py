@@ -62,6 +62,40 @@ def test_a_sign_that_passes_is_none(name: str, sign: dict[str, float], said: lis
         assert watched.warnings("optimize", HEALTHY) == []
 
 
+@pytest.mark.parametrize(("name", "sign", "said"), SICK)
+def test_a_short_stage_reports_at_its_end_what_all_its_steps_showed(
+    name: str, sign: dict[str, float], said: list[str]
+) -> None:
+    for steps in range(1, STEPS):
+        watched, resumed = health(), health()
+        for _ in range(steps):
+            assert watched.warnings("optimize", HEALTHY | sign) == []
+        ((found, message),) = watched.final_warnings(steps)
+        assert found == name
+        where = f"In all {steps} steps" if steps > 1 else "In the only step"
+        for part in (f"{where} of this stage", *said):
+            assert part in message
+        assert watched.final_warnings(steps) == [], "said already"
+        lines = [{"stage": "optimize", **HEALTHY, **sign}] * steps
+        resumed.replay(lines)
+        assert resumed.final_warnings(steps) == [(name, message)]
+        resumed = health()
+        resumed.replay([*lines, {"stage": "warning", "name": name}])
+        assert resumed.final_warnings(steps) == []
+
+
+def test_the_end_of_a_stage_reports_no_sign_that_a_step_lacked() -> None:
+    step = HEALTHY | {"truncated": 1.0}
+    watched = health()
+    for metrics in (HEALTHY, step, step):
+        assert watched.warnings("optimize", metrics) == []
+    assert watched.final_warnings(3) == []
+    for metrics in (HEALTHY, *[step] * (STEPS - 1)):
+        assert watched.warnings("optimize", metrics) == []
+    assert watched.final_warnings(STEPS + 9) == [], "a longer stage needs as many steps in a row"
+    assert health().final_warnings(0) == []
+
+
 def test_imitation_and_evaluations_are_not_counted() -> None:
     watched, step = health(), HEALTHY | {"truncated": 1.0}
     for stage in ("warm_start", "evaluation") * 9:
@@ -147,11 +181,20 @@ def test_warnings_are_shown_recorded_and_survive_a_resume(tmp_path: Path) -> Non
     assert step == STEPS + 1
     assert "got the reward 0" in message
 
-    assert train(tmp_path / "stopped", STEPS - 1) == []
-    assert warnings_of(tmp_path / "stopped") == []
-    assert len(train(tmp_path / "stopped", STEPS, resume=True)) == 1
-    assert train(tmp_path / "stopped", STEPS + 1, resume=True) == [], "said already"
-    assert warnings_of(tmp_path / "stopped") == expected
+    (found_early,) = train(tmp_path / "short", 2)
+    assert found_early.startswith("In all 2 steps of this stage every response got the reward 0,")
+    assert warnings_of(tmp_path / "short") == [(3, "constant_reward")]
+    assert train(tmp_path / "short", STEPS + 1, resume=True) == [], "said already"
+    assert warnings_of(tmp_path / "short") == [(3, "constant_reward")]
+
+
+def test_a_run_that_stops_early_reports_what_its_few_steps_showed(tmp_path: Path) -> None:
+    evaluation = {"every": 1, "prompts": 2, "patience": 2}
+    notes = Notes()
+    trainer = Trainer.from_recipe(parse_recipe(changed(**RUN | {"evaluation": evaluation})))
+    trainer.train(tmp_path / "run", watch=notes)
+    assert [name for _, name in warnings_of(tmp_path / "run")] == ["constant_reward", "early_stop"]
+    assert any("of this stage every response got the reward 0," in x for x in notes.notes)
 
 
 def test_in_python_they_are_warnings(tmp_path: Path) -> None:
