@@ -249,11 +249,15 @@ def result_rows(result: "Result") -> tuple[str, list[tuple[str, ...]]]:
     """Return a title, and held-out results before and after training with their difference."""
     known = "sampled" in result.before and "sampled" in result.after
     title = "Held-out accuracy" if known else "Held-out reward"  # correctness not reported
+    if result.prompts is not None:
+        title += f", {result.prompts:,} prompt{'s' * (result.prompts != 1)}"
     rows: list[tuple[str, ...]] = []
     for how, key in (("sampled", "reward"), ("greedy", "greedy_reward")):
         key = how if known else key
         if key in result.before and key in result.after:
-            rows.append((how, *change_texts(result.before[key], result.after[key], known)))
+            old, new, change = change_texts(result.before[key], result.after[key], known)
+            unclear = " (within noise)" if key in result.noise else ""
+            rows.append((how, old, new, change + unclear))
     return title, rows
 
 

@@ -25,7 +25,7 @@ from segcredit.runlog import (
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import INITIAL, POLICY, exists, resume_call, step_name
-from segcredit.runlog.reader import read_best
+from segcredit.runlog.reader import read_best, within_noise
 from segcredit.runlog.records import lines_after
 from segcredit.train import best, checkpoint
 from segcredit.train.arguments import (
@@ -81,6 +81,10 @@ class Result:
     """The report page, if it was written."""
     best: Path | None = None
     """The policy with the best held-out result, if ``save.best`` is set."""
+    prompts: int | None = None
+    """Number of held-out prompts of the last evaluation, if known."""
+    noise: tuple[str, ...] = ()
+    """Results whose change is within noise: its 95 % interval contains 0."""
 
     def __repr__(self) -> str:
         parts = [] if self.folder is None else [f"folder={str(self.folder)!r}"]
@@ -353,6 +357,8 @@ class Trainer:
         if run is None:
             return Result(None, None, before, after, stopped)
         kept, found = checkpoint.find_latest(run.checkpoints).path, read_best(run)
+        read = read_run(run.path)
+        ends = read.evaluations[:1] + read.evaluations[-1:]
         return Result(
             folder=run.path,
             model=None if kept is None else kept / POLICY,
@@ -360,6 +366,8 @@ class Trainer:
             after=after,
             stopped=stopped,
             best=None if found is None else run.checkpoints / step_name(found["step"]) / POLICY,
+            prompts=read.held_out_prompts,
+            noise=tuple(x for x in after if ends and within_noise(*ends, x)),
         )
 
     def _record(self) -> dict[str, Any]:
