@@ -116,9 +116,9 @@ def _signs(max_tokens: int, groups: bool) -> list[Sign]:
             "nothing_selected",
             lambda x: _number(x, "selected/items") == 0.0 and not _constant(x),
             lambda where, _: (
-                f"{where} the method found nothing to learn from (selected/items is 0): no response "
-                f"to a prompt was good enough, or none was worse than another. Set a larger "
-                f"rollout.samples, or train on prompts that the model solves sometimes."
+                f"{where} the method found nothing to learn from (selected/items is 0): no "
+                f"response to a prompt was good enough, or none was worse than another. Set a "
+                f"larger rollout.samples, or train on prompts that the model solves sometimes."
             ),
         ),
     ]
@@ -143,15 +143,15 @@ def _constant_message(where: str, metrics: Numbers) -> str:
     value = metrics["reward"]
     if abs(value) <= 1e-6:
         return (
-            f"{where} every response got the reward 0, so there is nothing to learn from. Look at rollouts/: if "
-            f"answers are right but not recognized, change the reward, or data.suffix, which asks "
-            f"for the answer's format; if they are wrong, train on easier prompts, begin with a "
-            f"warm_start stage, or set a larger rollout.max_tokens."
+            f"{where} every response got the reward 0, so there is nothing to learn from. Look at "
+            f"rollouts/: if answers are right but not recognized, change the reward, or "
+            f"data.suffix, which asks for the answer's format; if they are wrong, train on easier "
+            f"prompts, begin with a warm_start stage, or set a larger rollout.max_tokens."
         )
     return (
-        f"{where} every response got the same reward, {value:g}, so there is nothing to learn from. If the reward "
-        f"function returns a constant, correct it; if every answer is right, train on harder "
-        f"prompts."
+        f"{where} every response got the same reward, {value:g}, so there is nothing to learn "
+        f"from. If the reward function returns a constant, correct it; if every answer is right, "
+        f"train on harder prompts."
     )
 
 

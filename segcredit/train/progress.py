@@ -28,6 +28,7 @@ from transformers.utils import logging
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
 from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts
+from segcredit.runlog import resume_command
 
 if TYPE_CHECKING:
     from segcredit.train.trainer import Result
@@ -74,7 +75,15 @@ class Terminal:
         self.run = Path(facts["run"])
         for name, fact in facts.items():
             self._print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
-        if step:
+        if step and step == recipe.total_steps:
+            last = len(recipe.stages) - 1
+            more = f"stages.{last}.steps={2 * recipe.stages[last].steps}"
+            self._print(
+                f"This run is complete ({step} of {step} steps). To train further, type: "
+                f"{escape(resume_command(self.run, more))}",
+                highlight=False,
+            )
+        elif step:
             self._print(f"Resuming after step {step} of {recipe.total_steps}.")
         if self.live:
             self._start()

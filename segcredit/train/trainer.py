@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers import PreTrainedModel
 
 from segcredit import __version__
@@ -61,6 +62,9 @@ from segcredit.train.state import State
 from segcredit.types import Algorithm, RewardFn
 
 Kind = TypeVar("Kind", bound="Trainer")
+
+FEW_PARAMETERS = 5_000_000
+"""Below this number of parameters, more than one CPU thread is usually slower."""
 
 
 @dataclass(frozen=True)
@@ -358,7 +362,7 @@ class Trainer:
             return Result(None, None, before, after, stopped)
         kept, found = checkpoint.find_latest(run.checkpoints).path, read_best(run)
         read = read_run(run.path)
-        ends = read.evaluations[:1] + read.evaluations[-1:]
+        rows = read.evaluations
         return Result(
             folder=run.path,
             model=None if kept is None else kept / POLICY,
@@ -367,7 +371,7 @@ class Trainer:
             stopped=stopped,
             best=None if found is None else run.checkpoints / step_name(found["step"]) / POLICY,
             prompts=read.held_out_prompts,
-            noise=tuple(x for x in after if ends and within_noise(*ends, x)),
+            noise=tuple(x for x in after if rows and within_noise(rows[0], rows[-1], x)),
         )
 
     def _record(self) -> dict[str, Any]:
@@ -494,7 +498,32 @@ def _facts(plan: RunPlan, run: RunFolder, state: State, aside: Path | None) -> d
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
         "method": str(plan.recipe.algorithm),
+        **_ahead_fact(plan.recipe),
+        **_threads_fact(plan.recipe, state, count),
         **({} if aside is None else {"moved": f"everything after step {state.step} to {aside}"}),
+    }
+
+
+def _ahead_fact(recipe: Recipe) -> dict[str, str]:
+    """Return the fact that responses are sampled during the update."""
+    if not recipe.rollout.ahead:
+        return {}
+    device = recipe.rollout.device
+    place = "" if device is None else f" on {device}"
+    return {
+        "ahead": f"the next step's responses are sampled{place} during the update (rollout.ahead=1)"
+    }
+
+
+def _threads_fact(recipe: Recipe, state: State, parameters: int) -> dict[str, str]:
+    """Return a hint if a small model runs on a CPU with more threads than one by default."""
+    threads = torch.get_num_threads()
+    on_cpu = state.policy.device.type == "cpu"
+    if recipe.threads is not None or threads == 1 or not on_cpu or parameters >= FEW_PARAMETERS:
+        return {}
+    return {
+        "threads": f"{threads}, PyTorch's default; for so small a model threads=1 is usually "
+        f"faster, above all on a shared machine"
     }
 
 

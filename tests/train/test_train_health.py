@@ -1,5 +1,6 @@
 """A run that learns nothing says so once: on the terminal and in its record."""
 
+import io
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tiny_runs import changed
 
 from segcredit.algorithms import make_algorithm
@@ -17,6 +19,7 @@ from segcredit.runlog import read_run
 from segcredit.train.health import STEPS, Health, begin_token_warning
 from segcredit.train.loop import Silent
 from segcredit.train.metrics import describe_rewards
+from segcredit.train.progress import Terminal
 from segcredit.train.trainer import Trainer
 from segcredit.types import Prompt
 
@@ -215,6 +218,36 @@ def test_a_warm_start_whose_responses_do_not_end_is_reported(tmp_path: Path) -> 
     (found,) = [x for x in notes.notes if "cut off" in x]
     assert found.startswith("100% of the responses were cut off at rollout.max_tokens=2. Set a ")
     assert warnings_of(tmp_path / "run") == [(1, "truncated")]
+
+
+def start_of(folder: Path, resume: bool = False, **changes: Any) -> str:
+    """What a terminal shows of a run with one step of reinforcement learning."""
+    stages = [RUN["stages"][0], {"kind": "optimize", "steps": 1}]
+    recipe = parse_recipe(changed(**RUN | {"stages": stages} | changes))
+    console = Console(width=300, record=True, file=io.StringIO())
+    Trainer.from_recipe(recipe).train(folder, resume=resume, watch=Terminal(console))
+    return console.export_text()
+
+
+def test_the_terminal_says_what_is_special_about_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = start_of(tmp_path / "run")
+    assert "ahead" not in shown
+    assert "threads" not in shown
+    shown = start_of(tmp_path / "run", resume=True)
+    assert (
+        f"This run is complete (2 of 2 steps). To train further, type: segcredit train --resume "
+        f"{tmp_path / 'run'} stages.1.steps=2\n"
+    ) in shown
+    assert "Resuming" not in shown
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rollout = RUN["rollout"] | {"ahead": 1}
+    shown = start_of(tmp_path / "other", threads=None, rollout=rollout)
+    assert "ahead   the next step's responses are sampled during the update (rollout.ahead=1)" in (
+        shown
+    )
+    assert shown.count("threads=1 is usually faster") == 1
 
 
 BEGIN = 1
