@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from segcredit.printable import shown
-from segcredit.registry import nearest
+from segcredit.registry import closest, nearest
 from segcredit.runlog.folder import GIVEN_IN_PYTHON, resume_call
 from segcredit.runlog.untrusted import PlainLoader, parse_yaml, read_yaml
 
@@ -29,6 +29,7 @@ BASE = "base"
 NAMED = ("algorithm", "reward", "partition")
 """Settings that consist of a name and its own settings; another name discards the latter."""
 FOLDER = Path(str(files("segcredit"))) / "recipes"
+SUFFIXES = (".yaml", ".yml")
 
 
 class RecipeError(ValueError):
@@ -111,12 +112,25 @@ def recipe_settings(name: str) -> dict[str, Any]:
     shipped = shipped_recipes()
     if name in shipped:
         return copy.deepcopy(_shipped()[name])
-    hint = nearest(name, shipped)
+    hint = _similar_file(Path(name)) or nearest(name, shipped)
     if _is_file(Path(name) / "config.yaml"):
         hint = f" It is a run directory; to resume the run, type: --resume {name}"
     raise RecipeError(
         f"no recipe {shown(name)}: neither a YAML file nor one of {_listed(name, shipped)}.{hint}"
     )
+
+
+def _similar_file(path: Path) -> str:
+    """Return a hint at a recipe file with a similar name, such as own.yaml for own.yml."""
+    try:
+        found = [x.name for x in path.parent.iterdir() if x.suffix in SUFFIXES]
+    except (OSError, ValueError):  # no such folder, or an impossible name
+        return ""
+    same = [x for x in found if Path(x).stem in (path.name, path.stem)]
+    if not same and path.suffix in SUFFIXES:
+        near = closest(path.name, found)
+        same = [] if near is None else [near]
+    return f" Did you mean {str(path.parent / same[0])!r}?" if same else ""
 
 
 def _listed(name: str, shipped: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from segcredit.config.files import (
     recipe_settings,
 )
 from segcredit.config.recipe import KINDS, Recipe
+from segcredit.config.synonyms import SYNONYMS, synonym
 from segcredit.printable import shown
 from segcredit.registry import nearest, resolve_files
 from segcredit.runlog import RunFolder, resume_command
@@ -158,7 +159,11 @@ def _explain(problem: Any) -> str:
     where = ".".join(location) or "recipe"
     if problem["type"] == "extra_forbidden":
         known = _known_keys(problem["loc"][:-1])
-        hint = nearest(str(problem["loc"][-1]), known) or f" Known keys: {', '.join(known)}."
+        name, meant = str(problem["loc"][-1]), synonym(location)
+        hint = nearest(name, known) if meant is None else f" Did you mean {meant!r}?"
+        if not hint and (elsewhere := SYNONYMS.get(name)):
+            hint = f" Did you mean {elsewhere!r}?"
+        hint = hint or f" Known keys: {', '.join(known)}."
         return f"{where}: unknown key.{hint}"
     if problem["type"] == "missing":
         return f"{where}: missing"

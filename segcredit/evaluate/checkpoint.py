@@ -16,6 +16,7 @@ from segcredit.evaluate.measure import Evaluation, evaluate
 from segcredit.models import Codec, Policy
 from segcredit.models.layers import set_attention
 from segcredit.models.loading import (
+    CONFIG,
     context_window,
     load_codec,
     load_config,
@@ -30,7 +31,7 @@ from segcredit.rewards import compares_answers, functions_in, make_reward
 from segcredit.rollout import engine_problem, make_engine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.files import to_line
-from segcredit.runlog.folder import is_run, step_of
+from segcredit.runlog.folder import is_run, runs_in, step_of
 from segcredit.runlog.storage import MANIFEST, verify
 from segcredit.runlog.untrusted import FLAG, require_trust
 from segcredit.types import Prompt, Sampling
@@ -220,6 +221,7 @@ def find_policy(
             f"{checkpoint}. Leave --best out"
         )
     if not is_checkpoint and not is_run(path):
+        _require_model(checkpoint, path, command)
         return PolicySource(locate(checkpoint))
     run = read_run(path.parents[1] if is_checkpoint else path)
     if is_checkpoint:
@@ -234,6 +236,23 @@ def find_policy(
     if not is_checkpoint:
         path = run.best_checkpoint() if best else _last_checkpoint(run)
     return PolicySource(str(path / "policy"), recipe, objects)
+
+
+def _require_model(checkpoint: str, path: Path, command: str) -> None:
+    """Raise ValueError for a folder that holds no model; name the runs in it."""
+    parts = (CONFIG, "adapter_config.json", "*.safetensors", "*.bin", "tokenizer*")
+    if not path.is_dir() or any(True for part in parts for _ in path.glob(part)):
+        return  # at least a part of a model: loading it says what is missing
+    places = (path, path / "runs")
+    runs = [x for place in places for x in runs_in(place) if is_run(x)]
+    models = [x.parent for place in places for x in sorted(place.glob(f"*/{CONFIG}"))]
+    found = [shlex.quote(str(Path(checkpoint) / x.relative_to(path))) for x in (*runs, *models)]
+    hint = f" It contains: {', '.join(found[:5])}." if found else ""
+    raise ValueError(
+        f"expected a run directory, a checkpoint or a model; got {checkpoint}, a folder with "
+        f"neither config.yaml nor {CONFIG}.{hint} Type, for example: segcredit {command} "
+        f"{found[0] if found else 'runs/NAME-DATE-TIME'}"
+    )
 
 
 def _last_checkpoint(run: Run) -> Path:

@@ -26,7 +26,7 @@ from segcredit.report.data import (
 from segcredit.report.explain import GLOSSARY, HEALTHY, IN_THE_PICTURE, NO_RANGE
 from segcredit.runlog import Run
 from segcredit.runlog.folder import GIVEN_IN_PYTHON
-from segcredit.runlog.reader import as_number, step_in
+from segcredit.runlog.reader import as_number, step_in, within_noise
 
 MAX_POINTS = 1500
 """Maximum number of points of a curve; of a longer one, every n-th step is shown."""
@@ -81,6 +81,7 @@ def overview(run: Run) -> dict[str, Any]:
         "stages": stages(run),
         "method": method(run),
         "results": results(run),
+        "prompts": run.held_out_prompts,
         "warnings": warnings(run),
         "curves": curves(run),
         "texts": curve_texts(run),
@@ -195,7 +196,7 @@ def method(run: Run) -> list[list[str]]:
 
 def results(run: Run) -> list[dict[str, Any]]:
     """Return the first and the last evaluation, to compare before and after."""
-    rows = [x for x in run.metrics if x.get("stage") == "evaluation"]
+    rows = run.evaluations
     if not rows:
         return []
     first, last = rows[0], rows[-1] if len(rows) > 1 else {}
@@ -206,6 +207,7 @@ def results(run: Run) -> list[dict[str, Any]]:
             "after": _measured(last, key),
             "share": key in SHARES,
             "texts": _texts(key, first.get(key), last.get(key)),
+            "noise": within_noise(first, last, key),
         }
         for key, label in RESULTS
         if key in first and (key != "no_verdict" or first[key] or last.get(key))

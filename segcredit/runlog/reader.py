@@ -82,6 +82,23 @@ class Run:
         return [step for step, _ in points], [x for _, x in points]
 
     @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Metrics of every evaluation on held-out prompts."""
+        return [row for row in self.metrics if row.get("stage") == "evaluation"]
+
+    @cached_property
+    def held_out_prompts(self) -> int | None:
+        """Number of prompts of the last evaluation; None if its responses are not recorded."""
+        recorded = list(_files(self.folder.evaluations).values())
+        if not recorded:
+            return None
+        try:
+            rows = read_rollouts(recorded[-1])
+        except (OSError, ValueError, RecursionError):  # damaged
+            return None
+        return sum(x.get("how") == "sampled" and x.get("sample") == 0 for x in rows) or None
+
+    @property
     def rollout_steps(self) -> list[int]:
         """Steps whose responses were recorded."""
         return list(self.rollout_files)
@@ -171,6 +188,22 @@ def as_number(x: Any) -> float:
         return float(x) if isinstance(x, int | float) else math.nan
     except OverflowError:  # integers in JSON are unbounded
         return math.inf if x > 0 else -math.inf
+
+
+def within_noise(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> bool:
+    """Whether the 95 % interval of the change between two evaluations contains 0.
+
+    The interval is made of those of both results by the square-and-add method (Newcombe, 1998). It
+    ignores that both evaluations have the same prompts, so it is rather too wide than too narrow.
+    False if an interval is unknown, or if nothing changed.
+    """
+    old, new = as_number(before.get(key)), as_number(after.get(key))
+    rises = new > old
+    near, far = ("high", "low") if rises else ("low", "high")
+    limit = math.hypot(
+        as_number(before.get(f"{key}_{near}")) - old, as_number(after.get(f"{key}_{far}")) - new
+    )
+    return 0 < abs(new - old) <= limit < math.inf
 
 
 def _files(folder: Path) -> dict[int, Path]:

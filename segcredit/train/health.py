@@ -27,7 +27,8 @@ class Sign(NamedTuple):
 
     name: str
     seen: Callable[[Numbers], bool]
-    message: Callable[[Numbers], str]
+    message: Callable[[str, Numbers], str]
+    """Takes the words that say in which steps the sign was seen, and the newest metrics."""
 
 
 class Health:
@@ -37,6 +38,7 @@ class Health:
         self._signs = _signs(recipe.rollout.max_tokens, requirements(algorithm).compares_groups)
         self._in_a_row = dict.fromkeys([sign.name for sign in self._signs], 0)
         self._reported: set[str] = set()
+        self._newest: Numbers = {}
 
     def replay(self, lines: Iterable[Numbers]) -> None:
         """Restore the counts from the lines of metrics.jsonl of an earlier process."""
@@ -55,15 +57,30 @@ class Health:
     def warnings(self, stage: str, metrics: Numbers) -> list[tuple[str, str]]:
         """List (name, message) of the warning signs that have now lasted long enough to report."""
         self._count(stage, metrics)
+        return self._lasting(STEPS, f"In the last {STEPS} steps")
+
+    def final_warnings(self, steps: int) -> list[tuple[str, str]]:
+        """List the new warnings at the end of a stage with fewer than ``STEPS`` steps.
+
+        A sign is reported if all steps of the stage show it.
+        """
+        if not 0 < steps < STEPS:
+            return []
+        where = "In the only step" if steps == 1 else f"In all {steps} steps"
+        return self._lasting(steps, f"{where} of this stage")
+
+    def _lasting(self, steps: int, where: str) -> list[tuple[str, str]]:
+        """List the new warnings of the signs that the last ``steps`` steps show."""
         return [
-            (sign.name, sign.message(metrics))
+            (sign.name, sign.message(where, self._newest))
             for sign in self._signs
-            if self._in_a_row[sign.name] >= STEPS and self.is_new(sign.name)
+            if self._in_a_row[sign.name] >= steps and self.is_new(sign.name)
         ]
 
     def _count(self, stage: str, metrics: Numbers) -> None:
         if stage not in STAGES:
             return
+        self._newest = metrics
         for sign in self._signs:
             self._in_a_row[sign.name] = self._in_a_row[sign.name] + 1 if sign.seen(metrics) else 0
 
@@ -83,14 +100,13 @@ def _share(name: str, least: float = SHARE) -> Callable[[Numbers], bool]:
 
 
 def _signs(max_tokens: int, groups: bool) -> list[Sign]:
-    last = f"In the last {STEPS} steps"
     found = [
         Sign("constant_reward", _constant, _constant_message),
         Sign(
             "truncated",
             _share("truncated", MOST),
-            lambda x: (
-                f"{last} at least {MOST:.0%} of the responses were cut off at rollout.max_tokens="
+            lambda where, x: (
+                f"{where} at least {MOST:.0%} of the responses were cut off at rollout.max_tokens="
                 f"{max_tokens} (now {x['truncated']:.0%}). Set a larger rollout.max_tokens. If "
                 f"responses never end, check the end token: eos_token_id in the model's "
                 f"generation_config.json must be the one that the model was taught."
@@ -99,10 +115,10 @@ def _signs(max_tokens: int, groups: bool) -> list[Sign]:
         Sign(
             "nothing_selected",
             lambda x: _number(x, "selected/items") == 0.0 and not _constant(x),
-            lambda x: (
-                f"{last} the method found nothing to learn from (selected/items is 0): no response "
-                f"to a prompt was good enough, or none was worse than another. Set a larger "
-                f"rollout.samples, or train on prompts that the model solves sometimes."
+            lambda where, _: (
+                f"{where} the method found nothing to learn from (selected/items is 0): no "
+                f"response to a prompt was good enough, or none was worse than another. Set a "
+                f"larger rollout.samples, or train on prompts that the model solves sometimes."
             ),
         ),
     ]
@@ -111,8 +127,8 @@ def _signs(max_tokens: int, groups: bool) -> list[Sign]:
             Sign(
                 "groups_without_spread",
                 lambda x: _share("groups/zero_std")(x) and not _constant(x),
-                lambda x: (
-                    f"{last} all responses to a prompt got the same reward for at least "
+                lambda where, x: (
+                    f"{where} all responses to a prompt got the same reward for at least "
                     f"{SHARE:.0%} of the prompts (now {x['groups/zero_std']:.0%}), and this method "
                     f"learns only from differences between them. Set a larger rollout.samples, "
                     f"train on prompts that the model solves sometimes, or choose a method with a "
@@ -123,19 +139,19 @@ def _signs(max_tokens: int, groups: bool) -> list[Sign]:
     return found
 
 
-def _constant_message(metrics: Numbers) -> str:
-    last, value = f"In the last {STEPS} steps every response", metrics["reward"]
+def _constant_message(where: str, metrics: Numbers) -> str:
+    value = metrics["reward"]
     if abs(value) <= 1e-6:
         return (
-            f"{last} got the reward 0, so there is nothing to learn from. Look at rollouts/: if "
-            f"answers are right but not recognized, change the reward, or data.suffix, which asks "
-            f"for the answer's format; if they are wrong, train on easier prompts, begin with a "
-            f"warm_start stage, or set a larger rollout.max_tokens."
+            f"{where} every response got the reward 0, so there is nothing to learn from. Look at "
+            f"rollouts/: if answers are right but not recognized, change the reward, or "
+            f"data.suffix, which asks for the answer's format; if they are wrong, train on easier "
+            f"prompts, begin with a warm_start stage, or set a larger rollout.max_tokens."
         )
     return (
-        f"{last} got the same reward, {value:g}, so there is nothing to learn from. If the reward "
-        f"function returns a constant, correct it; if every answer is right, train on harder "
-        f"prompts."
+        f"{where} every response got the same reward, {value:g}, so there is nothing to learn "
+        f"from. If the reward function returns a constant, correct it; if every answer is right, "
+        f"train on harder prompts."
     )
 
 

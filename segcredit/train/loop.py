@@ -186,6 +186,8 @@ class Loop:
         for name, message in self._health.warnings(stage.kind, measured):
             self._warn(name, message)
         last = state.stage_step == stage.steps
+        if last and isinstance(stage, Optimize):
+            self._warn_of_short_stage()
         if result is not None:
             found = no_verdict_warning(result.sampled.rewards, f"step {state.step}")
             self._warn_once("no_verdict", found)
@@ -200,6 +202,11 @@ class Loop:
         if not last and (due or is_best(state)):
             self._save()
 
+    def _warn_of_short_stage(self) -> None:
+        """Show the warnings for which the stage that ends here had too few steps."""
+        for name, message in self._health.final_warnings(self.state.stage_step):
+            self._warn(name, message)
+
     def _stop_early(self) -> None:
         """End the run; a resumed run ends again unless ``evaluation.patience`` was raised."""
         message = stop_message(self.state)
@@ -211,6 +218,7 @@ class Loop:
         elif self._begun_at == self.state.step:
             self.watch.note(message)
             return
+        self._warn_of_short_stage()
         self._warn("early_stop", message)
         if self.saved_step != self.state.step:
             self._save()

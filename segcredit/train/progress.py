@@ -28,6 +28,7 @@ from transformers.utils import logging
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
 from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts
+from segcredit.runlog import resume_command
 
 if TYPE_CHECKING:
     from segcredit.train.trainer import Result
@@ -74,7 +75,15 @@ class Terminal:
         self.run = Path(facts["run"])
         for name, fact in facts.items():
             self._print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
-        if step:
+        if step and step == recipe.total_steps:
+            last = len(recipe.stages) - 1
+            more = f"stages.{last}.steps={2 * recipe.stages[last].steps}"
+            self._print(
+                f"This run is complete ({step} of {step} steps). To train further, type: "
+                f"{escape(resume_command(self.run, more))}",
+                highlight=False,
+            )
+        elif step:
             self._print(f"Resuming after step {step} of {recipe.total_steps}.")
         if self.live:
             self._start()
@@ -249,11 +258,15 @@ def result_rows(result: "Result") -> tuple[str, list[tuple[str, ...]]]:
     """Return a title, and held-out results before and after training with their difference."""
     known = "sampled" in result.before and "sampled" in result.after
     title = "Held-out accuracy" if known else "Held-out reward"  # correctness not reported
+    if result.prompts is not None:
+        title += f", {result.prompts:,} prompt{'s' * (result.prompts != 1)}"
     rows: list[tuple[str, ...]] = []
     for how, key in (("sampled", "reward"), ("greedy", "greedy_reward")):
         key = how if known else key
         if key in result.before and key in result.after:
-            rows.append((how, *change_texts(result.before[key], result.after[key], known)))
+            old, new, change = change_texts(result.before[key], result.after[key], known)
+            unclear = " (within noise)" if key in result.noise else ""
+            rows.append((how, old, new, change + unclear))
     return title, rows
 
 

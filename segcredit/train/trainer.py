@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers import PreTrainedModel
 
 from segcredit import __version__
@@ -25,7 +26,7 @@ from segcredit.runlog import (
 from segcredit.runlog.environment import environment_changes
 from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 from segcredit.runlog.folder import INITIAL, POLICY, exists, resume_call, step_name
-from segcredit.runlog.reader import read_best
+from segcredit.runlog.reader import read_best, within_noise
 from segcredit.runlog.records import lines_after
 from segcredit.train import best, checkpoint
 from segcredit.train.arguments import (
@@ -62,6 +63,9 @@ from segcredit.types import Algorithm, RewardFn
 
 Kind = TypeVar("Kind", bound="Trainer")
 
+FEW_PARAMETERS = 5_000_000
+"""Below this number of parameters, more than one CPU thread is usually slower."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -81,6 +85,10 @@ class Result:
     """The report page, if it was written."""
     best: Path | None = None
     """The policy with the best held-out result, if ``save.best`` is set."""
+    prompts: int | None = None
+    """Number of held-out prompts of the last evaluation, if known."""
+    noise: tuple[str, ...] = ()
+    """Results whose change is within noise: its 95 % interval contains 0."""
 
     def __repr__(self) -> str:
         parts = [] if self.folder is None else [f"folder={str(self.folder)!r}"]
@@ -353,6 +361,8 @@ class Trainer:
         if run is None:
             return Result(None, None, before, after, stopped)
         kept, found = checkpoint.find_latest(run.checkpoints).path, read_best(run)
+        read = read_run(run.path)
+        rows = read.evaluations
         return Result(
             folder=run.path,
             model=None if kept is None else kept / POLICY,
@@ -360,6 +370,8 @@ class Trainer:
             after=after,
             stopped=stopped,
             best=None if found is None else run.checkpoints / step_name(found["step"]) / POLICY,
+            prompts=read.held_out_prompts,
+            noise=tuple(x for x in after if rows and within_noise(rows[0], rows[-1], x)),
         )
 
     def _record(self) -> dict[str, Any]:
@@ -486,7 +498,32 @@ def _facts(plan: RunPlan, run: RunFolder, state: State, aside: Path | None) -> d
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
         "method": str(plan.recipe.algorithm),
+        **_ahead_fact(plan.recipe),
+        **_threads_fact(plan.recipe, state, count),
         **({} if aside is None else {"moved": f"everything after step {state.step} to {aside}"}),
+    }
+
+
+def _ahead_fact(recipe: Recipe) -> dict[str, str]:
+    """Return the fact that responses are sampled during the update."""
+    if not recipe.rollout.ahead:
+        return {}
+    device = recipe.rollout.device
+    place = "" if device is None else f" on {device}"
+    return {
+        "ahead": f"the next step's responses are sampled{place} during the update (rollout.ahead=1)"
+    }
+
+
+def _threads_fact(recipe: Recipe, state: State, parameters: int) -> dict[str, str]:
+    """Return a hint if a small model runs on a CPU with more threads than one by default."""
+    threads = torch.get_num_threads()
+    on_cpu = state.policy.device.type == "cpu"
+    if recipe.threads is not None or threads == 1 or not on_cpu or parameters >= FEW_PARAMETERS:
+        return {}
+    return {
+        "threads": f"{threads}, PyTorch's default; for so small a model threads=1 is usually "
+        f"faster, above all on a shared machine"
     }
 
 

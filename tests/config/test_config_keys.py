@@ -34,6 +34,17 @@ def the_error_of(**changes: Any) -> str:
     ("changes", "expected"),
     [
         ({"optimiser": {}}, "optimiser: unknown key. Did you mean 'optimizer'?"),
+        ({"learning_rate": 1e-5}, "learning_rate: unknown key. Did you mean 'optimizer.lr'?"),
+        (
+            {"optimizer__learning_rate": 1e-5},
+            "optimizer.learning_rate: unknown key. Did you mean 'optimizer.lr'?",
+        ),
+        (
+            {"rollout__num_generations": 4},
+            "rollout.num_generations: unknown key. Did you mean 'rollout.samples'?",
+        ),
+        ({"rollout__beta": 0.1}, "rollout.beta: unknown key. Did you mean 'algorithm.kl'?"),
+        ({"optimizer__beta": 0.1}, "optimizer.beta: unknown key. Did you mean 'beta2'?"),
         ({"optimizer__lrr": 1}, "optimizer.lrr: unknown key. Did you mean 'lr'?"),
         ({"rollout__prompt": 1}, "rollout.prompt: unknown key. Did you mean 'prompts'?"),
         ({"stages__0__step": 1}, "stages.0.step: unknown key. Did you mean 'steps'?"),
@@ -43,7 +54,7 @@ def the_error_of(**changes: Any) -> str:
             "stages.2.phase: unknown key. Known keys: epochs, kind, lr, minibatches, prompts, "
             "schedule, steps.",
         ),
-        ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Known keys: kind, steps."),
+        ({"stages__3__lr": 1}, "stages.3.lr: unknown key. Did you mean 'optimizer.lr'?"),
         (
             {"zzz": 1},
             "zzz: unknown key. Known keys: algorithm, data, evaluation, memory, model, name, ",

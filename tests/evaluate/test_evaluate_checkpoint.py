@@ -237,9 +237,15 @@ def test_mistakes(trained: Path, tmp_path: Path, rows: Path) -> None:
     ]
     told = ("--data", rows, "--reward", "exact")
     message = error_of(tmp_path, *told)
-    assert message.startswith(
-        f"'{tmp_path}' has no config.json, so it is not a Hugging Face folder"
+    assert message == (
+        f"expected a run directory, a checkpoint or a model; got {tmp_path}, a folder with neither "
+        f"config.yaml nor config.json. Type, for example: segcredit evaluate runs/NAME-DATE-TIME"
     )
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "config.yaml").touch()
+    inside = tmp_path / "runs" / "one"
+    said = f"It contains: {inside}. Type, for example: segcredit evaluate {inside}"
+    assert error_of(tmp_path).endswith(said), "also without --data"
     assert "\n" not in message
 
 

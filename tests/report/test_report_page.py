@@ -184,6 +184,41 @@ def test_page_and_terminal_round_alike(
     assert row["texts"] == said or not share
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "unclear"),
+    [
+        ((0.5, 0.2, 0.8), (0.1, 0.0, 0.3), False),
+        ((0.5, 0.2, 0.8), (0.3, 0.1, 0.6), True),
+        ((0.3, 0.1, 0.6), (0.5, 0.2, 0.8), True),
+        ((0.3, 0.29, 0.31), (0.5, 0.49, 0.51), False),
+        ((0.5, 0.2, 0.8), (0.5, 0.2, 0.8), False),
+        ((0.5, None, None), (0.4, None, None), False),
+    ],
+)
+def test_changes_within_noise_are_marked_and_prompts_are_counted(
+    tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...], unclear: bool
+) -> None:
+    run = make_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [x for x in lines if x["stage"] != "evaluation"]
+    names = ("sampled", "sampled_low", "sampled_high")
+    for step, row in enumerate((before, after)):
+        known = {name: x for name, x in zip(names, row, strict=True) if x is not None}
+        lines.append({"step": step, "stage": "evaluation", **known})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    rows = [{"how": how, "sample": n} for how in ("sampled", "greedy") for n in (0, 0, 1, 1)]
+    write_rollouts(run / "evaluations", 1, rows)
+    found = report_of(run).data["overview"]["runs"][0]
+    assert found["prompts"] == 2
+    assert [x["noise"] for x in found["results"]] == [unclear]
+    noise = ("sampled",) if unclear else ()
+    ends = {"sampled": before[0]}, {"sampled": after[0]}
+    table = result_table(TrainResult(None, None, *ends, prompts=2, noise=noise))
+    assert table is not None
+    assert table.title == "Held-out accuracy, 2 prompts"
+    assert next(iter(table.columns[3].cells)).endswith("(within noise)") == unclear
+
+
 def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", steps=(), optimize=2001)
     steps, values = report_of(run).data["overview"]["runs"][0]["curves"]["optimize"]["entropy"]

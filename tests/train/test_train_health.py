@@ -1,5 +1,6 @@
 """A run that learns nothing says so once: on the terminal and in its record."""
 
+import io
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tiny_runs import changed
 
 from segcredit.algorithms import make_algorithm
@@ -17,6 +19,7 @@ from segcredit.runlog import read_run
 from segcredit.train.health import STEPS, Health, begin_token_warning
 from segcredit.train.loop import Silent
 from segcredit.train.metrics import describe_rewards
+from segcredit.train.progress import Terminal
 from segcredit.train.trainer import Trainer
 from segcredit.types import Prompt
 
@@ -60,6 +63,40 @@ def test_a_sign_that_passes_is_none(name: str, sign: dict[str, float], said: lis
         for _ in range(STEPS - 1):
             assert watched.warnings("optimize", HEALTHY | sign) == []
         assert watched.warnings("optimize", HEALTHY) == []
+
+
+@pytest.mark.parametrize(("name", "sign", "said"), SICK)
+def test_a_short_stage_reports_at_its_end_what_all_its_steps_showed(
+    name: str, sign: dict[str, float], said: list[str]
+) -> None:
+    for steps in range(1, STEPS):
+        watched, resumed = health(), health()
+        for _ in range(steps):
+            assert watched.warnings("optimize", HEALTHY | sign) == []
+        ((found, message),) = watched.final_warnings(steps)
+        assert found == name
+        where = f"In all {steps} steps" if steps > 1 else "In the only step"
+        for part in (f"{where} of this stage", *said):
+            assert part in message
+        assert watched.final_warnings(steps) == [], "said already"
+        lines = [{"stage": "optimize", **HEALTHY, **sign}] * steps
+        resumed.replay(lines)
+        assert resumed.final_warnings(steps) == [(name, message)]
+        resumed = health()
+        resumed.replay([*lines, {"stage": "warning", "name": name}])
+        assert resumed.final_warnings(steps) == []
+
+
+def test_the_end_of_a_stage_reports_no_sign_that_a_step_lacked() -> None:
+    step = HEALTHY | {"truncated": 1.0}
+    watched = health()
+    for metrics in (HEALTHY, step, step):
+        assert watched.warnings("optimize", metrics) == []
+    assert watched.final_warnings(3) == []
+    for metrics in (HEALTHY, *[step] * (STEPS - 1)):
+        assert watched.warnings("optimize", metrics) == []
+    assert watched.final_warnings(STEPS + 9) == [], "a longer stage needs as many steps in a row"
+    assert health().final_warnings(0) == []
 
 
 def test_imitation_and_evaluations_are_not_counted() -> None:
@@ -147,11 +184,20 @@ def test_warnings_are_shown_recorded_and_survive_a_resume(tmp_path: Path) -> Non
     assert step == STEPS + 1
     assert "got the reward 0" in message
 
-    assert train(tmp_path / "stopped", STEPS - 1) == []
-    assert warnings_of(tmp_path / "stopped") == []
-    assert len(train(tmp_path / "stopped", STEPS, resume=True)) == 1
-    assert train(tmp_path / "stopped", STEPS + 1, resume=True) == [], "said already"
-    assert warnings_of(tmp_path / "stopped") == expected
+    (found_early,) = train(tmp_path / "short", 2)
+    assert found_early.startswith("In all 2 steps of this stage every response got the reward 0,")
+    assert warnings_of(tmp_path / "short") == [(3, "constant_reward")]
+    assert train(tmp_path / "short", STEPS + 1, resume=True) == [], "said already"
+    assert warnings_of(tmp_path / "short") == [(3, "constant_reward")]
+
+
+def test_a_run_that_stops_early_reports_what_its_few_steps_showed(tmp_path: Path) -> None:
+    evaluation = {"every": 1, "prompts": 2, "patience": 2}
+    notes = Notes()
+    trainer = Trainer.from_recipe(parse_recipe(changed(**RUN | {"evaluation": evaluation})))
+    trainer.train(tmp_path / "run", watch=notes)
+    assert [name for _, name in warnings_of(tmp_path / "run")] == ["constant_reward", "early_stop"]
+    assert any("of this stage every response got the reward 0," in x for x in notes.notes)
 
 
 def test_in_python_they_are_warnings(tmp_path: Path) -> None:
@@ -172,6 +218,36 @@ def test_a_warm_start_whose_responses_do_not_end_is_reported(tmp_path: Path) -> 
     (found,) = [x for x in notes.notes if "cut off" in x]
     assert found.startswith("100% of the responses were cut off at rollout.max_tokens=2. Set a ")
     assert warnings_of(tmp_path / "run") == [(1, "truncated")]
+
+
+def start_of(folder: Path, resume: bool = False, **changes: Any) -> str:
+    """What a terminal shows of a run with one step of reinforcement learning."""
+    stages = [RUN["stages"][0], {"kind": "optimize", "steps": 1}]
+    recipe = parse_recipe(changed(**RUN | {"stages": stages} | changes))
+    console = Console(width=300, record=True, file=io.StringIO())
+    Trainer.from_recipe(recipe).train(folder, resume=resume, watch=Terminal(console))
+    return console.export_text()
+
+
+def test_the_terminal_says_what_is_special_about_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = start_of(tmp_path / "run")
+    assert "ahead" not in shown
+    assert "threads" not in shown
+    shown = start_of(tmp_path / "run", resume=True)
+    assert (
+        f"This run is complete (2 of 2 steps). To train further, type: segcredit train --resume "
+        f"{tmp_path / 'run'} stages.1.steps=2\n"
+    ) in shown
+    assert "Resuming" not in shown
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rollout = RUN["rollout"] | {"ahead": 1}
+    shown = start_of(tmp_path / "other", threads=None, rollout=rollout)
+    assert "ahead   the next step's responses are sampled during the update (rollout.ahead=1)" in (
+        shown
+    )
+    assert shown.count("threads=1 is usually faster") == 1
 
 
 BEGIN = 1

@@ -103,7 +103,7 @@ def test_the_report_is_written_and_the_result_shows_itself(
     assert repr(result).startswith(f"Result(folder={str(folder)!r}, reward: ")
     page = result._repr_html_()
     assert '<a href="a%20run/report.html"' in page, "Jupyter refuses file addresses"
-    assert "<caption>Held-out reward</caption>" in page
+    assert "<caption>Held-out reward, 2 prompts</caption>" in page
     cells = re.findall(r"<td>(.*?)</td>", page)
     assert cells[::4] == ["sampled", "greedy"]
     assert cells[1:3] == [f"{x['reward']:.3f}" for x in (result.before, result.after)]

@@ -26,6 +26,7 @@ const embedded = (id) => {
 };
 
 const isNumber = (x) => typeof x === "number";
+const noise = (row) => (row.noise ? " (within noise)" : ""); // the interval of the change contains 0
 const number = (x) => {
   // as in the data: at most four significant digits, with a true minus sign
   if (x === null || x === undefined) return "–";

@@ -34,7 +34,7 @@ const landing = {
       el("p", { class: "stat" }, el("span", { class: "quiet", text: steps.length ? stepLabel(run, Math.max(...steps)) : "no step yet" }),
         el("span", { text: visible(["method", "model", "data"].map((x) => facts.get(x)).filter(Boolean).map((x) => beginning(x, 80)).join(" · ")) })),
       main.map((row) => { const [before, after, change] = row.texts;
-        return el("p", { class: "stat" }, el("span", { class: "quiet", text: `held-out ${row.label}` }), el("span", {}, el("span", { class: "quiet", text: isNumber(row.after[0]) ? `${before} → ` : "before " }), el("strong", { text: isNumber(row.after[0]) ? after : before }), isNumber(row.after[0]) ? ` ${change}` : "")); }),
+        return el("p", { class: "stat" }, el("span", { class: "quiet", text: `held-out ${row.label}${run.prompts ? `, ${run.prompts} prompt${run.prompts === 1 ? "" : "s"}` : ""}` }), el("span", {}, el("span", { class: "quiet", text: isNumber(row.after[0]) ? `${before} → ` : "before " }), el("strong", { text: isNumber(row.after[0]) ? after : before }), isNumber(row.after[0]) ? ` ${change}${noise(row)}` : "")); }),
       main.length ? null : el("p", { class: "quiet", text: "No evaluation was recorded yet." }));
   },
 

@@ -72,7 +72,7 @@ const overviewView = {
     const cell = (row) => {
       if (!row) return el("td", { text: "–" });
       const [old, now, difference] = row.texts;
-      return el("td", {}, isNumber(row.after[0]) ? [now, " ", el("span", { class: "interval", text: `(${difference})` })] : [old, " ", el("span", { class: "interval", text: "(only before)" })]);
+      return el("td", {}, isNumber(row.after[0]) ? [now, " ", el("span", { class: "interval", text: `(${difference}${row.noise ? ", within noise" : ""})` })] : [old, " ", el("span", { class: "interval", text: "(only before)" })]);
     };
     return el("article", { class: "card comparison" }, el("h2", { text: "Comparison" }),
       el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Comparison of the runs" }, el("table", { class: "results" },
@@ -95,7 +95,7 @@ const overviewView = {
 
   card(run, i) {
     const result = run.results.length ? el("div", { class: "wide" }, el("table", { class: "results" },
-      el("thead", {}, el("tr", {}, ["held-out prompts", "before", "after", "change"].map((x) => el("th", { scope: "col", text: x })))),
+      el("thead", {}, el("tr", {}, [`${run.prompts ?? ""} held-out prompts`.trim(), "before", "after", "change"].map((x) => el("th", { scope: "col", text: x })))),
       el("tbody", {}, run.results.map((row) => this.resultRow(row))))) : el("p", { class: "quiet", text: "No evaluation was recorded." });
     return el("article", { class: "card run" },
       el("h2", {}, this.data.runs.length > 1 ? el("span", { class: "swatch", style: { background: this.color(i) } }) : null, visible(run.name)),
@@ -114,10 +114,11 @@ const overviewView = {
     })) : null;
   },
 
-  resultRow({ label, before, after, share, texts }) {
+  resultRow(row) {
+    const { label, before, after, share, texts } = row;
     const interval = ([, low, high]) => (share && isNumber(low) && isNumber(high) ? [" ", el("span", { class: "interval", text: `(${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)})` })] : []);
     const [old, now, difference] = texts;
-    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference }));
+    return el("tr", {}, el("th", { scope: "row", text: label }), el("td", {}, old, interval(before)), el("td", {}, now, interval(after)), el("td", { text: difference + noise(row) }));
   },
 
   healthy(lines, like) {
