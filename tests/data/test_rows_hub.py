@@ -167,7 +167,7 @@ def refused(kind: type[Exception], status: int = 404) -> Exception:
 @each(
     ("error", "said"),
     [
-        (httpx2.ConnectError("no\nroute"), f"commit: no route. .*{REPOSITORY}:train@COMMIT"),
+        (httpx2.ConnectError("no\nroute"), f"Hub: no route. .*{REPOSITORY}:train@COMMIT"),
         (OfflineModeIsEnabled("offline"), "the network and HF_HUB_OFFLINE"),
         (refused(RepositoryNotFoundError), f"neither a file '{REPOSITORY}' here nor a dataset"),
         (refused(RevisionNotFoundError), "expected a branch, tag or commit of"),
