@@ -5,8 +5,8 @@
 
 The first command trains a small byte-level BPE on the rows' text and saves a tiny Qwen2 with random
 weights, a chat template and this tokenizer as a Hugging Face folder; for rows with images it is a
-Qwen2.5-VL. You should see: the folder and the number of parameters, after a few seconds. The model
-knows nothing: it tests rows, reward and settings, not learning.
+Qwen2.5-VL. You should see: the folder and the number of parameters, after a few seconds. Its
+weights are random, so it tries rows, reward and settings; do not expect it to learn.
 
 Documentation: docs/get-started.md, docs/data.md.
 """

@@ -205,7 +205,7 @@ def names_its_files(path: Path) -> None:
 
 
 def test_readme_from_top_to_bottom(tmp_path: Path) -> None:
-    """As Get started: its rows load, its recipe and its function are saved, its commands run."""
+    """README's rows load, its recipe and reward function are saved, and its commands run."""
     page = ROOT / "README.md"
     names_its_files(page)
     write_vision_model(tmp_path)

@@ -12,7 +12,7 @@ Two rules where TRL leaves a choice:
 - Prompts and completions are plain strings. A function written for TRL's conversational rows
   (``completion[0]["content"]``) is given lists of messages if ``conversational=True``.
 - None is an error. In TRL it means "not applicable" in a sum of several functions; here each
-function grades every response.
+  function grades every response.
 """
 
 import ast

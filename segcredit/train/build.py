@@ -413,10 +413,7 @@ def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None
 
 def _try_rewards(plan: RunPlan) -> None:
     """Call each reward function of the user once, with responses to the first training row."""
-    functions = functions_in(plan.reward)
-    if not functions:
-        return
-    for function in functions:
+    for function in functions_in(plan.reward):
         try:
             function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
         except RewardError as error:
