@@ -1,6 +1,8 @@
 """Reading a run directory of another user runs no code that it names, without permission."""
 
+import base64
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from segcredit.runlog.storage import seal
 from segcredit_lab.analysis.probe import load_policy
 from segcredit_lab.analysis.reading import CannotAnalyzeError
 
+CODED = base64.b64encode(b"hostile.py:score").decode()
+URL_KEY = base64.b64encode(b"url").decode()
 STAGES = [{"kind": "warm_start", "steps": 1}, {"kind": "optimize", "steps": 1}]
 HOSTILE = """
 from pathlib import Path
@@ -159,6 +163,33 @@ def test_code_that_an_override_replaces_is_not_imported(trained: Path, tmp_path:
     code, said = segcredit("train", "--resume", copy, "stages.1.steps=2", *own)
     assert code == 0, said
     assert "data.world" in said, "the change is reported"
+    assert not (tmp_path / "ran").exists()
+
+
+HIDDEN: dict[str, Callable[[str], str]] = {
+    "a value": lambda text: re.sub(r"(?m)^  world: .*", f"  world: !!binary {CODED}", text),
+    "a key": lambda text: re.sub(
+        r"(?m)^reward: .*", f"reward: {{name: judge, !!binary {URL_KEY}: http://127.0.0.1:9}}", text
+    ),
+    "a set": lambda text: re.sub(r"(?m)^algorithm: .*", "algorithm: !!set {sapo}", text),
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_code_and_servers_cannot_be_hidden_as_bytes(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Pydantic takes bytes for text, so !!binary passed the search for code and URLs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    run = theirs(trained, tmp_path, lambda config: config.update(reward="exact", algorithm="sapo"))
+    hidden = HIDDEN[way]((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(hidden)
+    assert "!!" in hidden
+    for command in (["train", "--resume", run, "--check"], ["evaluate", run], ["report", run]):
+        code, said = segcredit(*command)
+        assert code == 2
+        assert "expected plain values" in said
     assert not (tmp_path / "ran").exists()
 
 

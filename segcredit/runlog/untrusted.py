@@ -64,6 +64,18 @@ class PlainLoader(yaml.SafeLoader):
             raise ValueError(f"expected numbers of at most {DIGITS} characters; got a longer one")
         return super().construct_object(node, deep)
 
+    def refuse_tag(self, node: yaml.Node) -> Any:
+        """Refuse values that JSON does not have.
+
+        A recipe would take the bytes of ``!!binary`` for text, so a name of code or a key could
+        pass every search for it.
+        """
+        raise ValueError(f"expected plain values; got one with the tag {node.tag.split(':')[-1]}")
+
+
+for _tag in ("binary", "set", "omap", "pairs"):
+    PlainLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", PlainLoader.refuse_tag)
+
 
 def parse_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
     """Parse untrusted YAML into plain data; the only exception raised is ValueError."""
