@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.runlog import Run
+from segcredit.runlog.files import replacing
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
@@ -61,7 +62,8 @@ def draw_curves(run: Run, path: Path) -> Path | None:
     for axis in axes[len(panels) :]:
         axis.remove()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=130)
     return path
 
 

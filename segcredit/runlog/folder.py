@@ -125,6 +125,13 @@ class RunFolder:
         raise RunError(f"{self.path} already contains a run ({', '.join(found)}). {advice}")
 
     def _acquire(self) -> None:
+        for file in (self.path / ".lock", self.metrics):  # others are replaced, links included
+            if file.is_symlink():
+                raise RunError(
+                    f"expected a file that belongs to the run; got a link, {file}, through which "
+                    f"another file would be overwritten. Replace it with a copy of that file, or "
+                    f"delete it."
+                )
         try:
             self._lock = Lock(self.path / ".lock")
         except LockedError as error:

@@ -383,6 +383,8 @@ class Trainer:
     ) -> Path | None:
         """Roll the run directory back to the resumed step; call only after all checks."""
         lines_after(run.metrics, position)
+        read_best(run)
+        environment = _compared_environment(run)
         if not state.step:
             checkpoint.mark_unsaved(run.checkpoints)
         changed = {*changed_settings(run, self.recipe), *self._changed_objects(run)}
@@ -390,24 +392,10 @@ class Trainer:
             watch.note(f"Settings changed from this step on: {', '.join(sorted(changed))}")
             written = read_run(run.path).config
             write_yaml_atomically(run.config, keep_written(self._record(), written, run.path))
-        self._note_environment(run, state, watch)
+        _note_environment(run, state, watch, *environment)
         aside = roll_back(state, run, position)
         best.record(state, run)
         return aside
-
-    def _note_environment(self, run: RunFolder, state: State, watch: Observer) -> None:
-        """Report and record changes of the environment since the run was last started."""
-        known, now = read_run(run.path).environment, describe_environment()
-        earlier = known.get("resumed", [])
-        changes = environment_changes(earlier[-1] if earlier else known, now)
-        if changes:
-            watch.note(
-                f"This run is resumed in another environment: {', '.join(changes)}. Numbers may "
-                f"differ from those of an uninterrupted run; environment.json has both."
-            )
-        if changes or not known:
-            resumed = {"resumed": [*earlier, {"step": state.step, **now}]} if known else now
-            write_json_atomically(run.environment, known | resumed)
 
     def _given(self) -> dict[str, Any]:
         """Describe the settings that were passed as Python objects instead of by name."""
@@ -425,6 +413,38 @@ class Trainer:
         then, now = then if isinstance(then, dict) else {}, self._given().get(GIVEN_IN_PYTHON, {})
         names = {x for x in then.keys() | now.keys() if then.get(x) != now.get(x)}
         return {f"data.{x}" if x in {"train", "test"} else x for x in names}
+
+
+def _compared_environment(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the recorded environment, the current one, and what changed since the last start."""
+    known, now = read_run(run.path).environment, describe_environment()
+    try:
+        changes = environment_changes([known, *known.get("resumed", [])][-1], now)
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError(
+            f"expected versions of packages in {run.environment}; the file was damaged. Nothing "
+            f"was changed. Move it away, then resume; a new one is written."
+        ) from None
+    return known, now, changes
+
+
+def _note_environment(
+    run: RunFolder,
+    state: State,
+    watch: Observer,
+    known: dict[str, Any],
+    now: dict[str, Any],
+    changes: Sequence[str],
+) -> None:
+    """Report and record changes of the environment since the run was last started."""
+    if changes:
+        watch.note(
+            f"This run is resumed in another environment: {', '.join(changes)}. Numbers may "
+            f"differ from those of an uninterrupted run; environment.json has both."
+        )
+    if changes or not known:
+        again = {"resumed": [*known.get("resumed", []), {"step": state.step, **now}]}
+        write_json_atomically(run.environment, known | again if known else now)
 
 
 def _all_named(reward: object) -> bool:

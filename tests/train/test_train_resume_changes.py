@@ -283,6 +283,45 @@ def test_a_checkpoint_cannot_bring_another_chat_template(tmp_path: Path, whole: 
     assert_same_run(copy, whole)
 
 
+# ── Files of the run directory that are not as a run writes them ─────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("environment.json", "{"),
+        ("environment.json", '{"resumed": 5}'),
+        ("environment.json", '{"packages": 5}'),
+        ("best.json", "{"),
+    ],
+)
+def test_a_damaged_record_is_refused_before_anything_changes(
+    tmp_path: Path, whole: Path, name: str, content: str
+) -> None:
+    copy = stopped_at(8, whole, tmp_path)
+    (copy / name).write_text(content)
+    before = {x: x.read_bytes() for x in copy.rglob("*") if x.is_file() and x.name != ".lock"}
+    call = resume(tmp_path, "optimizer.lr=1e-4")
+    assert call.code == 2
+    assert name in call.complained
+    assert {x: x.read_bytes() for x in before} == before
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, whole: Path, name: str) -> None:
+    """A run directory of another user could name any file of this one."""
+    copy = stopped_at(8, whole, tmp_path)
+    mine = tmp_path / "mine"
+    mine.write_bytes((copy / name).read_bytes() + b"mine\n")
+    before = mine.read_bytes()
+    (copy / name).unlink()
+    (copy / name).symlink_to(mine)
+    call = resume(tmp_path)
+    assert call.code == 2
+    assert "got a link" in call.complained
+    assert mine.read_bytes() == before
+
+
 # ── Another environment ──────────────────────────────────────────────────────────────────────────
 
 
