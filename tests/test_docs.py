@@ -277,6 +277,22 @@ def test_rows_of_before_a_correction_are_marked_and_no_others(path: Path):
             assert label in row
 
 
+def test_rows_that_were_run_again_stand_below_the_marked_ones():
+    text = (DOCS / "results" / "table1.md").read_text()
+    table = text.partition("<!-- table1 -->")[2].partition("<!-- end -->")[0]
+    for row in results_pages.rows_of(DOCS / "results" / "table1-seventh" / "study.csv"):
+        (line,) = [
+            x for x in table.splitlines() if x.startswith(f"| {row['label']}, seventh round |")
+        ]
+        assert f"{100 * float(row['area']):.1f} (" in line
+    assert "repeated in [table1-seventh](table1-seventh/study.md)" in table
+    assert "not repeated" not in table
+    choices = (DOCS / "results" / "choices.md").read_text()
+    assert "not repeated yet" in choices, "its GRPO was not run again"
+    cells = results_pages.rounds("fig4").splitlines()[3].split(" | ")  # GRPO: fourth, seventh, all
+    assert [x.endswith("†") for x in cells[1:4]] == [True, False, True]
+
+
 def test_a_mark_goes_when_the_arm_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place = tmp_path / "fig4"
     shutil.copytree(DOCS / "results" / "fig4", place)

@@ -15,8 +15,9 @@ page, ``NAME cost`` its second table, ``NAME lift`` its last. ``NAME rounds`` co
 differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … beside``, ``steady`` and
 ``rates`` compare several studies with the same arms. The block ``summary`` is the table of
 COMPARED. The block ``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that
-apply. Rows of arms that were run before a correction, or their cells in the summary, are marked †
-until they are run again.
+apply. Rows of arms that were run before a correction, or their cells in the summary and in
+``rounds``, are marked †. If another round has run such an arm again, its row is added to the table,
+with the reference of that round.
 """
 
 import argparse
@@ -77,9 +78,8 @@ MAIN = {"table1": "fifth", "fig4": "seventh"}
 """Round that is stored in ``NAME`` itself."""
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
 APPENDIX = "appendix.md"
-NOTE = (
-    f"{MARK} Run before a [correction]({{}}{APPENDIX}#corrected-since) of the method, not repeated "
-    "yet."
+INCLUDES = (
+    f"{MARK} Includes runs before a [correction]({{}}{APPENDIX}#corrected-since) of the method."
 )
 NOTED = re.compile(rf"^{MARK} .*\n\n?", re.MULTILINE)
 MARKED = re.compile(rf" {MARK}(?= (?:\||&))|\$\^\\dagger\$(?= &)")
@@ -99,6 +99,63 @@ def pending(name: str) -> dict[str, tuple[Correction, ...]]:
         if missing := tuple(x for x in of_arm if x.name not in included):
             found[row["label"]] = missing
     return found
+
+
+def repetition(study: str, arm: str) -> str | None:
+    """Return the results in which this arm includes every correction; None if there are none."""
+    for path in sorted(RESULTS.glob(f"{study}*/study.csv")):
+        for row in rows_of(path):
+            if (row["study"], row["arm"]) == (study, arm) and row["label"] not in pending(
+                path.parent.name
+            ):
+                return path.parent.name
+    return None
+
+
+def note(names: Iterable[str], folder: str = "") -> str:
+    """Explain the marks of these studies, and where their arms were run again."""
+    places = {
+        repetition(row["study"], row["arm"])
+        for name in names
+        for row in rows_of(RESULTS / name / "study.csv")
+        if row["label"] in pending(name)
+    }
+    links = [f"[{x}]({folder}{x}/study.md)" for x in sorted(x for x in places if x)]
+    again = ["not repeated yet"] if None in places else []
+    again += [f"repeated in {', '.join(links)}"] if links else []
+    return (
+        f"{MARK} Run before a [correction]({folder}{APPENDIX}#corrected-since) of the method, "
+        f"{' or '.join(again)}."
+    )
+
+
+def with_repetitions(table: str, name: str, number: int) -> str:
+    """Add to a study's table the rows of marked arms that were run again, and their reference.
+
+    Args:
+        number: Position of the table on the studies' pages.
+    """
+    places = defaultdict[str, list[str]](list)
+    for row in rows_of(RESULTS / name / "study.csv"):
+        place = repetition(row["study"], row["arm"]) if row["label"] in pending(name) else None
+        if place is not None:
+            places[place].append(row["label"])
+    for place, labels in places.items():
+        head, _, *rows = TABLE.findall((RESULTS / place / "study.md").read_text())[number].split(
+            "\n"
+        )
+        if head != table.split("\n", 1)[0]:
+            raise ValueError(f"{place} and {name} must have tables with the same columns")
+        reference = _arms(place)[0]["label"]
+        for label in (reference, *labels):
+            (row,) = [x for x in rows if x.startswith(f"| {label} |")]
+            table += row.replace(f"| {label} |", f"| {label}, {_round(place)} |", 1) + "\n"
+    return table
+
+
+def _round(place: str) -> str:
+    """Name the round of a study's results."""
+    return next((f"{x} round" for x in ROUNDS if place.endswith(f"-{x}")), "run again")
 
 
 def arms_of(name: str) -> dict[str, dict[str, str]]:
@@ -257,9 +314,9 @@ def mark_pages(place: Path) -> None:
     (place / "study.tex").write_text(mark_rows(tex, labels))
     page = MARKED.sub("", NOTED.sub("", (place / "study.md").read_text()))
     if labels:
-        note = NOTE.format("../")
-        page = TABLE.sub(lambda table: f"{table[0]}\n{note}\n", mark_rows(page, labels), count=1)
-        page = page.replace("## Figures\n\n", f"## Figures\n\n{note} Figures have no mark.\n\n", 1)
+        said = note([place.name], "../")
+        page = TABLE.sub(lambda table: f"{table[0]}\n{said}\n", mark_rows(page, labels), count=1)
+        page = page.replace("## Figures\n\n", f"## Figures\n\n{said} Figures have no mark.\n\n", 1)
     (place / "study.md").write_text(page)
 
 
@@ -282,10 +339,14 @@ def corrected(folder: str = "") -> str:
             if arms:
                 found.append(f"[{name}]({folder}{name}/study.md): {', '.join(arms)}")
         if found:
-            rows.append((correction.what, "; ".join(found), correction.since))
+            pairs = [(study, arm) for study, arms in correction.arms.items() for arm in arms]
+            again = sorted({x for x in (repetition(*pair) for pair in pairs) if x is not None})
+            links = ", ".join(f"[{x}]({folder}{x}/study.md)" for x in again) or "–"
+            rows.append((correction.what, "; ".join(found), links, correction.since))
     if not rows:
         return "Every result here includes every correction.\n"
-    return markdown(Table(("what is different now", "run before it", "since commit"), tuple(rows)))
+    columns = ("what is different now", "run before it", "run since", "since commit")
+    return markdown(Table(columns, tuple(rows)))
 
 
 def rounds(name: str) -> str:
@@ -298,6 +359,10 @@ def rounds(name: str) -> str:
     places = {x: place for x, place in made.items() if place.is_dir()}
     labels: dict[str, str] = {}
     areas: list[dict[str, dict[int, float]]] = []
+    old = [
+        {x["arm"] for x in rows_of(place / "study.csv") if x["label"] in pending(place.name)}
+        for place in places.values()
+    ]
     for place in places.values():
         labels |= {row["arm"]: row["label"] for row in rows_of(place / "study.csv")}
         areas.append({})
@@ -317,12 +382,13 @@ def rounds(name: str) -> str:
         found = [*map(estimate, each), estimate(pairs)]
         means = estimate([x.mean for x in found[:-1]])
         label = labels[arm] if other == reference else f"{labels[arm]} − {labels[other]}"
-        texts = [percent_text(x, "+") for x in found]
-        over = percent_text(means, "+") if means.num > 2 else "–"
+        marks = [f" {MARK}" * (arm in arms) for arms in old]
+        marks.append(f" {MARK}" * any(marks))
+        texts = [percent_text(x, "+") + mark for x, mark in zip(found, marks, strict=True)]
+        over = percent_text(means, "+") + marks[-1] if means.num > 2 else "–"
         rows.append((label, *texts, str(len(pairs)), over))
     columns = ("", *places, "all pairs", "pairs", "rounds as the unit")
-    old = {label for place in places.values() for label in pending(place.name)}
-    return mark_rows(markdown(Table(columns, tuple(rows))), old)
+    return markdown(Table(columns, tuple(rows)))
 
 
 def fill(text: str, folder: str = "") -> str:
@@ -348,9 +414,19 @@ def fill(text: str, folder: str = "") -> str:
         elif what == "question":
             table = question(names[0])
         else:
-            table = TABLE.findall(pages[0].read_text())[{"": 0, "cost": 1, "lift": -1}[what]]
-        note = f"\n{NOTE.format(folder)}\n" if MARK in table else ""
-        return f"{block[1]}{table}{note}{block[4]}"
+            number = {"": 0, "cost": 1, "lift": -1}[what]
+            table = TABLE.findall(pages[0].read_text())[number]
+            if what != "lift":
+                table = with_repetitions(table, names[0], number)
+        said = ""
+        if MARK in table:
+            marked = names
+            if names == ["summary"]:
+                marked = [
+                    x.split()[0] for *_, places in COMPARED for x in places if x and is_pending(x)
+                ]
+            said = f"\n{INCLUDES.format(folder) if what == 'rounds' else note(marked, folder)}\n"
+        return f"{block[1]}{table}{said}{block[4]}"
 
     return BLOCK.sub(filled, text)
 
