@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from segcredit.data.arrow import open_arrow
 from segcredit.data.formats import RowError
 from segcredit.data.hub import PREFIX, Address
 from segcredit.printable import listed, named, printable, shown
@@ -16,7 +17,6 @@ from segcredit.registry import nearest
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
 """Suffixes of data files; if a folder has several kinds, ``prepare`` uses the first of these."""
-_ARROW_FILE = b"ARROW1"
 _LONGEST_CELL = 2**27
 """Maximum number of characters in a CSV cell, for base64 images; Python's default is 2**17."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -25,9 +25,11 @@ ROWS_AT_ONCE = 64
 _RATIO = 100
 """Maximum ratio of a parquet file's unpacked size to its file size."""
 _UNPACKED, _READ = 2**26, 2**30
-"""Bytes that a parquet file of any size may unpack to: in its pages, and in all its rows."""
+"""Bytes that a file of any size may unpack to: in a parquet file's pages, and in all rows."""
 _ROW = 500
 """Minimum number of bytes that a row takes in Python, besides its values."""
+_VALUE = 8
+"""Minimum number of bytes that a value takes in Python, such as a null in a list."""
 _BATCH = 2**29
 """Maximum number of bytes in one batch of rows."""
 
@@ -248,12 +250,15 @@ def rows_at_once(metadata: Any, path: Path) -> int:
     most = max(_READ, _RATIO * size)
     if metadata.num_rows > most // _ROW:
         raise _too_large(path, most, f"{metadata.num_rows:,} rows")
+    values = sum(x.num_values for group in columns for x in group)  # also those in lists
+    if values > most // _VALUE:
+        raise _too_large(path, most, f"{values:,} values")
     return min(max(_BATCH // max([1, *unpacked]), 1), ROWS_AT_ONCE)
 
 
-def _too_large(path: Path, most: int, got: str) -> ValueError:
+def _too_large(path: Path, most: int, got: str, kind: str = ".parquet") -> ValueError:
     return ValueError(
-        f"expected a parquet file that unpacks to at most {most:,} bytes (the limit for a file of "
+        f"expected a {kind} file that unpacks to at most {most:,} bytes (the limit for a file of "
         f"{path.stat().st_size:,} bytes); {named(path)} has {got}. If you trust it, write its "
         f"rows as .jsonl."
     )
@@ -312,40 +317,24 @@ def _csv_reader(path: Path) -> Iterator[Any]:
 
 
 def _arrow_columns(path: Path) -> list[str]:
-    with _arrow_reader(path) as (schema, _):
+    with open_arrow(path) as (schema, _):
         return list(schema.names)
 
 
 def _arrow_rows(path: Path) -> Iterator[RawRow]:
-    number = 1
-    with _arrow_reader(path) as (_, batches):
+    number, read = 1, 0
+    most = max(_READ, _RATIO * path.stat().st_size)
+    with open_arrow(path) as (_, batches):
         for batch in batches:
-            for start in range(0, len(batch), ROWS_AT_ONCE):
-                part = batch.slice(start, ROWS_AT_ONCE)
+            count, size = len(batch), batch.nbytes
+            read += size + count * _ROW
+            if read > most:
+                raise _too_large(path, most, "more in its rows", ".arrow")
+            at_once = min(max(_BATCH * count // max(1, size), 1), ROWS_AT_ONCE)
+            for start in range(0, count, at_once):
+                part = batch.slice(start, at_once)
                 yield from table_rows(str(path), part, number)
                 number += len(part)
-
-
-@contextmanager
-def _arrow_reader(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """Open schema and batches of an Arrow stream (as the datasets library saves) or file."""
-    arrow = import_module("pyarrow")
-    try:
-        with arrow.memory_map(str(path)) as file:
-            magic = file.read(len(_ARROW_FILE))
-            file.seek(0)
-            if magic == _ARROW_FILE:
-                whole = arrow.ipc.open_file(file)
-                numbers = range(whole.num_record_batches)
-                yield whole.schema, (whole.get_batch(number) for number in numbers)
-            else:
-                stream = arrow.ipc.open_stream(file)
-                yield stream.schema, iter(stream)
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(
-            f"expected an Arrow file; {named(path)} cannot be read: "
-            f"{printable(str(error), 200)}. Was the download complete?"
-        ) from None
 
 
 def table_rows(name: str, table: Any, first: int) -> Iterator[RawRow]:

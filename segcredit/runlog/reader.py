@@ -214,10 +214,11 @@ def read_best(folder: RunFolder) -> dict[str, Any] | None:
     """Read best.json; None if there is none."""
     try:
         found = json.loads(folder.best.read_bytes())
-        return {"step": int(found["step"]), "metric": found["metric"], "value": found["value"]}
+        step_name(step := int(found["step"]))
+        return {"step": step, "metric": found["metric"], "value": found["value"]}
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"expected step, metric and value of the best checkpoint in {folder.best}; reading it "
             f"failed: {error!r}. Delete it; the next best evaluation writes it again"

@@ -412,6 +412,81 @@ def test_rows_without_end(tmp_path: Path) -> None:
         load_prompts(path)
 
 
+def test_a_list_of_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """A list of 2 · 10⁹ nulls would be a file of 1 kB, too."""
+    monkeypatch.setattr("segcredit.data.readers._READ", 2**24)
+    count = 5_000_000
+    values = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count, pa.int8()))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"problem": ["1 + 1?"], "answer": ["2"], "x": values}), path)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ValueError, match="has 5,000,002 values"):
+        load_prompts(path)
+
+
+def write_arrow(path: Path, *columns: pa.Array, file: bool = False, **options: Any) -> Path:
+    batch = pa.RecordBatch.from_arrays(list(columns), ["problem", "answer", "x"][: len(columns)])
+    new = pa.ipc.new_file if file else pa.ipc.new_stream
+    with new(str(path), batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(batch)
+    return path
+
+
+TEXTS, NUMBERS = pa.array(["1 + 1?"]), pa.array(["2"])
+OFFSETS = pa.array([0, 1000], pa.int32())
+REPEATING: dict[str, pa.Array] = {
+    "dictionary": pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array(["a" * 1000])),
+    "null": pa.ListArray.from_arrays(OFFSETS, pa.nulls(1000)),
+    "struct": pa.ListArray.from_arrays(OFFSETS, pa.array([{}] * 1000, pa.struct([]))),
+    "fixed_size_binary": pa.ListArray.from_arrays(OFFSETS, pa.array([b""] * 1000, pa.binary(0))),
+    "run_end_encoded": pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), TEXTS),
+    "string_view": TEXTS.cast(pa.string_view()),
+    "union": pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [TEXTS]),
+}
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_arrow_types_whose_values_take_no_space_are_refused(name: str, tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "a.arrow", TEXTS, NUMBERS, REPEATING[name])
+    with pytest.raises(ValueError, match=rf"has the type .*{name}.*write its rows as .parquet"):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_a_compressed_arrow_file_is_refused(compression: str, file: bool, tmp_path: Path) -> None:
+    """16 kB of it asked for 500 MB before anything could be checked."""
+    columns = pa.array(["1 + 1?" * 1000]), NUMBERS
+    path = write_arrow(tmp_path / "a.arrow", *columns, file=file, compression=compression)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ValueError, match="is compressed"):
+        load_prompts(path)
+    assert pa.total_allocated_bytes() - before < 2**16
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_arrow_offsets_outside_their_values_are_not_followed(file: bool, tmp_path: Path) -> None:
+    """They ended the process by a bus error, or read other memory."""
+    texts = pa.array(["x" * 700, "y" * 700])
+    path = write_arrow(tmp_path / "a.arrow", texts, pa.array(["1", "2"]), file=file)
+    content = path.read_bytes()
+    offsets = (700).to_bytes(4, "little") + (1400).to_bytes(4, "little")
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, b"\xff\xff\xff\x7f" * 2))
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_prompts(path)
+
+
+def test_an_arrow_file_with_more_rows_than_its_size_allows(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("segcredit.data.readers._READ", 2**20)
+    count = 100_000
+    path = write_arrow(tmp_path / "a.arrow", pa.nulls(count), pa.nulls(count))
+    with pytest.raises(ValueError, match=r"expected a .arrow file.*more in its rows"):
+        load_prompts(path)
+
+
 def test_an_ordinary_file_that_compresses_well(tmp_path: Path) -> None:
     rows = [{"problem": "a" * 20_000 + str(n), "answer": "1"} for n in range(200)]
     path = tmp_path / "a.parquet"

@@ -293,6 +293,8 @@ def test_a_checkpoint_cannot_bring_another_chat_template(tmp_path: Path, whole: 
         ("environment.json", '{"resumed": 5}'),
         ("environment.json", '{"packages": 5}'),
         ("best.json", "{"),
+        ("best.json", '{"step": 1e999, "metric": "sampled", "value": 1}'),
+        ("best.json", '{"step": -1, "metric": "sampled", "value": 1}'),
     ],
 )
 def test_a_damaged_record_is_refused_before_anything_changes(
