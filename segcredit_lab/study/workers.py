@@ -250,7 +250,8 @@ class WorkerPool:
 
 def _names_its_gpu(recipe: dict[str, Any]) -> bool:
     """Whether a recipe names a GPU by index, such as cuda:1, among all visible GPUs."""
-    return ":" in str((recipe.get("model") or {}).get("device"))
+    sections = (recipe.get(name) or {} for name in ("model", "rollout"))
+    return any(":" in str(section.get("device")) for section in sections)
 
 
 WAIT = 0.5

@@ -115,6 +115,16 @@ def test_a_recipe_that_names_its_gpu_sees_all(started: list[str | None], tmp_pat
     pool.close()
 
 
+def test_a_recipe_that_names_a_gpu_for_sampling_sees_all(
+    started: list[str | None], tmp_path: Path
+) -> None:
+    pool = WorkerPool(1, tmp_path, ("0", "1"))
+    ahead = {"model": {}, "rollout": {"ahead": 1, "device": "cuda:1"}}
+    pool.begin(Order("r0", ahead, Path("r0"), ()))
+    assert running(pool) == {"r0": None}
+    pool.close()
+
+
 def test_without_gpus_nothing_is_set(started: list[str | None], tmp_path: Path) -> None:
     pool = WorkerPool(2, tmp_path, ())
     pool.begin(order("r0"))
