@@ -27,7 +27,7 @@ from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
 from segcredit.train.collect import Context, collect
-from segcredit.train.distributed import CollectiveWrite, Parallel
+from segcredit.train.distributed import CollectiveWrite, Parallel, _columns
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
@@ -301,3 +301,20 @@ def test_everybody_has_as_many_turns(count: int) -> None:
     assert {len(x) for x in ranks} == {-(-count // 3)}
     assert [x for turns in ranks for x, counts in turns if counts] == list(range(count))
     assert {x for turns in ranks for x, counts in turns if not counts} <= {-1}
+
+
+def test_a_process_without_responses_gets_all_on_the_device_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gathered(found: list[Any], own: Any) -> None:
+        found[:] = [own, _columns(rollouts)]
+
+    state = build(make_plan(recipe(SMALL["chains"], "sapo")))
+    assert state.device == state.policy.device
+    rollouts = Context(state, Metrics(), ("test",)).sample(next_prompts(state, 2)).rollouts
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    assert rollouts.prompts is not None
+    # "meta" stands for a GPU; prompts are in CPU memory
+    found = Parallel(0, 2).gather_rollouts(None, rollouts.prompts, torch.device("meta"))
+    assert found.mask.shape == rollouts.mask.shape
+    assert {found.mask.device.type, found.logp_old.device.type, found.group.device.type} == {"meta"}
