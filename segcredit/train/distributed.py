@@ -139,6 +139,12 @@ class Parallel(Peers):
         dist.all_reduce(stacked)
         return dict(zip(names, stacked, strict=True))
 
+    def maximum(self, x: Tensor) -> Tensor:
+        """Compute the elementwise maximum over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+        return x
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
