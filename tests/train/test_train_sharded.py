@@ -321,6 +321,18 @@ def test_out_of_memory_of_a_sharded_update_says_what_to_type(
         stage_of(state, state.recipe.stages[-1]).step()
 
 
+def test_a_named_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(device: torch.device) -> None:
+        raise KeyError(device)
+
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen)
+    monkeypatch.setattr("segcredit.train.build.device_of", lambda _: second)
+    with pytest.raises(KeyError) as found:
+        build(make_plan(recipe(SMALL["chains"], "sapo")))
+    assert found.value.args == (second,)
+
+
 def test_several_processes_cannot_share_a_named_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     made = recipe(SMALL["chains"], "sapo")
