@@ -1,5 +1,6 @@
 """Sampling in fixed buffers, with CUDA graphs or without, equals plain sampling."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from transformers import DynamicCache
 from segcredit.config import RecipeError, RolloutSettings, parse_recipe
 from segcredit.models import Policy
 from segcredit.models.layers import set_attention
-from segcredit.rollout import HFEngine, make_engine
+from segcredit.rollout import HFEngine, hf, make_engine
 from segcredit.rollout import graphs as fixed
 from segcredit.rollout.graphs import (
     BufferSize,
@@ -226,6 +227,27 @@ def test_a_step_asks_the_host_nothing(name: str, attention: str) -> None:
         with torch.inference_mode(), OnDevice() as watched:
             steps.run(8, 96, room.cache(model.config, 8, 96))
         assert watched.count > 100
+
+
+def test_out_of_memory_the_first_cache_is_freed_before_the_second_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[hf.Prefill]] = []
+
+    def watched(*given: Any) -> hf.Prefill:
+        assert all(x() is None for x in made)
+        made.append(weakref.ref(found := prefill(*given)))
+        return found
+
+    def broken(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    prefill, owner = hf.prefill, policy(TEXT[0])
+    monkeypatch.setattr(hf, "prefill", watched)
+    monkeypatch.setattr(fixed.FixedSampler, "draw", broken)
+    with pytest.warns(UserWarning, match="not enough memory for their KV cache"):
+        engine(owner, True).sample(many(TEXT[0]), Sampling(4), seeded())
+    assert len(made) == 2
 
 
 class FakeGpus:
