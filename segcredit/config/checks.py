@@ -270,7 +270,8 @@ def method_problems(recipe: "Recipe", algorithm: Algorithm, name: str) -> list[s
         )
     if recipe.update.mask_truncated and not needed.assigns_credit:
         problems.append(
-            f"update.mask_truncated weights advantages, but {name} computes none: remove it"
+            f"update.mask_truncated is for methods that compute advantages, and {name} computes "
+            f"none: remove it"
         )
     if recipe.update.entropy_coef and not isinstance(algorithm, PolicyGradient):
         problems.append(

@@ -62,7 +62,7 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, for files that are written at every checkpoint."""
+    """Hide transformers' own progress bars, such as those of each checkpoint."""
     shown_before = logging.is_progress_bar_enabled()
     if shown_before:
         logging.disable_progress_bar()

@@ -56,6 +56,10 @@ class CudaGraphs:
             for _ in range(times):
                 step()
             return
+        with torch.cuda.device(self._stream.device):  # its current stream has the earlier work
+            self._run(key, step, times)
+
+    def _run(self, key: Hashable, step: Step, times: int) -> None:
         if key not in self._kept:
             plain = WARM_UP if times >= WARM_UP + MIN_REPLAYS else times
             self._warm_up(step, plain)

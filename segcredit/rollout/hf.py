@@ -157,6 +157,7 @@ class HFEngine:
         if self._fits and self._uses_graphs(asked, uniform.shape[1]):
             found = self._draw_fixed(asked, budget, uniform, sampling, stops)
             if found is None:
+                del asked  # its KV cache: the reason may be a lack of memory
                 asked = prefill(self.model, prompts, prefixes, device)
                 stops = self._stops(sampling, prefixes, device)
         if found is None:

@@ -199,9 +199,12 @@ class Background(Generic[Made]):
     def result(self) -> Made:
         """Wait for the work; return its result, or raise its error."""
         self._thread.join()
-        if self._error is not None:
+        if self._error is None:
+            return self._made[0]
+        try:
             raise self._error
-        return self._made[0]
+        finally:
+            self._error = None  # its traceback keeps the tensors of the failed work alive
 
     def stop(self) -> None:
         """End the thread at its next line of Python, and wait for that."""

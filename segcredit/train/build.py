@@ -163,6 +163,8 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
     parallel = Parallel() if parallel is None else parallel
     policy = _policy(plan) if policy is None else policy
     device = device_of(recipe.model.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # whose streams and memory the metrics measure
     policy.model.to(device)
     set_attention(policy.model, recipe.model.attention)
     if recipe.model.lora is not None:

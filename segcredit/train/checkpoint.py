@@ -70,12 +70,15 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint folder root/name atomically, then delete old checkpoints.
 
+    Only a checkpoint of a step replaces old ones; another folder, such as "reference", deletes
+    none and is never deleted.
+
     Args:
         root: Folder of checkpoints.
         name: Name of the new checkpoint, such as step-000020.
         write: Function that fills the folder it is given.
         keep: Number of newest checkpoints to keep among those named after a step.
-        protect: Names that are never deleted; nor are names that are not steps (such as "best").
+        protect: Names that are never deleted.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a checkpoint's name must be like step-000020; got {name!r}.")
@@ -105,7 +108,8 @@ def save_checkpoint(
         raise CheckpointError(_cannot_write(root, name, reason, written, free + written)) from error
     finally:
         _busy.discard(temporary)
-    prune(root, keep, {name, *protect})
+    if step_of(name) is not None:
+        prune(root, keep, {name, *protect})
     return final
 
 

@@ -86,7 +86,7 @@ class IndependentSampler:
             responses = as_responses(drawn.rollouts, state.policy.codec.decode, limit)
         rewards = grade(state.reward, responses) if responses else []
         responses, rewards = parallel.gather(responses), parallel.gather(rewards)
-        rollouts = parallel.gather_rollouts(drawn.rollouts, drawn.prompts)
+        rollouts = parallel.gather_rollouts(drawn.rollouts, drawn.prompts, state.device)
         values = torch.tensor([x.value for x in rewards], dtype=torch.float32)
         each = state.recipe.rollout.samples if self.samples is None else self.samples
         group = torch.arange(len(rewards) // each).repeat_interleave(each)

@@ -97,12 +97,15 @@ def describe_mismatch(rollouts: Rollouts) -> dict[str, float]:
 
     ``sampler_kl`` estimates KL(π_sampler ‖ π_old) per token by r − 1 − log r with
     r = π_old / π_sampler, which is never negative. Tokens without a sampler probability are left
-    out. Returns nothing if π_old was not recomputed.
+    out. Returns nothing if π_old was not recomputed, or if no token has a sampler probability:
+    vLLM reports those of some prompts, which dynamic sampling may have dropped.
     """
     if rollouts.logp_sampler is None:
         return {}
     known = rollouts.mask & ~rollouts.logp_sampler.isnan()
     log_ratio = _log_ratio(rollouts)[known]
+    if not len(log_ratio):
+        return {}
     kl = float((log_ratio.expm1() - log_ratio).mean())
     if not kl < MAX_SAMPLER_KL:
         raise ValueError(

@@ -97,8 +97,14 @@ class Parallel(Peers):
         dist.broadcast_object_list(found)
         return found[0]
 
-    def gather_rollouts(self, rollouts: Rollouts | None, prompts: Sequence[Encoded]) -> Rollouts:
-        """Gather the rollouts of all ranks as one batch on this rank's device."""
+    def gather_rollouts(
+        self, rollouts: Rollouts | None, prompts: Sequence[Encoded], device: torch.device
+    ) -> Rollouts:
+        """Gather the rollouts of all ranks as one batch on this rank's device.
+
+        Args:
+            rollouts: This rank's rollouts; None: it has none, since there are few prompts.
+        """
         if self.size == 1:
             assert rollouts is not None
             return rollouts
@@ -111,7 +117,6 @@ class Parallel(Peers):
             for name in _PADDED & part.keys():
                 missing = width - part[name].shape[1]
                 part[name] = torch.nn.functional.pad(part[name], (0, missing))
-        device = prompts[0].tokens.device if rollouts is None else rollouts.tokens.device
         joined = {name: torch.cat([x[name] for x in parts]).to(device) for name in parts[0]}
         joined["group"] = torch.arange(len(prompts), device=device)
         return Rollouts(**joined, prompts=list(prompts))  # type: ignore[arg-type]
@@ -133,6 +138,12 @@ class Parallel(Peers):
         stacked = torch.tensor([float(values.get(name, 0.0)) for name in names])
         dist.all_reduce(stacked)
         return dict(zip(names, stacked, strict=True))
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Compute the elementwise maximum over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+        return x
 
     def wait(self) -> None:
         if self.size > 1:

@@ -3,8 +3,6 @@
 import html
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -23,7 +21,6 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
-from transformers.utils import logging
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
@@ -240,18 +237,6 @@ def python_progress() -> PythonProgress:
     """Return the progress display for a notebook or for a script."""
     progress = PythonProgress()
     return NotebookProgress() if progress.console.is_jupyter else progress
-
-
-@contextmanager
-def library_bars_hidden() -> Iterator[None]:
-    """Hide transformers' own progress bars, such as one for each checkpoint."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def result_rows(result: "Result") -> tuple[str, list[tuple[str, ...]]]:

@@ -56,12 +56,11 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
 
     If the models are sharded, all other ranks must call :func:`help_save` at the same time.
     """
-    keep = state.recipe.save.keep
     for name, model in _fixed_models(state).items():
         new = not (folder.checkpoints / name).exists()
         if state.parallel.share(new) if state.shards else new:
             write = partial(_write_model, state, model)
-            checkpoint.save_checkpoint(folder.checkpoints, name, write, keep)
+            checkpoint.save_checkpoint(folder.checkpoints, name, write)
     metrics.sync()
     position = metrics.position()
     name = step_name(state.step)
@@ -71,6 +70,7 @@ def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
         _write(state, place, position, card)
 
     protect = best.protected(state, folder)
+    keep = state.recipe.save.keep
     place = checkpoint.save_checkpoint(folder.checkpoints, name, write_all, keep, protect)
     best.record(state, folder)
     return place

@@ -79,6 +79,8 @@ class State:
     def __post_init__(self) -> None:
         self.requirements: Requirements = requirements(self.algorithm)
         """What the method requires of the run."""
+        self.device = self.policy.device
+        """Device that trains. A policy that only samples may be on another (``rollout.device``)."""
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
+from segcredit.models.loading import without_progress_bars
 from segcredit.printable import change_texts, without_addresses
 from segcredit.registry import keep_written
 from segcredit.rewards import make_reward
@@ -47,7 +48,6 @@ from segcredit.train.loop import Loop, Observer, Silent, StoppedByObserver
 from segcredit.train.models import load_saved_policy
 from segcredit.train.progress import (
     PythonProgress,
-    library_bars_hidden,
     python_progress,
     result_page,
 )
@@ -244,7 +244,7 @@ class Trainer:
             watch = python_progress() if shown else Silent()
         hooks = CallbackObserver(watch, self._callbacks) if parallel.first else None
         try:
-            with library_bars_hidden():
+            with without_progress_bars():
                 result = self._train(folder, resume, hooks or watch, parallel)
         finally:
             watch.end()

@@ -113,7 +113,7 @@ def _draw_level(context: Context, begin: Sequence[Node], sampling: Sampling) -> 
         made = state.engine.continue_from(
             [x.prompt for x in own], [x.begun for x in own], sampling, drawn
         )
-    return state.parallel.gather_rollouts(made, [x.read for x in begin])
+    return state.parallel.gather_rollouts(made, [x.read for x in begin], state.device)
 
 
 def _join_levels(levels: Sequence[Rollouts], origins: Sequence[Node]) -> Rollouts:

@@ -38,10 +38,11 @@ def update(
         on_policy: Whether the current policy sampled the batch, so that the first ratios are 1.
 
     Returns:
-        log π of each token when its row last entered a gradient, (B, T); of this rank's rows.
+        log π of each token when its row last entered a gradient, (B, T).
     """
     state, log = context.state, context.log
-    seen = batch.rollouts.logp_old.clone()
+    logp_old = batch.rollouts.logp_old
+    seen = torch.full_like(logp_old, -torch.inf)
     items = len(batch.rollouts) // batch.rows_per_item
     wanted = state.recipe.update.minibatches if minibatches is None else minibatches
     count = min(wanted, items)  # a method that selects rows may leave few
@@ -60,8 +61,10 @@ def update(
                         logp: Tensor,
                         rows: Tensor = rows,
                         first: bool = epoch == number == 0 and starts_at_one,
+                        last: bool = epoch == epochs - 1,
                     ) -> None:
-                        seen[sent(rows[micro], seen.device)] = logp
+                        if last:
+                            seen[sent(rows[micro], seen.device)] = logp
                         if first:
                             errors.append(_ratio_error(logp, rollouts))
 
@@ -73,7 +76,8 @@ def update(
     largest = [float(torch.stack(errors).max())] if errors else []
     for error in state.parallel.gather(largest):
         log.highest("agreement/ratio_error", error)
-    return seen
+    seen = state.parallel.maximum(seen)  # other ranks have computed the other rows
+    return logp_old.where(seen == -torch.inf, seen)  # the critic computes no log π
 
 
 def _gradients(

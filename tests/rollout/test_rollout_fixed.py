@@ -1,5 +1,11 @@
 """Sampling in fixed buffers, with CUDA graphs or without, equals plain sampling."""
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from tiny_policies import ARCHITECTURES, TEXT, VISION, encoded, fresh_policy, policy, seeded
@@ -12,9 +18,15 @@ from transformers import DynamicCache
 from segcredit.config import RecipeError, RolloutSettings, parse_recipe
 from segcredit.models import Policy
 from segcredit.models.layers import set_attention
-from segcredit.rollout import HFEngine, make_engine
+from segcredit.rollout import HFEngine, hf, make_engine
 from segcredit.rollout import graphs as fixed
-from segcredit.rollout.graphs import BufferSize, DecodingState, DecodingStep, bucket
+from segcredit.rollout.graphs import (
+    BufferSize,
+    CudaGraphs,
+    DecodingState,
+    DecodingStep,
+    bucket,
+)
 from segcredit.types import Encoded, Rollouts, Sampling
 
 WAYS = [Sampling(40), Sampling(40, 0.7), Sampling(40, 0.0), Sampling(40, 1.3, 0.8, 20)]
@@ -215,6 +227,62 @@ def test_a_step_asks_the_host_nothing(name: str, attention: str) -> None:
         with torch.inference_mode(), OnDevice() as watched:
             steps.run(8, 96, room.cache(model.config, 8, 96))
         assert watched.count > 100
+
+
+def test_out_of_memory_the_first_cache_is_freed_before_the_second_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[hf.Prefill]] = []
+
+    def watched(*given: Any) -> hf.Prefill:
+        assert all(x() is None for x in made)
+        made.append(weakref.ref(found := prefill(*given)))
+        return found
+
+    def broken(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    prefill, owner = hf.prefill, policy(TEXT[0])
+    monkeypatch.setattr(hf, "prefill", watched)
+    monkeypatch.setattr(fixed.FixedSampler, "draw", broken)
+    with pytest.warns(UserWarning, match="not enough memory for their KV cache"):
+        engine(owner, True).sample(many(TEXT[0]), Sampling(4), seeded())
+    assert len(made) == 2
+
+
+class FakeGpus:
+    """Two GPUs of which the first is the current one, and which steps wait for which stream."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.current, self.waits = torch.device("cuda", 0), list[torch.device]()
+        for name in ("device", "current_stream", "stream"):
+            patch.setattr(torch.cuda, name, getattr(self, name))
+
+    @contextmanager
+    def device(self, other: torch.device) -> Iterator[None]:
+        before, self.current = self.current, other
+        yield
+        self.current = before
+
+    def current_stream(self) -> SimpleNamespace:
+        return SimpleNamespace(device=self.current, wait_stream=self.wait_stream)
+
+    def wait_stream(self, other: SimpleNamespace) -> None:
+        self.waits.append(other.device)
+
+    def stream(self, other: SimpleNamespace) -> Any:
+        return nullcontext()
+
+
+def test_steps_of_another_gpu_wait_for_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, second = FakeGpus(monkeypatch), torch.device("cuda", 1)
+    recorder = CudaGraphs(torch.device("cpu"))
+    recorder._stream = SimpleNamespace(device=second, wait_stream=gpus.wait_stream)  # type: ignore[assignment]
+    found: list[torch.device] = []
+    recorder.run("step", lambda: found.append(gpus.current), 1)
+    assert gpus.waits == [second, second]
+    assert found == [second]
+    assert gpus.current.index == 0
 
 
 def test_sizes_are_few() -> None:

@@ -80,6 +80,13 @@ def test_a_saved_checkpoint_is_whole(tmp_path: Path) -> None:
     assert names(root) == ["step-000020"]
 
 
+def test_a_folder_that_is_no_step_deletes_no_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=9)
+    save_checkpoint(tmp_path, "initial", writes("weights"))
+    assert names(tmp_path) == ["initial", *(f"step-{step:06d}" for step in (1, 2, 3, 4))]
+
+
 def test_the_newest_are_kept_and_the_protected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "best", writes("best"))
     for step in (5, 10, 999_999, 1_000_000, 1_000_001):

@@ -1,9 +1,12 @@
 """The next batch, sampled during the update: a delayed run, bit for bit, that resumes exactly."""
 
 import copy
+import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -684,6 +687,24 @@ def test_without_memory_for_both_it_samples_after_the_update(watched: type[Watch
     assert torch.equal(ours.tokens, theirs.tokens)
     assert torch.equal(ours.logp_old, theirs.logp_old)
     assert_equal(weights(state), weights(usual))
+
+
+def test_after_an_error_the_memory_of_the_work_is_free() -> None:
+    kept: list[weakref.ref[Tensor]] = []
+
+    def work() -> None:
+        cache = torch.zeros(1)
+        kept.append(weakref.ref(cache))
+        raise torch.OutOfMemoryError
+
+    background = Background(work)
+    gc.disable()  # the memory must be free at once, without a search for cycles
+    try:
+        with suppress(torch.OutOfMemoryError):
+            background.result()
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_in_the_update_stops_the_thread(

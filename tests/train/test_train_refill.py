@@ -311,7 +311,7 @@ def test_masked_and_weighted() -> None:
 
 
 def test_mask_truncated_is_for_methods_with_credit() -> None:
-    with pytest.raises(ValueError, match=r"update\.mask_truncated weights advantages, but restem"):
+    with pytest.raises(ValueError, match=r"update\.mask_truncated is for .*, and restem"):
         make_plan(recipe(SMALL["chains"], "restem", samples=2, update={"mask_truncated": True}))
 
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from train.small import SMALL, recipe
 
 from segcredit.config import RecipeError
 from segcredit.runlog.folder import later_than
+from segcredit.runlog.records import read_rollouts
 from segcredit.train import checkpoint
 from segcredit.train.build import build, make_plan
 from segcredit.train.checkpoint import CheckpointError, find_latest
 from segcredit.train.collect import Context, collect
-from segcredit.train.distributed import CollectiveWrite, Parallel
+from segcredit.train.distributed import CollectiveWrite, Parallel, _columns
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
@@ -89,6 +90,10 @@ def test_two_make_the_run_of_one(tmp_path: Path, two: Path) -> None:
     moved = [x["policy/grad_norm"] for x in metrics(two) if "policy/grad_norm" in x]
     moved += [x["critic/grad_norm"] for x in metrics(two) if "critic/grad_norm" in x]
     assert min(moved) > 0.0
+    for file in sorted((two / "rollouts").iterdir()):
+        ours, theirs = (read_rollouts(x / "rollouts" / file.name) for x in (tmp_path / "run", two))
+        for mine, its in zip(ours, theirs, strict=True):
+            assert its["ratio"] == pytest.approx(mine["ratio"], rel=1e-4)
 
 
 def test_each_saves_its_half_of_the_optimizers(two: Path) -> None:
@@ -217,6 +222,9 @@ class Imagined(Parallel):
 
     def add_gradients(self, parameters: Any) -> None: ...
 
+    def maximum(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
 
 def test_a_full_disk_of_another_process_is_everyones(tmp_path: Path) -> None:
     def write(place: Path, rank: int = 0) -> None:
@@ -269,6 +277,32 @@ def test_out_of_memory_in_another_process_halves_everyones_micro_batches() -> No
         assert state.micro_batches_halved == halved
 
 
+def test_log_probs_of_an_update_are_those_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = small_state()
+    found = collect(Context(state, Metrics(), ("test",)), next_prompts(state), state.columns)
+    batch = state.algorithm.prepare(found.rollouts)
+    expected = batch.rollouts.logp_old
+    # a batch of another policy, so that old and new log π differ
+    older = batch.rollouts.replace(
+        logp_old=torch.full_like(expected, -1.0).where(batch.rollouts.mask, 0.0)
+    )
+    batch = replace(batch, rollouts=older)
+    weights = [x.detach().clone() for x in state.policy.model.parameters()]
+
+    def updated(parallel: Parallel) -> torch.Tensor:
+        with torch.no_grad():
+            for x, kept in zip(state.policy.model.parameters(), weights, strict=True):
+                x.copy_(kept)
+        state.parallel = parallel
+        context = Context(state, Metrics(), ("test",))
+        return update(context, state.algorithm, batch, ("policy",), epochs=1)
+
+    one, (first, second) = updated(Parallel()), (updated(Imagined(rank)) for rank in (0, 1))
+    assert torch.allclose(one, expected, atol=1e-5)
+    assert not torch.allclose(first, expected, atol=1e-2)  # half of it
+    assert torch.equal(torch.where(first == older.logp_old, second, first), one)
+
+
 def test_out_of_memory_of_a_sharded_update_says_what_to_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -287,6 +321,18 @@ def test_out_of_memory_of_a_sharded_update_says_what_to_type(
         stage_of(state, state.recipe.stages[-1]).step()
 
 
+def test_a_named_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(device: torch.device) -> None:
+        raise KeyError(device)
+
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen)
+    monkeypatch.setattr("segcredit.train.build.device_of", lambda _: second)
+    with pytest.raises(KeyError) as found:
+        build(make_plan(recipe(SMALL["chains"], "sapo")))
+    assert found.value.args == (second,)
+
+
 def test_several_processes_cannot_share_a_named_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     made = recipe(SMALL["chains"], "sapo")
@@ -301,3 +347,20 @@ def test_everybody_has_as_many_turns(count: int) -> None:
     assert {len(x) for x in ranks} == {-(-count // 3)}
     assert [x for turns in ranks for x, counts in turns if counts] == list(range(count))
     assert {x for turns in ranks for x, counts in turns if not counts} <= {-1}
+
+
+def test_a_process_without_responses_gets_all_on_the_device_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gathered(found: list[Any], own: Any) -> None:
+        found[:] = [own, _columns(rollouts)]
+
+    state = build(make_plan(recipe(SMALL["chains"], "sapo")))
+    assert state.device == state.policy.device
+    rollouts = Context(state, Metrics(), ("test",)).sample(next_prompts(state, 2)).rollouts
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    assert rollouts.prompts is not None
+    # "meta" stands for a GPU; prompts are in CPU memory
+    found = Parallel(0, 2).gather_rollouts(None, rollouts.prompts, torch.device("meta"))
+    assert found.mask.shape == rollouts.mask.shape
+    assert {found.mask.device.type, found.logp_old.device.type, found.group.device.type} == {"meta"}
