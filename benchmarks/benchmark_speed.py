@@ -174,7 +174,8 @@ def main() -> None:
                 print(f"{loop}, {name}", flush=True)
                 speed = measure(given, name, data, folder / loop / name)
                 found.append((loop, name, speed))
-    print(f"\n{'loop':<12}{'set':<12}{'questions':>10}{'s':>10}{'questions/s':>14}{'command s':>11}")
+    heads = f"{'questions':>10}{'s':>10}{'questions/s':>14}{'command s':>11}"
+    print(f"\n{'loop':<12}{'set':<12}{heads}")
     for loop, name, speed in found:
         print(f"{loop:<12}{name:<12}{speed}")
 
