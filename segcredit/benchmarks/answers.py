@@ -51,11 +51,11 @@ _ANSWER = (
     r"answers?|(?:correct|right|best|final|matching|missing|chosen)\s(?:option|choice|letter|figure"
     r"|image|picture|shape|statement|one)s?"
 )
-_ANSWER_CHINESE = r"(?<!不)(?<!不应)(?<!不能)(?<!不该)(?:答案|正确的?(?:选项)?|选择?)"
+_ANSWER_CHINESE = r"(?<!不)(?<!不应)(?<!不能)(?<!不该)(?:答案|正确的?(?:选项)?|选择?|正解|정답)"
 _LINK = (
     r"is|are|would be|should be|must be|will be|to (?:the|this) question|here|therefore|thus"
     r"|choice|option|letter|the|figure|image|picture|number|correct(?:ly)?|[:=>→⇒]|-(?=\s)"
-    r"|应该是|应该|应为|是|为|选项|选|项"
+    r"|应该是|应该|应为|是|为|选项|选|项|は|은"
 )
 _STATEMENT = re.compile(
     rf"(?<![A-Za-z])(?:(?i:{_ANSWER})(?![A-Za-z])|{_ANSWER_CHINESE})(?:[\s>:=]{{0,4}}(?i:{_LINK})(?![a-z])){{0,6}}"
@@ -97,6 +97,7 @@ _IS = re.compile(
     r"(?:\s(?i:approximately|about|roughly|exactly|equal to|therefore|thus|then|given by)){0,3}"
     r"[\s:]{0,4}"
 )
+_BECAUSE = re.compile(r",?\s(?:because|since)\s")
 _THEREFORE = re.compile(r"^(?i:therefore|thus|hence|so|then|finally)\b,?\s")
 
 
@@ -173,13 +174,19 @@ class _Letters:
                 first.setdefault(_comparable(text), key)
         return {key: text for text, key in first.items() if text and key in self.allowed}
 
+    @cached_property
+    def quantities(self) -> dict[str, tuple[str, str]]:
+        """Value and unit of each option that has a number."""
+        found = {key: quantity(self.options[key]) for key in self.texts}
+        return {k: (_squeezed(x), u) for k, (x, u) in found.items() if re.search("[0-9]", x)}
+
     def lone(self, content: str) -> frozenset[str]:
         """Read a box, an element or a line that should contain only the answer."""
         plain = _plain(content).strip()
         plain = re.sub(
             r"^(?i:option|choice|answer|figure|选项)\s?[:]?\s?(?=[(\[{]?[A-Z0-9])", "", plain
         )
-        if found := self._by_text(plain):
+        if found := self._by_text(plain) or self._by_quantity(content):
             return found
         found, end = self._letters_at(plain if len(plain) > 1 else plain.upper(), 0, runs=True)
         rest = plain[end:].strip()
@@ -319,7 +326,20 @@ class _Letters:
         if re.fullmatch(r"[(\[{<]{0,3}[A-Z][)\]}>]{0,3}[.:]?", part.strip()):
             return frozenset()
         text = _comparable(part)
-        return frozenset(key for key, option in self.texts.items() if option == text)
+        found = frozenset(key for key, option in self.texts.items() if option == text)
+        return found or self._by_quantity(part)
+
+    def _by_quantity(self, part: str) -> frozenset[str]:
+        """Return the only option with this quantity; the unit may be missing on one side."""
+        if len(part) > SHORT:
+            return frozenset()
+        value, unit = quantity(part)
+        found = [
+            key
+            for key, (option, its_unit) in self.quantities.items()
+            if option == _squeezed(value) and (unit == its_unit or not (unit and its_unit))
+        ]
+        return self._accept(found) if len(found) == 1 else frozenset()
 
     def _contained(self, part: str) -> frozenset[str]:
         text = _comparable(part)
@@ -348,7 +368,7 @@ def final_answer(text: str) -> str | None:
     answer = answer.translate(_ASCII).replace("**", "")
     stated = [match.end() for match in _STATEMENT.finditer(answer)]
     if stated and (tail := _first_sentence(answer[stated[-1] :])):
-        return tail[:400]
+        return _BECAUSE.split(tail, 1)[0][:400]
     last = last_sentence(answer).rstrip(".。 ")
     copulas = [match.end() for match in _IS.finditer(last)]
     tail = last[copulas[-1] :] if copulas and last[copulas[-1] :] else _THEREFORE.sub("", last)
@@ -369,6 +389,14 @@ _FRACTION = re.compile(
 )
 _GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,!]|[\u2009\u202f\u00a0])(?=[0-9]{3})")
 _EXPONENT = re.compile(r"\^\{?\s?(?:\\circ|\\prime)?[0-9]{0,2}\s?\}?|[²³]")
+_SCIENTIFIC = re.compile(
+    r"(?<=[0-9])\s?(?:\\times|\\cdot|[x×·*])\s?10\s?\^\s?\{?\s?([-+]?[0-9]{1,2})(?![0-9])\s?\}?"
+)
+_POWER = re.compile(r"[0-9][)}]?\s?(?:\^\s?\{?\s?[-+]?[0-9]|[²³])")
+_OPERATION = re.compile(
+    r"\\(?:[dt]?frac|times|cdot|div)(?![A-Za-z])|[√π×÷]"
+    r"|(?<![A-Za-z])(?:sqrt|pi|log|ln|sin|cos|tan)(?![A-Za-z])"
+)
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.])([-+]?)\s?\$?\s?((?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]{1,300})(?:\.[0-9]{1,300})?"
     r"|\.[0-9]{1,40})(?:[eE]([-+]?[0-9]{1,2})(?![0-9A-Za-z]))?"
@@ -379,12 +407,10 @@ _NUMBER = re.compile(
 def numbers(text: str) -> list[float]:
     r"""Return the numbers in an answer, in order.
 
-    Thousands separators, units, ``\$``, degrees, ``3/4``, ``\frac{3}{4}``, ``1.5e3`` and multiples
-    of π are understood; a percent sign is dropped.
+    Thousands separators, units, ``\$``, degrees, ``3/4``, ``\frac{3}{4}``, ``1.5e3``,
+    ``1.5 \times 10^3`` and multiples of π are understood; a percent sign is dropped.
     """
-    text = text[:LONGEST].translate(_ASCII)
-    text = _GROUPING.sub("", text).replace("\\$", "$").replace("\\%", "%")
-    text = _EXPONENT.sub(" ", _FRACTION.sub(_as_quotient, text))
+    text = _EXPONENT.sub(" ", _arithmetic(text))
     found = []
     for match in _NUMBER.finditer(text):
         sign, digits, power, divisor, times_pi = match.groups()
@@ -403,15 +429,33 @@ def numbers(text: str) -> list[float]:
 def number(answer: str) -> float | None:
     """Return the value of an answer with one number; if it contains "=" or "≈", of its last part.
 
-    An answer with several numbers, such as "3 or 4", has no value.
+    An answer with several numbers, such as "3 or 4" and "x = 3, y = 4", or with an operation that
+    :func:`numbers` does not evaluate, such as a root or a power, has no value.
     """
-    found = numbers(answer)
-    if len(found) == 1:
-        return found[0]
-    found = numbers(re.split(r"=|≈|\\approx(?![A-Za-z])", answer)[-1])
-    return found[0] if len(found) == 1 else None
+    if (value := _value(answer)) is not None:
+        return value
+    *before, last = _EQUAL.split(answer)
+    return None if any(map(_SEVERAL.search, before)) else _value(last)
 
 
+def _value(text: str) -> float | None:
+    """Return the value of a text that is one number, with or without words and a unit."""
+    found = numbers(text)
+    plain = _arithmetic(text)
+    if len(found) != 1 or _POWER.search(plain) or _OPERATION.search(_NUMBER.sub(" ", plain)):
+        return None
+    return found[0]
+
+
+def _arithmetic(text: str) -> str:
+    """Return the text with plain digits, quotients such as 3/4, and exponents such as e3."""
+    text = text[:LONGEST].translate(_ASCII)
+    text = _GROUPING.sub("", text).replace("\\$", "$").replace("\\%", "%")
+    return _SCIENTIFIC.sub(r"e\1 ", _FRACTION.sub(_as_quotient, text))
+
+
+_EQUAL = re.compile(r"=|≈|\\approx(?![A-Za-z])")
+_SEVERAL = re.compile(r"[,;]\s|\b(?:and|or)\b")
 _MOJIBAKE = {"掳": "°", "鈭": "√"}
 _DEGREES = re.compile(
     r"\s?(?:\^\s?\{?\s?\\circ\s?\}?|°|º|\\degree(?![A-Za-z])|\bdegrees?\b)(?:\s?T\b)?"

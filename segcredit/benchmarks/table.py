@@ -176,7 +176,7 @@ def latex(tables: Sequence[Table]) -> str:
         lines = [
             r"\begin{table}",
             r"  \centering",
-            rf"  \caption{{{_escaped(table.caption)}}}",
+            rf"  \caption{{{_escaped(table.title)}}}",  # LaTeX numbers its tables
             rf"  \begin{{tabular}}{{l{'c' * len(table.columns)}}}",
             r"    \toprule",
             rf"    Model & {' & '.join(_escaped(x) for x in table.columns)} \\",

@@ -556,7 +556,11 @@ def _drawn(table: "Table") -> Any:
     from segcredit.benchmarks.table import percent_text
 
     drawing = Drawing(
-        title=table.caption, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=table.caption,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+        show_edge=False,  # Table 1 fits into 80 columns
     )
     drawing.add_column("model", no_wrap=True)
     for column in table.columns:

@@ -22,6 +22,7 @@ from segcredit.benchmarks.answers import (
 )
 from segcredit.rewards.verify import Verifier
 
+UNSEEN = yaml.safe_load((Path(__file__).parent / "unseen.yaml").read_text())
 CASES = yaml.safe_load((Path(__file__).parent / "cases.yaml").read_text())
 
 
@@ -84,6 +85,56 @@ def test_numbers(text: str, expected: list[float]) -> None:
     assert numbers(text) == pytest.approx(expected)
 
 
+def test_responses_whose_author_did_not_know_the_rules(verifier: Verifier) -> None:
+    wrong = []
+    for group in UNSEEN["choices"]:
+        options = group["options"]
+        found = [(case, choose(case[0], options, options)) for case in group["cases"]]
+        wrong += [(case, got) for case, got in found if got != case[1]]
+    for gold, response, right in UNSEEN["free"]:
+        answer = final_answer(response)
+        assert answer is not None, response
+        (verdict,) = verify_quantities([(gold, answer)], verifier)
+        value = number(answer)
+        if verdict.right is not right or (value == float(gold)) is not right:
+            wrong.append((gold, response, verdict.reason, value))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("options", "response", "letter"),
+    [
+        (("15 cm", "15 m"), "\\boxed{15}", None),
+        (("15 cm", "15 m"), "\\boxed{15\\text{ m}}", "B"),
+        (("3\\sqrt{3}", "\\sqrt{3}"), "\\boxed{3 \\sqrt{3}}", "A"),
+        (("12 cm", "15 cm"), "The answer is 15.", "B"),
+        (("12", "15"), "\\boxed{15\\,\\mathrm{cm}}", "B"),
+    ],
+)
+def test_an_option_with_a_unit_is_chosen_by_its_quantity(
+    options: tuple[str, str], response: str, letter: str | None
+) -> None:
+    lettered = dict(zip("AB", options, strict=True))
+    assert choose(response, lettered, lettered) == letter
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("1\\times10^2", 100.0),
+        ("2.0 x 10^-3 m", 0.002),
+        ("5 \\times 4 = 20", 20.0),
+        *((x, None) for x in ("\\sqrt{16}", "√16", "2^{10}", "2²", "\\log 100", "x = 3, y = 4")),
+        *((x, None) for x in ("\\frac{\\pi}{2}", "\\pi/2", "\\frac{\\sqrt{3}}{2}", "sin 30")),
+        ("10 cm^2", 10.0),
+        ("9.8 m/s²", 9.8),
+        ("45^{\\circ}", 45.0),
+    ],
+)
+def test_a_value_that_needs_arithmetic_is_no_number(answer: str, value: float | None) -> None:
+    assert number(answer) == value
+
+
 def test_number_needs_one_value() -> None:
     assert number("x = 2 + 3 = 5") == 5.0
     assert number("3 or 4") is None
@@ -108,6 +159,8 @@ def test_quantities(text: str, expected: tuple[str, str]) -> None:
 
 HOSTILE = [
     "answer is " * 10_000,
+    "1 \\times 10^" * 8_000,
+    "The answer is " + "because " * 12_000,
     "answer: " + "(" * 100_000,
     "A, " * 33_000,
     "A or " * 20_000,

@@ -22,15 +22,17 @@ def encoded_file(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-def logicvista_tsv(folder: Path, mark: Callable[[object], str] = lambda _: "") -> None:
+def logicvista_tsv(
+    folder: Path, mark: Callable[[object], str] = lambda _: "", source: Path = DATA
+) -> None:
     """All 447 rows; the index is the number in the row's key."""
-    found = json.loads((DATA / "logicvista/data/dataset.json").read_text())
+    found = json.loads((source / "logicvista/data/dataset.json").read_text())
     write_tsv(
         folder / "LogicVista.tsv",
         [
             {
                 "index": key.removeprefix("v1_"),
-                "image": encoded_file(DATA / "logicvista/data/images" / row["imagename"]),
+                "image": encoded_file(source / "logicvista/data/images" / row["imagename"]),
                 "question": row["question"] + mark(key.removeprefix("v1_")),
                 "answer": row["answer"],
                 "skill": ",".join(row["skill"]),
@@ -41,16 +43,18 @@ def logicvista_tsv(folder: Path, mark: Callable[[object], str] = lambda _: "") -
     )
 
 
-def wemath_tsv(folder: Path, mark: Callable[[object], str] = lambda _: "") -> None:
+def wemath_tsv(
+    folder: Path, mark: Callable[[object], str] = lambda _: "", source: Path = DATA
+) -> None:
     """All 1740 rows, with a column for each option."""
-    found = json.loads((DATA / "wemath/data/testmini.json").read_text())
+    found = json.loads((source / "wemath/data/testmini.json").read_text())
     rows = []
     for number, row in enumerate(found):
         options = split_options(row["option"])
         rows.append(
             {
                 "index": number,
-                "image": encoded_file(DATA / "wemath/data" / row["image_path"]),
+                "image": encoded_file(source / "wemath/data" / row["image_path"]),
                 "question": row["question"] + mark(number),
                 **{letter: options.get(letter, "") for letter in LETTERS},
                 **{name: row[name] for name in ("answer", "ID", "knowledge concept", "key")},
