@@ -429,7 +429,8 @@ class Trainer:
 
 def _all_named(reward: object) -> bool:
     """Whether a list of rewards has no Python object, so that config.yaml can hold it."""
-    return isinstance(reward, list) and all(isinstance(x, str | dict) for x in reward)
+    named = isinstance(reward, list) and all(isinstance(x, str | dict) for x in reward)
+    return named and bool(reward)
 
 
 def _with_weights(reward: Any, weights: Sequence[float] | None) -> Any:
