@@ -229,8 +229,8 @@ def data_settings(data: Any, test: Any, objects: dict[str, Any]) -> dict[str, An
         raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
     if isinstance(data, dict) and not {"train", "world"} & data.keys():
         raise TypeError(
-            f"data: expected {FILES}, or settings such as {{'train': …}}; got a dictionary with the "
-            f"keys {', '.join(map(repr, data)) or '(none)'}. Put a single row in a list, "
+            f"data: expected {FILES}, or settings such as {{'train': …}}; got a dictionary with "
+            f"the keys {', '.join(map(repr, data)) or '(none)'}. Put a single row in a list, "
             f"data=[{{…}}]; choose a split of a DatasetDict, data=splits['validation']"
         )
     found = dict(data) if isinstance(data, dict) else {"train": data, "test": test}
