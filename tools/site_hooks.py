@@ -151,8 +151,8 @@ def check_documented(text: str, root: Path = ROOT) -> None:
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """Drop the script that Material's offline plugin loads from the network."""
-    config["extra"]["polyfills"] = []
+    """Replace the script that Material's offline plugin loads from the network by our own."""
+    config["extra"]["polyfills"] = ["js/search-from-disk.js"]
     return config
 
 
