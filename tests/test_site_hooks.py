@@ -103,6 +103,23 @@ def test_a_link_out_of_the_documents_must_lead_to_a_file(hooks: Any) -> None:
         hooks.rewrite("[x](../none.md)", page, docs, "")
 
 
+def test_every_equation_is_drawn(hooks: Any) -> None:
+    docs = ROOT / "docs"
+    count = 0
+    for page in docs.rglob("*.md"):
+        found = hooks.EQUATION.findall(hooks.FENCE.sub("", page.read_text()))
+        for tex in found:
+            assert re.search(
+                r'^<div class="equation".* d="M[\d .MLQCZ-]+"/>', hooks.draw_equation(tex)
+            )
+        count += len(found)
+    assert count > 20
+    text = "a\n\n$$\nx \\lt 1\n$$\n\n```\n$$\ny\n$$\n```\n"
+    shown = hooks.rewrite(text, docs / "index.md", docs, "")
+    assert 'aria-label="x \\lt 1"' in shown
+    assert shown.endswith("```\n$$\ny\n$$\n```\n"), "code stays as it is"
+
+
 @pytest.mark.slow
 def test_search_works_on_pages_opened_from_disk(tmp_path: Path) -> None:
     """And the built site asks for nothing from the network."""
