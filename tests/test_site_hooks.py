@@ -120,6 +120,14 @@ def test_every_equation_is_drawn(hooks: Any) -> None:
     assert shown.endswith("```\n$$\ny\n$$\n```\n"), "code stays as it is"
 
 
+def test_a_picture_follows_the_colors_of_the_site(hooks: Any) -> None:
+    docs = ROOT / "docs"
+    shown = hooks.rewrite((docs / "index.md").read_text(), docs / "index.md", docs, "")
+    assert "<picture>" not in shown
+    assert '<img src="img/idea-light.svg#only-light" width="800" alt="One response' in shown
+    assert '<img src="img/idea-dark.svg#only-dark" width="800" alt="One response' in shown
+
+
 @pytest.mark.slow
 def test_search_works_on_pages_opened_from_disk(tmp_path: Path) -> None:
     """And the built site asks for nothing from the network."""

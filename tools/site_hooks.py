@@ -41,7 +41,7 @@ def outside(target: str, page: Path, docs: Path) -> str | None:
 
 
 def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
-    """Rewrite equations and links to files outside docs/; code blocks stay as they are."""
+    """Rewrite equations, pictures and links to files outside docs/, but not in code blocks."""
 
     def link(match: re.Match[str]) -> str:
         path = outside(match["target"], page, docs)
@@ -53,6 +53,7 @@ def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
         return shown if "`" in shown or " " in shown else f"`{shown}`"
 
     def prose(part: str) -> str:
+        part = PICTURE.sub(PICTURES, part)
         return EQUATION.sub(lambda found: draw_equation(found[1]), LINK.sub(link, part))
 
     pieces, end = [], 0
@@ -61,6 +62,16 @@ def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
         end = fence.end()
     return "".join([*pieces, prose(text[end:])])
 
+
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*<img src="(?P<light>[^"]+)"'
+    r"(?P<rest>[^>]*)>\s*</picture>"
+)
+PICTURES = (
+    r'<p class="picture"><img src="\g<light>#only-light"\g<rest>>'
+    r'<img src="\g<dark>#only-dark"\g<rest>></p>'
+)
+"""Material shows one of the two by the colors that the reader chose, not by the system's."""
 
 EQUATION = re.compile(r"^\$\$\n(.+?)\n\$\$$", re.MULTILINE | re.DOTALL)
 MATHTEXT = {"frac": r"\dfrac", "sum": r"\,\sum", "ge": r"\geq", "le": r"\leq", "lt": "<"}
