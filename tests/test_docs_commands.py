@@ -232,7 +232,7 @@ def test_readme_from_top_to_bottom(tmp_path: Path) -> None:
     assert load_prompts([str(tmp_path / "row.jsonl")]).prompts[0].answer == "12"
     (recipe,) = [x.code for x in found if x.language == "yaml"]
     (tmp_path / "my.yaml").write_text(recipe)
-    (code,) = [x.code for x in found if x.language == "python"]
+    code = "\n".join(x.code for x in found if x.language == "python")
     (function,) = [x for x in ast.parse(code).body if isinstance(x, ast.FunctionDef)]
     (tmp_path / "my_reward.py").write_text(ast.unparse(function))
     demo = "runs/demo-20261115-101500"
