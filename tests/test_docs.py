@@ -26,7 +26,7 @@ from segcredit.models import Policy
 from segcredit.runlog import read_run
 from segcredit.train.trainer import Trainer
 from segcredit.types import Rollouts
-from segcredit_lab.pages import references
+from segcredit_lab.pages import methods, references
 from segcredit_lab.pages import results as results_pages
 from segcredit_lab.study import Options, Store, StudyPlan, load_study
 from segcredit_lab.study.definition import corrections, scale_of
@@ -222,6 +222,18 @@ def test_the_settings_page_has_the_papers_numbers():
         section, _, name = path.rpartition(".")
         found = recipe["stages"][-1] if section == "stages.N" else recipe[section]
         assert found[name] == float(value), path
+
+
+def test_the_settings_page_has_every_setting_of_a_method_and_its_limits():
+    methods_of = methods.settings_of_methods()
+    assert methods.MEANINGS.keys() == methods_of.keys()
+    outside = {"≥": lambda x: x - 1, ">": lambda x: x, "≤": lambda x: x + 1}
+    for name, meaning in methods.MEANINGS.items():
+        for limit in meaning.limits:
+            sign, number = limit.split()
+            for method in methods_of[name]:
+                with pytest.raises(ValueError, match="must be"):
+                    ALGORITHMS.make(method, {name: outside[sign](int(number))})
 
 
 def pending(study_csv: Path) -> dict[str, list[str]]:

@@ -5,17 +5,19 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import typer
 import yaml
 from each import each
-from forked_cli import run
+from forked_cli import run, run_several, start
 from test_docs import (
     DOCS,
     DOCUMENTS,
@@ -194,6 +196,17 @@ def test_get_started_from_top_to_bottom(tmp_path: Path) -> None:
     assert "step-000002" in saved
 
 
+def answers_until_interrupted(folder: Path, words: list[str]) -> None:
+    """Start ``report --serve``, load its page, and stop it as Ctrl-C does."""
+    call = start(folder, *words)
+    assert call.wait_until(lambda: "in a browser" in call.said), call.complained
+    (address,) = re.findall(r"http\S+", call.said)
+    with urlopen(address) as page:
+        assert b"segcredit" in page.read()
+    call.signal(signal.SIGINT)
+    assert call.wait() == 0, call.complained
+
+
 def names_its_files(path: Path) -> None:
     """Check that the text says under which names to save the page's rows, recipe and function."""
     text = FENCE.sub("", path.read_text())
@@ -219,7 +232,7 @@ def test_readme_from_top_to_bottom(tmp_path: Path) -> None:
     assert load_prompts([str(tmp_path / "row.jsonl")]).prompts[0].answer == "12"
     (recipe,) = [x.code for x in found if x.language == "yaml"]
     (tmp_path / "my.yaml").write_text(recipe)
-    (code,) = [x.code for x in found if x.language == "python"]
+    code = "\n".join(x.code for x in found if x.language == "python")
     (function,) = [x for x in ast.parse(code).body if isinstance(x, ast.FunctionDef)]
     (tmp_path / "my_reward.py").write_text(ast.unparse(function))
     demo = "runs/demo-20261115-101500"
@@ -228,11 +241,17 @@ def test_readme_from_top_to_bottom(tmp_path: Path) -> None:
     assert len(found_commands) >= 8
     for words in found_commands:
         if "--serve" in words:
+            answers_until_interrupted(tmp_path, words)
             continue
         trains = words[0] == "train" and not {"--check", "--resume"} & {*words}
         place = ["-o", "runs/my-20261115-101500"] if trains else []
         done = run(tmp_path, *shortened(words), *place)
         assert done.code == 0, f"{words}: {done.said} {done.complained}"
+    (together,) = [x for x in inline(page) if x.startswith("torchrun")]
+    command = PROGRAM.match(together)
+    assert command is not None
+    run_several(tmp_path, 2, *shortened(shlex.split(command["rest"])), "-o", "runs/together")
+    assert (tmp_path / "runs" / "together" / "report.html").exists()
     (own,) = set(re.findall(r"my_reward\.py:\w+", recipe))
     done = run(tmp_path, "train", "my.yaml", "--check", f"reward={own}")
     assert done.code == 0, done.complained

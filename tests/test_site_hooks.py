@@ -2,6 +2,9 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +101,58 @@ def test_a_link_out_of_the_documents_must_lead_to_a_file(hooks: Any) -> None:
     assert linked == "[x](https://host/repo/blob/HEAD/README.md#install)"
     with pytest.raises(FileNotFoundError, match="expected a link to an existing file"):
         hooks.rewrite("[x](../none.md)", page, docs, "")
+
+
+def test_every_equation_is_drawn(hooks: Any) -> None:
+    docs = ROOT / "docs"
+    count = 0
+    for page in docs.rglob("*.md"):
+        found = hooks.EQUATION.findall(hooks.FENCE.sub("", page.read_text()))
+        for tex in found:
+            assert re.search(
+                r'^<div class="equation".* d="M[\d .MLQCZ-]+"/>', hooks.draw_equation(tex)
+            )
+        count += len(found)
+    assert count > 20
+    text = "a\n\n$$\nx \\lt 1\n$$\n\n```\n$$\ny\n$$\n```\n"
+    shown = hooks.rewrite(text, docs / "index.md", docs, "")
+    assert 'aria-label="x \\lt 1"' in shown
+    assert shown.endswith("```\n$$\ny\n$$\n```\n"), "code stays as it is"
+
+
+def test_a_picture_follows_the_colors_of_the_site(hooks: Any) -> None:
+    docs = ROOT / "docs"
+    shown = hooks.rewrite((docs / "index.md").read_text(), docs / "index.md", docs, "")
+    assert "<picture>" not in shown
+    assert '<img src="img/idea-light.svg#only-light" width="800" alt="One response' in shown
+    assert '<img src="img/idea-dark.svg#only-dark" width="800" alt="One response' in shown
+
+
+@pytest.mark.slow
+def test_search_works_on_pages_opened_from_disk(tmp_path: Path) -> None:
+    """And the built site asks for nothing from the network."""
+    pytest.importorskip("material")
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium or google-chrome on the PATH")
+    shutil.copytree(ROOT / "docs" / "js", tmp_path / "docs" / "js")
+    (tmp_path / "docs" / "index.md").write_text("# First\n\nA flamingo.\n")
+    (tmp_path / "docs" / "second.md").write_text("# Second\n\nA pelican.\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        f"site_name: birds\ntheme: {{name: material, font: false}}\nplugins: [search, offline]\n"
+        f"hooks: [{ROOT / 'tools' / 'site_hooks.py'}]\n"
+    )
+    subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=tmp_path, check=True)
+    asked: list[str] = []
+    with playwright.sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "site" / "index.html").as_uri())
+        page.click("input.md-search__input")
+        page.keyboard.type("pelican")
+        page.locator(".md-search-result__link", has_text="Second").first.wait_for()
+        browser.close()
+    assert asked
+    assert all(x.startswith("file:") for x in asked)

@@ -1,14 +1,17 @@
-"""MkDocs hooks: nothing from the network, links to files outside docs/, documented names only.
+"""MkDocs hooks: links out of docs/, equations, documented names only, nothing from the network.
 
 On GitHub ``[methods.py](../segcredit/algorithms/methods.py)`` leads to the file. The site contains
 only docs/, so such a link becomes a link to the repository (``repo_url`` of mkdocs.yml), or its
 plain text while there is no ``repo_url``.
+
+GitHub typesets ``$$`` equations; for the site matplotlib draws them as SVG in the text's color.
 
 mkdocstrings leaves out what has no docstring. Here a public function, class or method of a page's
 module without one stops the build; a method is documented if its class or a base class says it.
 """
 
 import ast
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,7 @@ def outside(target: str, page: Path, docs: Path) -> str | None:
 
 
 def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
-    """Rewrite a page's links to files outside docs/; code blocks stay as they are."""
+    """Rewrite equations, pictures and links to files outside docs/, but not in code blocks."""
 
     def link(match: re.Match[str]) -> str:
         path = outside(match["target"], page, docs)
@@ -49,11 +52,54 @@ def rewrite(text: str, page: Path, docs: Path, repo_url: str) -> str:
         shown = match["text"]
         return shown if "`" in shown or " " in shown else f"`{shown}`"
 
+    def prose(part: str) -> str:
+        part = PICTURE.sub(PICTURES, part)
+        return EQUATION.sub(lambda found: draw_equation(found[1]), LINK.sub(link, part))
+
     pieces, end = [], 0
     for fence in FENCE.finditer(text):
-        pieces += [LINK.sub(link, text[end : fence.start()]), fence[0]]
+        pieces += [prose(text[end : fence.start()]), fence[0]]
         end = fence.end()
-    return "".join([*pieces, LINK.sub(link, text[end:])])
+    return "".join([*pieces, prose(text[end:])])
+
+
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*<img src="(?P<light>[^"]+)"'
+    r"(?P<rest>[^>]*)>\s*</picture>"
+)
+PICTURES = (
+    r'<p class="picture"><img src="\g<light>#only-light"\g<rest>>'
+    r'<img src="\g<dark>#only-dark"\g<rest>></p>'
+)
+"""Material shows one of the two by the colors that the reader chose, not by the system's."""
+
+EQUATION = re.compile(r"^\$\$\n(.+?)\n\$\$$", re.MULTILINE | re.DOTALL)
+MATHTEXT = {"frac": r"\dfrac", "sum": r"\,\sum", "ge": r"\geq", "le": r"\leq", "lt": "<"}
+MATHTEXT |= {"lvert": "|", "rvert": "|"}
+"""Commands that matplotlib lacks, or draws too small or tight, and what it draws instead."""
+
+
+def draw_equation(tex: str) -> str:
+    """Return an equation as HTML: an SVG whose height is relative to the text's."""
+    from matplotlib import rc_context
+    from matplotlib.path import Path as Outline
+    from matplotlib.textpath import TextPath
+
+    known = re.sub(r"\\([a-z]+)", lambda x: MATHTEXT.get(x[1], x[0]), " ".join(tex.split()))
+    with rc_context({"mathtext.fontset": "stix"}):
+        outline = TextPath((0, 0), f"${known}$", size=100)
+    letters = {Outline.MOVETO: "M", Outline.LINETO: "L", Outline.CURVE3: "Q", Outline.CURVE4: "C"}
+    drawn = "".join(
+        "Z" if code == Outline.CLOSEPOLY else letters[code] + " ".join(f"{x:.0f}" for x in points)
+        for points, code in outline.iter_segments(curves=True, simplify=False)
+    )
+    box = outline.get_extents()
+    width, height = box.width + 10, box.height + 10
+    return (
+        f'<div class="equation" role="img" aria-label="{html.escape(tex)}"><svg '
+        f'viewBox="{box.x0 - 5:.0f} {-box.y1 - 5:.0f} {width:.0f} {height:.0f}" '
+        f'style="width: {width / 90:.2f}em"><path transform="scale(1 -1)" d="{drawn}"/></svg></div>'
+    )
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -151,8 +197,8 @@ def check_documented(text: str, root: Path = ROOT) -> None:
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """Drop the script that Material's offline plugin loads from the network."""
-    config["extra"]["polyfills"] = []
+    """Replace the script that Material's offline plugin loads from the network by our own."""
+    config["extra"]["polyfills"] = ["js/search-from-disk.js"]
     return config
 
 

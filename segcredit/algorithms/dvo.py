@@ -33,6 +33,7 @@ class DirectValue:
     paper, offline)."""
 
     def __post_init__(self) -> None:
+        require_positive("beta", self.beta, "SPO's code uses 0.1.")
         if self.weight_cap is not None:
             require_positive("weight_cap", self.weight_cap, "SPO's code uses 10; None: no weight.")
 

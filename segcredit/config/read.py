@@ -173,10 +173,16 @@ def _explain(problem: Any) -> str:
         kind = str(problem["ctx"]["tag"])
         hint = nearest(kind, KINDS)
         return f"{where}.kind: expected {', '.join(KINDS)}; got {shown(kind)}.{hint}"
+    given = shown(problem["input"])
+    if problem["type"] == "model_type":
+        first = _known_keys(problem["loc"])[0]
+        return f"{where}: expected settings, such as {{{first}: …}}; got {given}"
+    if problem["type"] == "model_attributes_type":
+        return f"{where}: expected a stage, such as {{kind: optimize, steps: 100}}; got {given}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message if where == "recipe" else f"{where}: {message}"
-    return f"{where}: {message}; got {shown(problem['input'])}"
+    return f"{where}: {message}; got {given}"
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:

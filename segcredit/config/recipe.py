@@ -140,9 +140,9 @@ class DataSettings(Settings):
 
     train: list[str] = Field(default_factory=list)
     """Training prompts: files (parquet, arrow, jsonl, json, csv, tsv) or datasets on the Hub
-    (hub:OWNER/NAME/CONFIG:SPLIT)."""
+    (hub:OWNER/NAME/CONFIG:SPLIT); one name or a list."""
     test: list[str] = Field(default_factory=list)
-    """Held-out prompts for evaluation: files or datasets on the Hub."""
+    """Held-out prompts for evaluation: files or datasets on the Hub; one name or a list."""
     suffix: str | None = None
     """Text that is appended to the last user message, after a space."""
     system: str | None = Field(None, min_length=1)

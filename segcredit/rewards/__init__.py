@@ -113,6 +113,11 @@ def make_reward(
 def _weighted(specs: Sequence[Any], weights: Sequence[float] | None) -> WeightedRewards:
     if not specs:
         raise ValueError("a list of rewards needs at least one; got an empty list.")
+    if weights is not None and not hasattr(weights, "__len__"):
+        raise ValueError(
+            f"reward_weights must be a list with one number per reward; got {weights!r} for "
+            f"{len(specs)}. Pass, for example, reward_weights={[1.0] * len(specs)}."
+        )
     if weights is not None and len(weights) != len(specs):
         raise ValueError(
             f"reward_weights must have one number per reward; got {len(weights)} for {len(specs)}."

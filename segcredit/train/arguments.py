@@ -227,6 +227,12 @@ def data_settings(data: Any, test: Any, objects: dict[str, Any]) -> dict[str, An
     """Convert ``data`` and ``test`` to settings; rows given in Python go to ``objects``."""
     if isinstance(data, dict) and test is not None:
         raise RecipeError("give test inside data, as data={'train': …, 'test': …}")
+    if isinstance(data, dict) and not {"train", "world"} & data.keys():
+        raise TypeError(
+            f"data: expected {FILES}, or settings such as {{'train': …}}; got a dictionary with "
+            f"the keys {', '.join(map(repr, data)) or '(none)'}. Put a single row in a list, "
+            f"data=[{{…}}]; choose a split of a DatasetDict, data=splits['validation']"
+        )
     found = dict(data) if isinstance(data, dict) else {"train": data, "test": test}
     labels = {} if isinstance(data, dict) else {"train": "data"}
     for name in ("train", "test"):

@@ -291,6 +291,32 @@ def result_page(result: "Result") -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
+class MetricsTable(list[dict[str, Any]]):
+    """Lines of metrics.jsonl; a notebook shows the newest of them with a column per metric."""
+
+    SHOWN = 50
+
+    def _repr_html_(self) -> str:
+        rows = self[-self.SHOWN :]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_cell(row.get(name, ''))}</td>" for name in names) + "</tr>"
+            for row in rows
+        )
+        left_out = len(self) - len(rows)
+        above = f"<caption>The first {left_out:,} lines are not shown.</caption>" * (left_out > 0)
+        return (
+            f"<div style='overflow-x: auto'><table>{above}<thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+
+def _cell(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return html.escape(text)
+
+
 def _link(path: Path) -> str:
     """Return a link: relative to the notebook's folder, because Jupyter refuses file addresses."""
     here = Path.cwd()

@@ -47,6 +47,7 @@ from segcredit.train.distributed import Parallel
 from segcredit.train.loop import Loop, Observer, Silent, StoppedByObserver
 from segcredit.train.models import load_saved_policy
 from segcredit.train.progress import (
+    MetricsTable,
     PythonProgress,
     python_progress,
     result_page,
@@ -114,9 +115,12 @@ class Result:
         return {name: path for name, path in found.items() if path is not None}
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """One dictionary per line of metrics.jsonl; ``pandas.DataFrame(result.metrics)`` works."""
-        return self._run().metrics
+    def metrics(self) -> MetricsTable:
+        """One dictionary per line of metrics.jsonl, which a notebook shows as a table.
+
+        ``pandas.DataFrame(result.metrics)`` makes a data frame.
+        """
+        return MetricsTable(self._run().metrics)
 
     def history(self, name: str, stage: str | None = None) -> list[float]:
         """Return the values of one metric in the order of the steps, for one stage or all."""
@@ -449,7 +453,8 @@ def _note_environment(
 
 def _all_named(reward: object) -> bool:
     """Whether a list of rewards has no Python object, so that config.yaml can hold it."""
-    return isinstance(reward, list) and all(isinstance(x, str | dict) for x in reward)
+    named = isinstance(reward, list) and all(isinstance(x, str | dict) for x in reward)
+    return named and bool(reward)
 
 
 def _with_weights(reward: Any, weights: Sequence[float] | None) -> Any:

@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the command line and docs/settings.md from the classes of settings.
+"""Write docs/cli.md from the command line, docs/settings.md from the settings and methods.
 
 Also fill the column "healthy" of docs/metrics.md from the texts of the report page.
 
@@ -18,7 +18,9 @@ from pydantic.fields import FieldInfo
 from segcredit.cli import app
 from segcredit.config.files import FOLDER
 from segcredit.config.recipe import Optimize, Recipe, Settings
+from segcredit.partition import Partition
 from segcredit.report.explain import HEALTHY
+from segcredit_lab.pages.methods import MEANINGS, settings_of_methods
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTICE = "<!-- Generated: run python -m segcredit_lab.pages.references -->"
@@ -48,6 +50,8 @@ def shown(value: Any) -> str:
         return "None"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(shown, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -64,6 +68,8 @@ def kind_of(kind: Any) -> str:
         return f"list of {kind_of(parts[0])}"
     if origin is dict or kind is dict:
         return "mapping"
+    if kind is Partition:
+        return "text or mapping"
     return NAMES.get(getattr(kind, "__name__", ""), getattr(kind, "__name__", str(kind)))
 
 
@@ -154,22 +160,43 @@ def table(rows: list[Row], paper: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def method_rows() -> Iterator[Row]:
+    """Yield the settings of the built-in methods, with the default of each method."""
+    methods = settings_of_methods()
+    for name, meaning in MEANINGS.items():
+        defaults: dict[str, list[str]] = {}
+        for method, parameter in methods[name].items():
+            defaults.setdefault(shown(parameter.default), []).append(method)
+        kind = kind_of(next(iter(methods[name].values())).annotation)
+        yield Row(
+            f"algorithm.{name}",
+            "".join([kind, *(f", {x}" for x in meaning.limits)]),
+            "; ".join(f"`{value}`: {', '.join(x)}" for value, x in defaults.items()),
+            cell(meaning.text),
+        )
+
+
 def settings_page() -> str:
     """Return docs/settings.md."""
     paper = paper_values()
+    method = yaml.safe_load(f"{{{paper['algorithm']}}}")
+    method_paper = {f"algorithm.{name}": shown(value) for name, value in method.items()}
     parts = [
         "# Settings of a recipe",
         NOTICE,
         "A recipe is a YAML file with these settings; unknown keys are errors. Any setting can be "
         "overridden on the command line:",
         "```bash\nsegcredit train my.yaml optimizer.lr=1e-6 rollout.samples=8\n```",
-        "`None` as default means that the setting is not set. The settings of each method are in "
-        "[algorithms.md](algorithms.md).",
+        "`None` as default means that the setting is not set.",
         "**Paper:** marks the numbers of the paper's SAPO (Table 7 and §5.1), as in the recipe "
         f"`{PAPER}`. [Recipes in detail](appendix/recipes.md#hyperparameters) has those of the "
         "other methods, and where the recipes depart from the paper.",
         "## Top level",
         table(list(rows_of(Recipe, "")), paper),
+        "## algorithm",
+        "Settings of the built-in [methods](algorithms.md). A method has those that name it in the "
+        "column default: `algorithm.lam=0.95`, or `algorithm: {name: sapo, lam: 0.95}`.",
+        table(list(method_rows()), method_paper),
     ]
     for name, field in Recipe.model_fields.items():
         inner = nested(field.annotation)

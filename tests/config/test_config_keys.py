@@ -95,7 +95,11 @@ def test_a_recipe_of_this_version_has_a_mistake(version: Any) -> None:
         ({"stages__0__steps": True}, "stages.0.steps: expected a number; got true"),
         ({"rollout__prompts": 2.5}, "rollout.prompts: Input should be a valid integer"),
         ({"rollout__prompts": None}, "rollout.prompts: Input should be a valid integer"),
-        ({"rollout": 3}, "rollout: Input should be a valid dictionary"),
+        ({"rollout": 3}, "rollout: expected settings, such as {ahead: …}; got 3"),
+        (
+            {"stages": [3]},
+            "stages.0: expected a stage, such as {kind: optimize, steps: 100}; got 3",
+        ),
         ({"stages": {"a": 1}}, "stages: Input should be a valid list"),
         ({"stages": []}, "stages: List should have at least 1 item"),
         ({"stages__0": {"steps": 3}}, "stages.0: a stage needs its kind: warm_start, "),

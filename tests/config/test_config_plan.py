@@ -592,7 +592,7 @@ def test_adapters_are_planned_for_text_and_pictures(model: Path) -> None:
         ({"alpha": 0}, "model.lora.alpha: Input should be greater than 0; got 0"),
         ({"rnak": 4}, "model.lora.rnak: unknown key. Did you mean 'rank'?"),
         ({"dropout": 0.1}, "model.lora.dropout: unknown key. Known keys: alpha, rank, targets."),
-        (True, "model.lora: Input should be"),
+        (True, "model.lora: expected settings, such as {alpha: …}; got True"),
     ],
 )
 def test_settings_of_adapters_that_mean_nothing(lora: Any, said: str) -> None:

@@ -346,6 +346,9 @@ def test_several_runs_are_compared_before_their_facts(open_page: Opener, tmp_pat
     assert rows.locator("th").all_inner_texts() == ["one", "two"]
     assert rows.first.locator("td").first.inner_text() == "90.0 % (+50.0 points)"
     assert page.locator(".chart").first.bounding_box()["y"] < 900
+    kinds = page.locator('.chart[data-title="Held-out accuracy"] .legend li')
+    assert kinds.all_inner_texts() == ["── sampled", "╌╌ greedy"], "what is solid, what is dashed"
+    assert page.locator('.chart[data-title="Training reward"] .legend').count() == 0
     assert page.locator(".run").first.bounding_box()["y"] > 900
 
 

@@ -187,6 +187,7 @@ def test_what_a_sum_is_made_of(file: str) -> None:
         ([{"name": "math", "weight": True}], None, "weight of reward 1 must be a finite"),
         ([{"name": "math", "label": "a b"}], None, "letters, digits, '_', '.' and '-'; got 'a b'"),
         (["math"], [1.0, 2.0], "one number per reward; got 2 for 1"),
+        (["math"], 0.5, r"must be a list with .* got 0.5 for 1. Pass, for example, .*=\[1.0\]"),
         ("math", [1.0], "reward_weights belong to a list of rewards"),
         ([{"name": "math", "weight": 1}], [1.0], "set only once; got reward_weights and"),
         ({"name": "math", "weight": 1}, None, r"Write \[{name: math, weight: 1}, …\], or remove"),
@@ -293,6 +294,7 @@ def test_functions_of_python_have_weights(file: str, tmp_path: Path) -> None:
     [
         ({"reward": "math", "reward_weights": [1.0]}, "reward: reward_weights belong to a list"),
         ({"reward": ["math", by_length], "reward_weights": [1.0]}, "reward: reward_weights must"),
+        ({"reward": []}, "reward: a list of rewards needs at least one; got an empty list"),
         ({"reward": ["math", by_length, by_length]}, "reward: each reward of a list needs a label"),
     ],
 )

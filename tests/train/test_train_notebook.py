@@ -10,7 +10,7 @@ from tiny_runs import RECIPE, write_recipe
 
 from segcredit.config import parse_recipe
 from segcredit.evaluate import Evaluation
-from segcredit.train.progress import NotebookProgress
+from segcredit.train.progress import MetricsTable, NotebookProgress
 from segcredit.types import Sampling
 
 nbclient = pytest.importorskip("nbclient")
@@ -25,6 +25,7 @@ trainer
 """,
     "result = trainer.train('run', report=False)",
     "result",
+    "result.metrics",
 )
 
 
@@ -74,11 +75,22 @@ def test_progress_is_one_output_and_a_table_follows(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_trainer_and_result_show_themselves(outputs: list[list[dict[str, Any]]]) -> None:
-    trainer, result = outputs[0][-1], outputs[2][-1]  # libraries may have warned before
+    trainer, result, metrics = (outputs[x][-1] for x in (0, 2, 3))  # libraries may have warned
     assert trainer["data"]["text/plain"].startswith("Trainer(model='tiny qwen2', algorithm='sapo'")
     assert "<table>" in result["data"]["text/html"]
     assert "<div>run: <code>" in result["data"]["text/html"]
     assert result["data"]["text/plain"].startswith("Result(folder=")
+    assert "<th>step</th>" in metrics["data"]["text/html"]
+    assert metrics["data"]["text/html"].count("<td>optimize</td>") == 4
+
+
+def test_a_long_table_of_metrics_shows_its_newest_lines_as_text() -> None:
+    lines = [{"step": n, "reward": n / 7} for n in range(60)] + [{"message": "<b>"}]
+    page = MetricsTable(lines)._repr_html_()
+    assert "The first 11 lines are not shown." in page
+    assert "<td>11</td><td>1.571</td>" in page
+    assert "<td>10</td><td>" not in page
+    assert "&lt;b&gt;" in page
 
 
 def test_updates_go_to_one_display_and_only_the_newest_evaluations_stay(

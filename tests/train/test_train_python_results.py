@@ -135,6 +135,8 @@ def test_a_report_that_cannot_be_written_is_a_warning(
         ({"model": {"path": 5}}, "got 5 (int)"),
         ({"data": 5}, "data: expected files, a list of rows, a datasets.Dataset or a data frame"),
         ({"data": None}, "data: expected files, a list of rows"),
+        ({"data": rows()[0]}, "got a dictionary with the keys 'problem', 'answer'. Put a single"),
+        ({"data": {"validation": rows()}}, "choose a split of a DatasetDict, data=splits['valida"),
         ({"test": 5}, "test: expected files, a list of rows"),
         ({"algorithm": 5}, "algorithm: expected a name such as 'sapo', settings or a method"),
         ({"algorithm": grpo}, "got the function grpo. Type grpo()"),

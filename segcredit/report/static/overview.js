@@ -148,6 +148,8 @@ const overviewView = {
       const chart = lineChart({ title, unit, marks, share, smooth: this.smooth, spans, lines: this.grouped ? together(found) : found });
       chart.append(el("p", { class: "healthy", text: this.healthy(lines, like) }));
       if (this.data.runs.length === 1 && found.length > 1) chart.append(el("ul", { class: "legend" }, found.map((line) => el("li", {}, el("span", { class: "swatch", style: { background: line.color } }), line.label))));
+      const kinds = lines.filter((part) => this.lines([part]).length);
+      if (this.data.runs.length > 1 && kinds.length > 1) chart.append(el("ul", { class: "legend" }, kinds.map(([, , label, dash]) => el("li", { text: `${dash ? "╌╌" : "──"} ${label}` }))));
       return chart;
     }).filter(Boolean);
   },
