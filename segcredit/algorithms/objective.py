@@ -510,7 +510,7 @@ class PositiveNLL:
 
     @property
     def needs(self) -> Needs:
-        """No columns: correctness comes with the reward."""
+        """Columns that it reads: none, because the reward reports correctness."""
         return frozenset()
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
@@ -541,7 +541,7 @@ class EntropyBonus:
 
     @property
     def needs(self) -> Needs:
-        """No columns: the entropy is that of the trained policy, in its outputs."""
+        """Columns that it reads: none. The entropy is in the outputs of the trained policy."""
         return frozenset()
 
     @property

@@ -58,7 +58,7 @@ class Overlap:
 
 
 def find_overlap(questions: Sequence[Prompt], training: TrainingImages) -> Overlap:
-    """Compare the images of a set with those of the training data, and the named sources."""
+    """Find questions whose image is in the training data, or which name one of its sources."""
     pictures = [(x.id, picture) for x in questions for picture in _pictures(x)]
     alike = look_alike([picture.edges for _, picture in pictures], training.edges)
     same = {id for id, picture in pictures if picture.pixels in training.pixels}

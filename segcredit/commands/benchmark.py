@@ -327,7 +327,7 @@ def _run_driver(
     trust_run: bool,
     serving: _Serving,
 ) -> "tuple[dict[str, dict[str, SetResult]], list[ModelScores]]":
-    """Answer the sets of every model by VLMEvalKit; also return its own scores."""
+    """Evaluate every model on the sets through VLMEvalKit; also return VLMEvalKit's scores."""
     from segcredit.benchmarks.benchmark import Score
     from segcredit.benchmarks.run import weights_digest
     from segcredit.benchmarks.server import connect, serve

@@ -88,7 +88,11 @@ def _after(later_factor, later, factor, here):
 def top_entropy(
     entropy: Tensor, mask: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return slot, start (of width T), starts, and a vector: num, then the count of non-finite."""
+    """Return slot, start and starts of ``Segments``, all of width T, and a vector.
+
+    The vector holds each response's number of segments and, last, the number of entropies that are
+    not finite.
+    """
     rows, width = mask.shape
     info = torch.zeros(rows + 1, dtype=torch.long, device=mask.device)  # num, and the bad ones
     slot = torch.empty((rows, width), dtype=torch.long, device=mask.device)

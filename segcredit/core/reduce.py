@@ -25,7 +25,7 @@ def response_shares(
 ) -> Float[Tensor, "B T"]:
     """1/(B · T_i): the mean over responses of each response's mean (Eq. 9; Eq. 10 over segments).
 
-    A response without any token in the mask keeps its place in B and contributes nothing.
+    A response without any token in the mask still counts in B, and contributes 0 to the loss.
     """
     return mask / (_count(mask, 1, dtype).clamp(min=1) * mask.shape[0])
 

@@ -279,7 +279,7 @@ def load_state(folder: Path, name: str = "state") -> dict[Any, Any]:
 
 
 class _Packer:
-    """Converts a state into JSON with numbered tensors."""
+    """Converts a state into JSON in which each tensor is replaced by its number in a list."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}

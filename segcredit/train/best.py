@@ -1,4 +1,4 @@
-"""The best held-out result of a run: keep its checkpoint, and stop a run without gains.
+"""Keep the checkpoint with the best held-out result, and stop a run that no longer improves.
 
 ``evaluation.metric`` says which result counts, ``save.best`` keeps its checkpoint, and
 ``evaluation.patience`` ends the run. Evaluations before optimization do not count.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, and how long ago the last gain was."""
+    """The best evaluation so far, and the number of evaluations without a gain."""
 
     metric: str
     value: float

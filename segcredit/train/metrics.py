@@ -127,7 +127,7 @@ class RolloutBatch:
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RolloutBatch":
-        """Return a copy with a function applied to every tensor, also of the batches within."""
+        """Return a copy with a function applied to every tensor, including nested batches."""
         return replace(
             self,
             rollouts=self.rollouts.map(change),

@@ -91,7 +91,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def pending(name: str) -> dict[str, tuple[Correction, ...]]:
-    """Return the corrections that a study's results do not include yet, by label of the arm."""
+    """Return the corrections made after a study's results were computed, by label of the arm."""
     found = {}
     for row in rows_of(RESULTS / name / "study.csv"):
         included = (row.get("corrections") or "").split()
@@ -125,7 +125,7 @@ def difference(place: str) -> tuple[Estimate, str]:
 
 
 def is_pending(place: str) -> bool:
-    """Return whether a correction of the arm's method is not included yet."""
+    """Whether the arm's method was corrected after its published results were computed."""
     study, arm = place.split()
     return arms_of(study)[arm]["label"] in pending(study)
 

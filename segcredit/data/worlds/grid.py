@@ -1,4 +1,4 @@
-"""World of colored shapes in an image: a vision-language task that a laptop learns in minutes."""
+"""World of colored shapes in an image: a vision-language task for tiny models on a laptop."""
 
 import random
 import re
