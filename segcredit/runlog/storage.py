@@ -199,7 +199,7 @@ class Parts:
                 raise CheckpointError(f"{path} is missing.") from None
             except (ValueError, KeyError, TypeError, SafetensorError) as error:
                 raise CheckpointError(
-                    f"{path} is damaged or not a file of segcredit: {error}."
+                    f"{path} is damaged, or was not written by segcredit: {error}."
                 ) from (error)
 
     def __contains__(self, name: str) -> bool:
