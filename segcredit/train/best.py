@@ -42,7 +42,7 @@ class Best:
         return replace(found, value=value, step=step) if value > self.value else found
 
 
-def is_followed(recipe: "Recipe") -> bool:
+def tracks_best(recipe: "Recipe") -> bool:
     """Whether a setting needs the best result."""
     return recipe.save.best or recipe.evaluation.patience is not None
 
@@ -62,7 +62,7 @@ def metric_of(state: "State", measured: Mapping[str, float]) -> str:
 
 def after_evaluation(state: "State", measured: Mapping[str, float]) -> Best | None:
     """Return the record after an evaluation at the current step; every rank gets the same."""
-    if not is_followed(state.recipe):
+    if not tracks_best(state.recipe):
         return None
     name, best = metric_of(state, measured), state.best
     value = float(state.parallel.share(measured[name]))
@@ -100,7 +100,7 @@ def restored(state: "State", folder: RunFolder, kept: Mapping[str, Any] | None) 
 
     Without the checkpoint of the best step, the next evaluation is the best again.
     """
-    if kept is None or not is_followed(state.recipe):
+    if kept is None or not tracks_best(state.recipe):
         return None
     best = Best(**kept)
     known = ("sampled", "reward") if state.recipe.evaluation.metric == "auto" else ()

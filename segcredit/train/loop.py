@@ -20,10 +20,10 @@ from segcredit.runlog.folder import by_step, step_name
 from segcredit.train.best import (
     after_evaluation,
     is_best,
-    is_followed,
     metric_of,
     stop_message,
     stops_early,
+    tracks_best,
 )
 from segcredit.train.health import READ, Health, begin_token_warning, top_p_warning
 from segcredit.train.metrics import StepResult, rollout_rows
@@ -261,7 +261,7 @@ class Loop:
         if found is None:
             return
         state, measured = self.state, found.metrics()
-        if is_followed(state.recipe):
+        if tracks_best(state.recipe):
             metric_of(state, measured)  # before optimization: report a wrong setting at once
         if name != "before":
             state.best = after_evaluation(state, measured)

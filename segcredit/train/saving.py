@@ -289,7 +289,9 @@ def _restore_curriculum(state: State, saved: SavedRun) -> None:
     curriculum.load_state_dict(kept)
     if len(curriculum.alpha) != state.train.size:
         count = len(curriculum.alpha)
-        raise saved.lacks(f"data.curriculum tracks success rates of {count} prompts", state.recipe)
+        raise saved.missing_error(
+            f"data.curriculum tracks success rates of {count} prompts", state.recipe
+        )
     state.curriculum = curriculum
 
 

@@ -352,13 +352,13 @@ def lift_of_critic(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Lift with the values of the run's critic."""
-    everywhere = learns_everywhere(run, steps)
+    everywhere = trained_at_every_token(run, steps)
     note = READING if everywhere else f"{BOUNDARY_LIFT} {READING}"
     more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}
     return lift_analysis("lift", "Lift", run, name, steps, settings, note, more)
 
 
-def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
+def trained_at_every_token(run: Run, steps: Sequence[Step]) -> bool:
     """Whether the critic was trained at every token, by one-token segments or by the method."""
     if not any(np.isfinite(x.value).any() for x in steps):
         return False
@@ -550,7 +550,7 @@ def jumps_of_critic(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Mean jumps (Eq. 14) with the values of the run's critic."""
-    everywhere = learns_everywhere(run, steps)
+    everywhere = trained_at_every_token(run, steps)
     pools, numbers = pools_of(steps)
     if not any(pool.jump.any() for pool in pools):
         raise CannotAnalyzeError("V is the same at all tokens of every recorded response.")

@@ -39,9 +39,9 @@ NO_FIT = ", which is nothing: this V, and so this Lift, has no meaning"
 OLDER = "its rollouts have no messages: an older version wrote them, which did not store prompts."
 
 
-def last_whole_checkpoint(run: Run) -> Path:
+def last_complete_checkpoint(run: Run) -> Path:
     """Return the last complete checkpoint, whose policy the probe reads."""
-    path = run.last_whole_checkpoint()
+    path = run.last_complete_checkpoint()
     if path is None:
         raise CannotAnalyzeError("it has no complete checkpoint yet.")
     return path
@@ -257,7 +257,7 @@ def lift_of_probe(
 ) -> Analysis:
     """Compute a run's Lift with values from a probe on the last checkpoint."""
     _check_rows(steps)
-    checkpoint = last_whole_checkpoint(run)
+    checkpoint = last_complete_checkpoint(run)
     found = probe(run, steps, settings, load_policy(run, checkpoint, settings.trust_run))
     no_fit = not found.r_squared > 0
     note = NOTE.format(checkpoint.name, f"{found.r_squared:.1%}", NO_FIT if no_fit else "")

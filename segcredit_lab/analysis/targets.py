@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from segcredit.printable import number_text
 from segcredit.runlog import Run
 from segcredit_lab.analysis.drawing import draw_targets
-from segcredit_lab.analysis.lift import BOUNDARY_CRITIC, learns_everywhere
+from segcredit_lab.analysis.lift import BOUNDARY_CRITIC, trained_at_every_token
 from segcredit_lab.analysis.reading import (
     Analysis,
     AnalysisSettings,
@@ -243,7 +243,7 @@ def target_variances(
             "GAE with the same horizon. Eq. 16 claims 1 / L, for independent token targets. ρ is "
             "their correlation within a segment; at λ = 1 and γ = 1 all targets of a response are "
             "equal, so ρ = 1 and nothing falls."
-            + ("" if learns_everywhere(run, steps) else f" {BOUNDARY_CRITIC}")
+            + ("" if trained_at_every_token(run, steps) else f" {BOUNDARY_CRITIC}")
         ),
         draw=partial(draw_targets, fixed, recorded),
         size=(9.6, 3.7) if recorded else (6.0, 3.7),

@@ -12,7 +12,7 @@ The pages are docs/results.md (the summary) and docs/results/*.md (one per study
 Text between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's table of results;
 the rest of a page is kept. ``NAME question`` is its question with its seeds and a link to its
 page, ``NAME cost`` its second table, ``NAME lift`` its last. ``NAME rounds`` compares the
-differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … beside``, ``steady`` and
+differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … compared``, ``steady`` and
 ``rates`` compare several studies with the same arms. The block ``summary`` is the table of
 COMPARED. The block ``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that
 apply. Rows of arms that were run before a correction, or their cells in the summary, are marked †
@@ -67,7 +67,7 @@ TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+)
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
 BLOCK = re.compile(
     r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
-    r"(?P<what> question| cost| lift| rounds| beside| steady| rates)? -->\n)"
+    r"(?P<what> question| cost| lift| rounds| compared| steady| rates)? -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -148,8 +148,8 @@ def summary() -> str:
     return markdown(Table(("", *TASKS), tuple(rows)))
 
 
-def beside(names: list[str], folder: str = "") -> str:
-    """Make a table of studies: accuracy at the start and of the reference, and differences."""
+def compared(names: list[str], folder: str = "") -> str:
+    """Make a table with one study per row: starting accuracy, reference arm, differences."""
     rows = []
     for name in names:
         own, *others = _arms(name)
@@ -175,7 +175,11 @@ def beside(names: list[str], folder: str = "") -> str:
 
 
 def steady(names: list[str], folder: str = "") -> str:
-    """Make a table of differences over the curve without unsteady runs, and seed pairs left."""
+    """Make a table of differences over the curve, without runs whose accuracy fell by FALL.
+
+    A run is left out if its accuracy falls by that much from one evaluation to the next. The
+    columns "pairs" count the pairs of runs with equal seeds that remain.
+    """
     rows = []
     for name in names:
         curves = defaultdict[tuple[str, str], list[float]](list)
@@ -229,7 +233,7 @@ def _link(name: str, folder: str) -> str:
     return f"[{title.rpartition(', ')[2]}]({folder}{name}/study.md)"
 
 
-def bring(study: Path, place: Path) -> None:
+def copy_study(study: Path, place: Path) -> None:
     """Copy one study's folder, with figures as SVG only."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -330,7 +334,7 @@ def fill(text: str, folder: str = "") -> str:
 
     ``folder`` is the path from the page to docs/results: "" for a page in it, "results/" above it.
     """
-    side_by_side = {"beside": beside, "steady": steady, "rates": rates}
+    side_by_side = {"compared": compared, "steady": steady, "rates": rates}
 
     def filled(block: re.Match[str]) -> str:
         names, what = block["names"].split(), (block["what"] or "").strip()
@@ -380,7 +384,7 @@ def main() -> None:
         for page in found:
             own = page.parent.name.removesuffix(f"-{options.scale}")
             name = f"{options.prefix}{own}{options.suffix}"
-            bring(page.parent, RESULTS / name)
+            copy_study(page.parent, RESULTS / name)
             print(f"docs/results/{name}")
     for place in sorted(RESULTS.glob("*/study.csv")):
         mark_pages(place.parent)
