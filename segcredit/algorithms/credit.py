@@ -141,7 +141,7 @@ class LengthAdaptiveGAE:
 
 @dataclass(frozen=True)
 class GroupZScore:
-    """(r − mean) / (std + ε) among the responses to one prompt (GRPO, GSPO)."""
+    """Z-score of the reward, (r − mean) / (std + ε), among the responses to one prompt (GRPO)."""
 
     compares_groups: ClassVar[bool] = True
 
@@ -252,7 +252,7 @@ class ValueDifference:
 
 @dataclass(frozen=True)
 class TreeDifference:
-    """V(child) − V(parent) in a tree of continuations, each row one edge (SPO-tree)."""
+    """Difference V(child) − V(parent) in a tree of continuations; a row is an edge (SPO-tree)."""
 
     normalise: bool = False
 

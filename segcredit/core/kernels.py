@@ -81,7 +81,7 @@ def _larger(a, b):
 
 @triton.jit
 def _after(later_factor, later, factor, here):
-    """here + factor · later, as an associative composition of affine maps."""
+    """Compute here + factor · later, as an associative composition of affine maps."""
     return later_factor * factor, here + factor * later
 
 
@@ -412,7 +412,7 @@ def _value_loss(
 def value_loss(
     value: Tensor, target: Tensor, share: Tensor | None, start: Tensor, num: Tensor, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """factor · Σ share · (value − target)² at the boundaries, and its gradient."""
+    """Compute factor · Σ share · (value − target)² at the boundaries, and its gradient."""
     grad = value.new_zeros(value.shape)
     loss = torch.zeros((), dtype=torch.float64, device=value.device)
     size = start.numel()

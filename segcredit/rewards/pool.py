@@ -158,7 +158,7 @@ class _Worker:
                 pipe.close()
 
     def ending(self) -> str:
-        """Describe how it ended; completes the sentence "the worker …"."""
+        """Describe how the process ended, as the end of a sentence that begins "the worker …"."""
         code = self.process.returncode
         if code == worker_module.OUT_OF_MEMORY:
             return "ran out of memory"

@@ -167,7 +167,7 @@ def weighted(
 
 
 def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:
-    """log π_old − log π_sampler; 0 off the mask."""
+    """Compute log π_old − log π_sampler; 0 off the mask."""
     sampled = rollouts.column("logp_sampler", "the comparison of sampler and trainer")
     return (rollouts.logp_old - sampled).masked_fill(~rollouts.mask, 0.0)
 
@@ -255,7 +255,7 @@ class CriticProvider(Provider):
 
 @dataclass(frozen=True)
 class InitialPolicyProvider(Provider):
-    """Provider of the initial policy before the reinforcement learning stage starts."""
+    """Placeholder provider: makes that of the initial policy when reinforcement learning starts."""
 
     restarts: bool
     """Whether each update starts from it; otherwise it is the reference model."""

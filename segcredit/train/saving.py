@@ -341,7 +341,7 @@ SHAPES = {
 
 
 def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str, Any]) -> None:
-    """Refuse changed settings that the checkpoint has already fixed."""
+    """Raise RecipeError if a setting was changed that the checkpoint determines."""
     changed = changed_settings(folder, state.recipe)
     problems = []
     for key, (old, new) in changed.items():

@@ -171,7 +171,7 @@ class Head:
     bias: float
 
     def squared_error(self, rows: Moments) -> float:
-        """Σ (y − V)² over rows, computed from their sums."""
+        """Compute Σ (y − V)² over rows, from their sums."""
         w, b = self.weight, self.bias
         return float(
             rows.yy
@@ -235,7 +235,7 @@ def out_of_fold(
 
 
 def r_squared(y: Float[np.ndarray, " N"], value: Float[np.ndarray, " N"]) -> float:
-    """1 − Σ (y − V)² / Σ (y − ȳ)²; below 0 it is worse than predicting the mean."""
+    """Compute R² = 1 − Σ (y − V)² / Σ (y − ȳ)²; below 0, V is worse than the mean of y."""
     off, spread = y - value, y - y.mean()
     return float(1.0 - (off @ off) / (spread @ spread)) if (spread @ spread) > 0 else float("nan")
 

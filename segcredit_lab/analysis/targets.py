@@ -174,7 +174,7 @@ def recorded_sums(step: Step, token: Horizon, segment: Horizon) -> Float[np.ndar
 def _token_targets(
     step: Step, token: Horizon
 ) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """R̂_t = Â_t + V(s_t), and which tokens have one."""
+    """Return the token targets R̂_t = Â_t + V(s_t), and which tokens have one."""
     made, good = token_advantages(step.owner, step.value, step.reward, token.gamma, token.lam)
     return made + step.value, good
 
@@ -186,7 +186,7 @@ def _segment_targets(
     unit: Int[np.ndarray, " N"],
     horizon: Horizon,
 ) -> Float[np.ndarray, " M"]:
-    """R̂_m = Â_m + V(s_m), with V read before each segment."""
+    """Return the segment targets R̂_m = Â_m + V(s_m), with V read before each segment."""
     starts = np.concatenate([[True], unit[1:] != unit[:-1]])[: len(unit)]
     of, read = owner[starts], value[starts]
     made, _ = token_advantages(of, read, step.reward, horizon.gamma, horizon.lam)

@@ -152,7 +152,7 @@ class ShapeGrid(World):
 
     @property
     def _largest(self) -> int:
-        """Largest possible total: the sum of glances that are all too high."""
+        """Largest total that a demonstration can write: every count is one too high."""
         return 2 * self.terms * (self._most + 1)
 
     @property
