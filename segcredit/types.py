@@ -267,7 +267,7 @@ class Rollouts:
 
     @classmethod
     def join(cls, parts: "Sequence[Rollouts]") -> "Rollouts":
-        """Join batches into one, padded to one width; groups are numbered anew.
+        """Join batches into one, padded to one width, with new group numbers.
 
         A column that one of them lacks is left out; ``parent`` must not be filled.
         """

@@ -479,7 +479,7 @@ def _check_settings(folder: Path, used: Mapping[str, Any], sets: Sequence[Questi
 
 def _other_settings(folder: Path, changes: str) -> ValueError:
     return ValueError(
-        f"expected the settings of the answers in {named(folder)}; {changes}. Start anew in "
+        f"expected the settings of the answers in {named(folder)}; {changes}. Start again in "
         f"another folder: --output FOLDER; or continue with the settings in "
         f"{named(folder / SETTINGS)}."
     )

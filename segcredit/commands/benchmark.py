@@ -368,8 +368,9 @@ def _run_driver(
             served: Sequence[str] = ()
             say(
                 console,
-                "--server: its weights are unknown, so finished answers in the output folder are "
-                "reused whatever it serves. After training further, pass another --output FOLDER.",
+                "--server: the weights of the server are unknown, so finished answers in the "
+                "output folder are reused even if the model has changed. For a new model, pass "
+                "another --output FOLDER.",
             )
         else:
             source = find_policy(model, trust_run, [], "benchmark").source

@@ -72,7 +72,7 @@ def after_evaluation(state: "State", measured: Mapping[str, float]) -> Best | No
 
 
 def stops_early(state: "State") -> bool:
-    """Whether ``evaluation.patience`` evaluations brought no gain."""
+    """Whether the result did not improve in ``evaluation.patience`` evaluations."""
     patience, best = state.recipe.evaluation.patience, state.best
     return patience is not None and best is not None and best.waited >= patience
 
@@ -83,9 +83,9 @@ def stop_message(state: "State") -> str:
     assert best is not None
     least = f" of at least {settings.min_gain:g}" if settings.min_gain else ""
     return (
-        f"Stopped early after step {state.step}: {best.waited} evaluations brought no gain{least} "
-        f"in {best.metric}, whose best value is {best.value:.4g} at step {best.step} "
-        f"(evaluation.patience={settings.patience})."
+        f"Stopped early after step {state.step}: {best.waited} evaluations without an "
+        f"improvement{least} in {best.metric}, whose best value is {best.value:.4g} at step "
+        f"{best.step} (evaluation.patience={settings.patience})."
     )
 
 

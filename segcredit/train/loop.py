@@ -28,7 +28,7 @@ from segcredit.train.best import (
 from segcredit.train.health import READ, Health, begin_token_warning, top_p_warning
 from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
-from segcredit.train.saving import help_save, save
+from segcredit.train.saving import save, save_shards
 from segcredit.train.stages import AnyStage, stage_of
 from segcredit.train.state import State, derive
 from segcredit.train.step import held_out_step
@@ -289,7 +289,7 @@ class Loop:
         if self.folder is not None and self.metrics is not None and state.parallel.first:
             self.watch.saved(state.step, save(state, self.folder, self.metrics))
         elif state.shards:
-            help_save(state)
+            save_shards(state)
         self.saved_step = state.step
         self._save_is_due = False
         state.parallel.wait()

@@ -138,7 +138,7 @@ class RolloutBatch:
 
     @classmethod
     def join(cls, parts: "Sequence[RolloutBatch]") -> "RolloutBatch":
-        """Join batches into one; groups are numbered anew."""
+        """Join batches into one, with new group numbers."""
         return cls(
             Rollouts.join([x.rollouts for x in parts]),
             [response for x in parts for response in x.responses],

@@ -57,7 +57,7 @@ class SavedRun:
     """Content of its state file."""
 
     def missing_error(self, what: str, recipe: Recipe) -> RecipeError:
-        """Return the error to raise if the checkpoint lacks what a column needs."""
+        """Return the error to raise if the checkpoint does not have what a column needs."""
         return RecipeError(
             f"{what}, which {self.place} does not contain for this data and stage. Resume with "
             f"the previous algorithm and data, or start a new run on the trained policy: "

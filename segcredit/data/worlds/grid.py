@@ -76,8 +76,9 @@ class ShapeGrid(World):
         \boxed{7}
 
     "glance" is short, and off by one in a share of the demonstrations; "check" counts row by row
-    (in steps of two for "twice") and is correct. So imitation alone is mediocre, and reinforcement
-    learning can replace glances by checks. No image of the test split occurs in training.
+    (in steps of two for "twice") and is correct. So imitation alone gives moderate accuracy, and
+    reinforcement learning can replace glances by checks. No image of the test split occurs in
+    training.
     """
 
     name: ClassVar[str] = "shape_grid"
