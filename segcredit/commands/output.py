@@ -72,7 +72,7 @@ class SafeStream:
     """
 
     def __init__(self, stream: IO[str] | None, note: str = "") -> None:
-        """``note``: sentence to print after the reason; empty: print no warning."""
+        """Wrap a stream; ``note`` is printed after the reason. Without it, no warning is printed."""
         self._stream = stream
         self._note = note
 

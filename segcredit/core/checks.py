@@ -182,7 +182,7 @@ def has_kernels(*tensors: Tensor) -> bool:
 
 
 def has_head_kernels(logits: Tensor) -> bool:
-    """Whether the kernels of the language-model head can be used, in any precision of a GPU."""
+    """Whether the kernels of the language-model head can be used: on a GPU, in any precision."""
     known = (torch.float32, torch.bfloat16, torch.float16)
     return logits.is_cuda and logits.dtype in known and _has_triton()
 

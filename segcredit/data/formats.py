@@ -292,7 +292,7 @@ def _as_list(value: object) -> list[object]:
 
 
 def check_text(text: str, where: str) -> str:
-    """Return the text; raise RowError if it cannot be encoded as UTF-8, as JSON allows."""
+    """Return the text; raise RowError if UTF-8 cannot encode it (JSON may contain such text)."""
     try:
         text.encode()
     except UnicodeEncodeError:

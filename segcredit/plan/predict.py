@@ -161,7 +161,7 @@ def large_enough(job: Job) -> Prediction | None:
 
 
 def _with_switches(job: Job) -> Iterator[Job]:
-    """Yield the job unchanged, then with switches that cost more and more time."""
+    """Yield the job unchanged, then with settings that save memory, the fastest ones first."""
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
