@@ -31,7 +31,7 @@ class StopStrings:
         prefixes: Sequence[Int[Tensor, "_"]],
         device: torch.device,
     ) -> None:
-        """Prepare the search; a stop string may begin in ``prefixes``, tokens before the sampled."""
+        """Prepare the search; a string may begin in ``prefixes``, the tokens before sampled ones."""
         self.strings = tuple(strings)
         self.decode = decode
         # a token has at least one byte
