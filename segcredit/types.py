@@ -198,7 +198,7 @@ class Rollouts:
         return cls(mask=mask, **filled | columns)
 
     def column(self, name: str, reader: str) -> Tensor:
-        """Return a column; if it is not filled, raise an error that names it and its reader."""
+        """Return a column for ``reader``, the part that needs it; raise ValueError if missing."""
         x = self.extra[name] if name in self.extra else getattr(self, name, None)
         if x is None:
             raise ValueError(
@@ -208,7 +208,7 @@ class Rollouts:
         return x
 
     def token_texts(self, reader: str) -> Sequence[Sequence[str]]:
-        """Return the token texts; if they are missing, raise an error that names their reader."""
+        """Return the token texts for ``reader``; raise ValueError if they are missing."""
         if self.pieces is None:
             raise ValueError(
                 f"{reader} needs the rollouts' 'pieces'; got none. Decode each token by itself: "
@@ -267,7 +267,7 @@ class Rollouts:
 
     @classmethod
     def join(cls, parts: "Sequence[Rollouts]") -> "Rollouts":
-        """Join batches into one, padded to one width; groups are numbered anew.
+        """Join batches into one, padded to one width, with new group numbers.
 
         A column that one of them lacks is left out; ``parent`` must not be filled.
         """

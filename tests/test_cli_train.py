@@ -15,7 +15,7 @@ from tiny_runs import RECIPE, TITLE, assert_same_run, metrics, write_recipe
 from typer.testing import CliRunner, Result
 
 from segcredit.cli import app
-from segcredit.commands.output import complain
+from segcredit.commands.output import print_error
 from segcredit.commands.report import finish_report
 from segcredit.config import load_recipe
 from segcredit.data.worlds import make_world
@@ -303,7 +303,7 @@ def test_curves_that_cannot_be_drawn_do_not_spoil_a_run(
     (tmp_path / "config.yaml").write_text("name: x")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stage": "optimize", "reward": 0.5}\n')
     (tmp_path / "plots").write_text("a file where a folder should be")
-    curves, _ = finish_report(tmp_path, complain)
+    curves, _ = finish_report(tmp_path, print_error)
     assert curves is None
     assert capsys.readouterr().err.startswith("error: the curves could not be drawn: ")
 

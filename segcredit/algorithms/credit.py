@@ -141,7 +141,7 @@ class LengthAdaptiveGAE:
 
 @dataclass(frozen=True)
 class GroupZScore:
-    """(r − mean) / (std + ε) among the responses to one prompt (GRPO, GSPO)."""
+    """Z-score of the reward, (r − mean) / (std + ε), among the responses to one prompt (GRPO)."""
 
     compares_groups: ClassVar[bool] = True
 
@@ -159,7 +159,7 @@ class GroupZScore:
 
     @property
     def needs(self) -> Needs:
-        """No columns: rewards and groups are always available."""
+        """Columns that it reads: none, because rewards and groups are always available."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -181,7 +181,7 @@ class LeaveOneOut:
 
     @property
     def needs(self) -> Needs:
-        """No columns: rewards and groups are always available."""
+        """Columns that it reads: none, because rewards and groups are always available."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -252,7 +252,7 @@ class ValueDifference:
 
 @dataclass(frozen=True)
 class TreeDifference:
-    """V(child) − V(parent) in a tree of continuations, each row one edge (SPO-tree)."""
+    """Difference V(child) − V(parent) in a tree of continuations; a row is an edge (SPO-tree)."""
 
     normalise: bool = False
 
@@ -354,7 +354,7 @@ class ReturnToGo:
 
     @property
     def needs(self) -> Needs:
-        """No columns: the token rewards are always available."""
+        """Columns that it reads: none, because token rewards are always available."""
         return frozenset()
 
     def __call__(self, case: Case) -> Credit:
@@ -364,7 +364,7 @@ class ReturnToGo:
 
 @dataclass(frozen=True)
 class AroundCredit:
-    """Base of credit that changes the advantages of another estimator."""
+    """Base class of estimators that modify the advantages of another estimator."""
 
     credit: CreditPart
 

@@ -157,7 +157,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Unclipped:
-    """−ρ Â; REINFORCE, if log π takes the place of the ratio ρ."""
+    """Surrogate without a clip, −ρ Â; it is REINFORCE if log π replaces the ratio ρ."""
 
     def __call__(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
@@ -188,7 +188,7 @@ class LogProbSurrogate(Protocol):
 
 @dataclass(frozen=True)
 class SoftGate:
-    """−4/τ σ(τ (ρ − 1)) Â: a smooth gate in place of the clip (Qwen's soft adaptive SAPO).
+    """Smooth gate in place of the clip, −4/τ σ(τ (ρ − 1)) Â (Qwen's soft adaptive SAPO).
 
     At ρ = 1 its gradient is that of −ρ Â; it vanishes as ρ moves away, on both sides.
     """
@@ -217,7 +217,10 @@ class SoftGate:
 
 @dataclass(frozen=True)
 class ClippedWeight:
-    """−clip(ρ, low, high) Â log π with a constant weight: no token loses its gradient (CISPO)."""
+    """Loss −clip(ρ, low, high) Â log π; the clipped ratio is a constant weight (CISPO).
+
+    No token loses its gradient.
+    """
 
     low: float = 0.0
     high: float = 5.0
@@ -247,7 +250,7 @@ class ClippedWeight:
 
 @dataclass(frozen=True)
 class ClippedInsideMean:
-    """−Â exp(mean of clipped log-ratios): each token is clipped, then the unit averaged (GMPO).
+    """Geometric mean of a unit's clipped token ratios, times −Â (GMPO).
 
     The clip is PPO's, on log-ratios: from above where Â > 0, from below where Â < 0.
     """
@@ -493,7 +496,7 @@ class LossKL:
 
 @dataclass(frozen=True)
 class PositiveNLL:
-    """μ · NLL over the tokens of correct responses (VAPO); 0 if there are none.
+    """Negative log-likelihood of correct responses, times μ (VAPO); 0 if there are none.
 
     Correctness is what the reward reports (``Rollouts.correct``).
     """
@@ -510,7 +513,7 @@ class PositiveNLL:
 
     @property
     def needs(self) -> Needs:
-        """No columns: correctness comes with the reward."""
+        """Columns that it reads: none, because the reward reports correctness."""
         return frozenset()
 
     def mask(self, batch: Batch) -> Bool[Tensor, "B T"]:
@@ -541,7 +544,7 @@ class EntropyBonus:
 
     @property
     def needs(self) -> Needs:
-        """No columns: the entropy is that of the trained policy, in its outputs."""
+        """Columns that it reads: none. The entropy is in the outputs of the trained policy."""
         return frozenset()
 
     @property
@@ -585,7 +588,7 @@ def _check_limit(limit: float | None) -> None:
 
 @dataclass(frozen=True)
 class TokenRatio:
-    """π_θ(y_t) / π_old(y_t) (Eq. 2)."""
+    """Importance ratio of each token, π_θ(y_t) / π_old(y_t) (Eq. 2)."""
 
     limit: float | None = None
     """Clamp of each token's log-ratio."""
@@ -617,7 +620,7 @@ class _UnitRatio:
 
 @dataclass(frozen=True)
 class GeometricMean(_UnitRatio):
-    """exp of the mean log-ratio in the token's unit (Eq. 8; over responses, GSPO)."""
+    """Geometric mean of the token ratios in the token's unit (Eq. 8; over responses, GSPO)."""
 
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
@@ -627,7 +630,7 @@ class GeometricMean(_UnitRatio):
 
 @dataclass(frozen=True)
 class RawRatio(_UnitRatio):
-    """exp of the summed log-ratio of the token's unit: exact, with high variance for long units."""
+    """Product of the token ratios in the token's unit: exact, with high variance for long units."""
 
     def __call__(
         self, logp: Float[Tensor, "B T"], logp_old: Float[Tensor, "B T"], segments: Segments
@@ -647,7 +650,7 @@ class TokenwiseGeometricMean(_UnitRatio):
 
 @dataclass(frozen=True)
 class LogProb:
-    """log π_θ in place of the ratio: the score function of REINFORCE, no importance weight."""
+    """Log-probability log π_θ in place of the ratio, as in REINFORCE: no importance weight."""
 
     @property
     def over(self) -> Partition:

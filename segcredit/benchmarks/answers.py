@@ -14,7 +14,7 @@ from functools import cached_property
 from math import isfinite, pi
 
 from segcredit.rewards.extract import answer_part, boxed
-from segcredit.rewards.verify import Verdict, at_sight, right, wrong
+from segcredit.rewards.verify import Verdict, quick_verdict, right, wrong
 
 Options = Mapping[str, str]
 """Text of each option by its letter."""
@@ -564,7 +564,7 @@ def _compare_quantities(gold: str, answer: str) -> tuple[Verdict | None, tuple[s
         return wrong(gold, answer, " (another unit)"), (expected, given)
     if expected and _squeezed(expected) == _squeezed(given):
         return right(answer), (expected, given)
-    return at_sight(expected, given), (expected, given)
+    return quick_verdict(expected, given), (expected, given)
 
 
 def _as_quotient(match: re.Match[str]) -> str:

@@ -121,7 +121,7 @@ class Benchmark(ABC):
         return found
 
     def read(self, data: BenchmarkData) -> list[Prompt]:
-        """Read all questions, grouped; report all bad rows in one error."""
+        """Read all questions, group after group; report all bad rows in one error."""
         found: dict[str, Prompt] = {}
         bad = []
         for row in data.rows():

@@ -7,7 +7,7 @@ from typing import Any
 
 from segcredit.benchmarks.benchmark import Score, score
 from segcredit.benchmarks.run import SetResult
-from segcredit.data.overlap import Picture, look_alike, picture_of
+from segcredit.data.overlap import ImageDigests, image_digests, look_alike
 from segcredit.models.images import ImageError
 from segcredit.types import Prompt
 
@@ -30,7 +30,7 @@ class TrainingImages:
     @classmethod
     def of(cls, prompts: Iterable[Prompt]) -> "TrainingImages":
         """Read the images of the training prompts; images that cannot be decoded are left out."""
-        pictures: set[Picture] = set()
+        pictures: set[ImageDigests] = set()
         sources = set()
         for prompt in prompts:
             pictures.update(_pictures(prompt))
@@ -58,7 +58,7 @@ class Overlap:
 
 
 def find_overlap(questions: Sequence[Prompt], training: TrainingImages) -> Overlap:
-    """Compare the images of a set with those of the training data, and the named sources."""
+    """Find questions whose image is in the training data, or which name one of its sources."""
     pictures = [(x.id, picture) for x in questions for picture in _pictures(x)]
     alike = look_alike([picture.edges for _, picture in pictures], training.edges)
     same = {id for id, picture in pictures if picture.pixels in training.pixels}
@@ -95,11 +95,11 @@ def overlap_summary(overlap: Overlap, scores: dict[str, Score]) -> dict[str, Any
     }
 
 
-def _pictures(prompt: Prompt) -> list[Picture]:
+def _pictures(prompt: Prompt) -> list[ImageDigests]:
     found = []
     for image in prompt.images:
         try:
-            found.append(picture_of(image))
+            found.append(image_digests(image))
         except ImageError:  # reported where the rows are read
             continue
     return found

@@ -400,10 +400,13 @@ class _AnswerFile:
                     raise ValueError(f"{x.name} is {shown(row[x.name])}")
             question, sample = self.jobs[number]
             if (answer.id, answer.sample) != (question.id, sample):
-                raise ValueError(f"expected sample {sample} of question {shown(question.id)}")
+                raise ValueError(
+                    f"it answers question {shown(answer.id)}, sample {answer.sample}, instead of "
+                    f"question {shown(question.id)}, sample {sample}"
+                )
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ValueError(
-                f"line {number + 1} of {named(self.path)} is not the answer that belongs there: "
+                f"line {number + 1} of {named(self.path)} is damaged or was changed: "
                 f"{printable(str(error), 200)}. Delete the file to answer this set again."
             ) from None
         return answer
@@ -476,7 +479,7 @@ def _check_settings(folder: Path, used: Mapping[str, Any], sets: Sequence[Questi
 
 def _other_settings(folder: Path, changes: str) -> ValueError:
     return ValueError(
-        f"expected the settings of the answers in {named(folder)}; {changes}. Start anew in "
+        f"expected the settings of the answers in {named(folder)}; {changes}. Start again in "
         f"another folder: --output FOLDER; or continue with the settings in "
         f"{named(folder / SETTINGS)}."
     )

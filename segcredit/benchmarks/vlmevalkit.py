@@ -2,7 +2,7 @@
 
 VLMEvalKit runs in a virtual environment of its own, because it pins other versions than a training
 machine has. Its predictions are read back and graded by the same rules as everywhere else in
-segcredit; its own score is reported beside ours, for the sets and judges for which it computes one.
+segcredit. VLMEvalKit's own score is also reported if it computes one for the set and the judge.
 """
 
 import csv
@@ -356,7 +356,7 @@ class _Checkpoint:
 def _work_folder(folder: Path, name: str, used: Sequence[object], table: Path) -> Path:
     """Return the folder for answers of a set that depend on these settings and this TSV file.
 
-    VLMEvalKit downloads the file during the first run, so its digest is kept beside the answers.
+    VLMEvalKit downloads the file during the first run, so its digest is stored with the answers.
     If the file has changed since, the folder is another one.
     """
     work = folder / _digest(used)

@@ -25,7 +25,7 @@ from segcredit.commands.output import (
     quiet_libraries,
     say,
 )
-from segcredit.printable import one_line
+from segcredit.printable import listed, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,8 +125,8 @@ def benchmark(
     train_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Training data, whose images are searched in the sets; scores are also given "
-            "without them.",
+            help="Training data. Questions with an image from it are reported, and scores without "
+            "them are added.",
             show_default="the run's",
             metavar="FILE",
         ),
@@ -134,14 +134,14 @@ def benchmark(
     driver: Annotated[
         Driver | None,
         typer.Option(
-            help="vlmevalkit: ask by VLMEvalKit, which is installed in an environment of its own.",
+            help="vlmevalkit: evaluate through VLMEvalKit, installed in a separate environment.",
             show_default="segcredit itself",
         ),
     ] = None,
     server: Annotated[
         str | None,
         typer.Option(
-            help="With --driver: URL of an OpenAI-compatible server that has the model.",
+            help="With --driver: URL of an OpenAI-compatible server that serves the model.",
             show_default="vllm serve is started",
         ),
     ] = None,
@@ -327,7 +327,7 @@ def _run_driver(
     trust_run: bool,
     serving: _Serving,
 ) -> "tuple[dict[str, dict[str, SetResult]], list[ModelScores]]":
-    """Answer the sets of every model by VLMEvalKit; also return its own scores."""
+    """Evaluate every model on the sets through VLMEvalKit; also return VLMEvalKit's scores."""
     from segcredit.benchmarks.benchmark import Score
     from segcredit.benchmarks.run import weights_digest
     from segcredit.benchmarks.server import connect, serve
@@ -368,8 +368,9 @@ def _run_driver(
             served: Sequence[str] = ()
             say(
                 console,
-                "--server: its weights are unknown, so finished answers in the output folder are "
-                "reused whatever it serves. After training further, pass another --output FOLDER.",
+                "--server: the weights of the server are unknown, so finished answers in the "
+                "output folder are reused even if the model has changed. For a new model, pass "
+                "another --output FOLDER.",
             )
         else:
             source = find_policy(model, trust_run, [], "benchmark").source
@@ -505,8 +506,8 @@ def write_results(
 def _table_names(models: Sequence[str]) -> list[str]:
     """Return the last part of each path, or the whole path if two models share it."""
     short = [Path(x).name or x for x in models]
-    if len(set(models)) < len(models):
-        raise ValueError("expected each model once; got one twice.")
+    if twice := [x for x in dict.fromkeys(models) if list(models).count(x) > 1]:
+        raise ValueError(f"expected each model once; got {listed(twice)} twice.")
     return [x if short.count(x) == 1 else y for x, y in zip(short, models, strict=True)]
 
 

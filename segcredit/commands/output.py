@@ -64,7 +64,7 @@ PAPER: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}
 """Sampling as in Table 7 of the SAPO paper, which does not state the number of samples."""
 
 
-class LastingStream:
+class SafeStream:
     """Standard output or error that survives a closed pipe or a full disk.
 
     After such a failure all output is discarded and the command continues. One warning on stderr
@@ -72,7 +72,7 @@ class LastingStream:
     """
 
     def __init__(self, stream: IO[str] | None, note: str = "") -> None:
-        """``note``: sentence to print after the reason; empty: print no warning."""
+        """Wrap a stream; ``note`` is printed after the reason. Without it, there is no warning."""
         self._stream = stream
         self._note = note
 
@@ -110,14 +110,14 @@ class LastingStream:
             reason = getattr(error, "strerror", None) or str(error)
             print(
                 f"warning: standard output is lost ({reason}). {self._note}",
-                file=cast(IO[str], LastingStream(sys.stderr)),
+                file=cast(IO[str], SafeStream(sys.stderr)),
                 flush=True,
             )
 
 
-def lasting(stream: IO[str] | None, note: str = "") -> IO[str]:
+def safe_stream(stream: IO[str] | None, note: str = "") -> IO[str]:
     """Wrap a stream so that the command continues if the stream breaks (a closed pipe)."""
-    return cast(IO[str], LastingStream(stream, note))
+    return cast(IO[str], SafeStream(stream, note))
 
 
 def say(console: "Console", text: str, style: str | None = None) -> None:
@@ -125,11 +125,11 @@ def say(console: "Console", text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def complain(error: object) -> None:
+def print_error(error: object) -> None:
     """Print an error to stderr."""
     from rich.console import Console
 
-    say(Console(file=lasting(sys.stderr)), f"error: {error}", "red")
+    say(Console(file=safe_stream(sys.stderr)), f"error: {error}", "red")
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def exit_codes(*errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except expected as error:
-        complain(error)
+        print_error(error)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

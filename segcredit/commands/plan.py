@@ -14,7 +14,7 @@ segcredit plan geo3k/qwen2.5-vl-3b-sapo --gpus 1xH200
 
 segcredit plan my.yaml memory.offload_optimizer=true --gpus 8xA100-80G --mean-length 600
 
-segcredit plan my.yaml --prompt-tokens 240 --picture-tokens 200 --gpus RTX-4090 --json
+segcredit plan my.yaml --prompt-tokens 240 --image-tokens 200 --gpus RTX-4090 --json
 
 segcredit plan my.yaml  [dim]# for the GPUs of this machine[/dim]
 """
@@ -54,7 +54,7 @@ def plan(
             metavar="TOKENS",
         ),
     ] = None,
-    picture_tokens: Annotated[
+    image_tokens: Annotated[
         int | None,
         typer.Option(help="Mean number of image tokens per prompt.", min=0, metavar="TOKENS"),
     ] = None,
@@ -75,7 +75,7 @@ def plan(
             mean_length=mean_length,
             prompt_tokens=prompt_tokens,
             longest_prompt=longest_prompt,
-            picture_tokens=picture_tokens,
+            image_tokens=image_tokens,
         )
     if json:
         typer.echo(dumps(found.as_dict(), indent=2, ensure_ascii=False))

@@ -17,9 +17,9 @@ from segcredit.commands.output import (
     Overrides,
     SkipBadRows,
     TrustRun,
-    complain,
-    lasting,
+    print_error,
     quiet_libraries,
+    safe_stream,
     say,
 )
 
@@ -113,7 +113,7 @@ def _one_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:  # before training started, or while its results were shown
-        print("Stopped.", file=lasting(sys.stdout), flush=True)
+        print("Stopped.", file=safe_stream(sys.stdout), flush=True)
         raise typer.Exit(130) from None
     finally:
         if not raised:  # otherwise the process is ending and must not be interrupted
@@ -141,7 +141,7 @@ def _run(
     from segcredit.train.progress import Terminal, result_table
     from segcredit.train.trainer import Trainer
 
-    console = Console(file=lasting(sys.stdout, GOES_ON), soft_wrap=True)
+    console = Console(file=safe_stream(sys.stdout, GOES_ON), soft_wrap=True)
     terminal = Terminal(console)
     quiet_libraries()
     if skip_bad_rows:
@@ -174,14 +174,14 @@ def _run(
         )
         raise typer.Exit(130) from None
     except (ValueError, CheckpointError, NotFinite, OSError) as error:
-        complain(error)
+        print_error(error)
         raise typer.Exit(2) from None
     if result.folder is None:  # rank 0 writes and prints
         return
     if (table := result_table(result)) is not None:
         console.print(table)
     say(console, f"run     {result.folder}")  # first: the page takes a moment
-    curves, page = finish_report(result.folder, complain)
+    curves, page = finish_report(result.folder, print_error)
     files = {"curves": curves, "report": page, "model": result.model, "best": result.best}
     for name, place in files.items():
         if place is not None:

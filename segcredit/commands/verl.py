@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from segcredit.commands.output import Overrides, RecipeName, complain, exit_codes
+from segcredit.commands.output import Overrides, RecipeName, exit_codes, print_error
 
 ERROR = re.compile(r"^(?:ValueError|RuntimeError|AssertionError): (\S.*)$")
 """Last line of a traceback, with the reason."""
@@ -89,7 +89,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     from segcredit.runlog.files import write_json_atomically, write_yaml_atomically
 
     if find_spec("verl") is None:
-        complain(
+        print_error(
             "verl is not installed in this environment; it needs its own environment. Type: "
             "python -m venv .venv-verl && "
             f"{install_command('verl', '.venv-verl/bin/pip')}"
@@ -100,7 +100,7 @@ def _run(folder: Path, config: dict[str, object], command: list[str]) -> int:
     write_json_atomically(folder / "environment.json", describe_environment(command))
     code, last = _echo(command)
     if code not in (0, 130) and last:
-        complain(last)  # repeat it at the end, since Ray and hydra print many lines after it
+        print_error(last)  # repeat it at the end, since Ray and hydra print many lines after it
     return code
 
 

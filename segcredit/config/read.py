@@ -54,7 +54,7 @@ def load_run_recipe(
 
 
 def _with_own_model(settings: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Find the model that the run itself holds (``checkpoints/initial``) in a moved run."""
+    """If the run was moved, let model.path name the model in its own ``checkpoints/initial``."""
     model, own = settings.get("model"), RunFolder(run).checkpoints / INITIAL
     written = model.get("path") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(written, str):

@@ -33,7 +33,7 @@ BLOCK = 128
 def reverse_scan(
     x: Float[Tensor, "B M"], decay: "float | Float[Tensor, ' B']"
 ) -> Float[Tensor, "B M"]:
-    """y_m = x_m + decay · y_{m+1}, that is y_m = Σ_{l≥0} decay^l x_{m+l}.
+    """Compute the discounted sum y_m = x_m + decay · y_{m+1} = Σ_{l≥0} decay^l x_{m+l}.
 
     Inside a block of units the sum is a product with a triangular matrix of powers; the carry
     between blocks is the same scan over the blocks' first units with decay^BLOCK. Powers are only
@@ -53,7 +53,7 @@ def reverse_scan(
 def _powers(
     decay: float | Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """decay^(j−i) for j ≥ i inside a block; decay^(BLOCK−i) for the carry from the next block."""
+    """Return decay^(j−i) for j ≥ i in a block, and decay^(BLOCK−i) for the carry from the next."""
     if isinstance(decay, Tensor):  # one decay per response
         return _power_matrices(decay.to(dtype)[:, None, None])
     return _shared_powers(decay, dtype, device)
@@ -88,7 +88,7 @@ class Credit:
 
     @property
     def per_segment(self) -> Float[Tensor, "B M"]:
-        """Â_m, one number per segment."""
+        """Advantage Â_m of each segment."""
         return self.segments.at_start(self.advantage)
 
     def select(self, rows: Int[Tensor, " R"]) -> "Credit":
@@ -265,7 +265,7 @@ def _lam_claims(lam: float | Tensor) -> list[Claim]:
 def length_adaptive_lambda(
     length: Int[Tensor, " B"], alpha: float, clamp: bool = True
 ) -> Float[Tensor, " B"]:
-    """λ(l) = 1 − 1/(α l) (VAPO), clamped to [0, 1].
+    """Compute λ for a response of l tokens, 1 − 1/(α l), clamped to [0, 1] (VAPO).
 
     With the paper's α = .05 the formula is 0 at 20 tokens and negative below; ``clamp=False``
     returns it as printed.
@@ -290,7 +290,9 @@ def kl_shaped_reward(
     mask: Bool[Tensor, "B T"],
     coef: float,
 ) -> Float[Tensor, "B T"]:
-    """r_t = r(x, y)·[t = T] − β (log π_old(y_t) − log π_ref(y_t)): the k1 penalty in the reward.
+    """Put the reward on the last token and subtract the KL penalty (k1) from every token's reward.
+
+    r_t = r(x, y)·[t = T] − β (log π_old(y_t) − log π_ref(y_t)).
 
     ``segment_gae`` sums it inside segments, undiscounted, as the authors' code does. So r_m ≠ 0
     before the last segment, where the paper has r_m = 0.
@@ -305,7 +307,7 @@ def kl_shaped_reward(
 def whiten(
     x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], eps: float = 1e-8
 ) -> Float[Tensor, "B T"]:
-    """(x − mean) / √(var + ε) over all valid entries, unbiased variance; 0 off the mask.
+    """Whiten x over the mask: (x − mean) / √(var + ε), with unbiased variance; 0 off the mask.
 
     Entries have equal weights: over tokens, a long segment counts once per token.
     """
@@ -335,7 +337,7 @@ def image_weight(
     has_image: Bool[Tensor, " B"],
     floor: float,
 ) -> Float[Tensor, " B"]:
-    """β + (1 − β) s / mean(s): weights of responses by their dependence on the images (VPPO).
+    """Weight responses by their dependence on the images: β + (1 − β) s / mean(s) (VPPO).
 
     s ∈ [0, 1] is a response's mean KL, shifted and scaled by the minimum and maximum of the batch,
     so the mean weight is 1. Responses without an image have weight 1 and do not enter s. All
@@ -366,7 +368,7 @@ def value_difference(
     mask: Bool[Tensor, "B M"],
     estimated: Bool[Tensor, "B M"] | None = None,
 ) -> Float[Tensor, "B M"]:
-    """A_m = r_m + V̂(s_{m+1}) − V̂(s_m), with V̂ = 0 past the last unit.
+    """Compute A_m = r_m + V̂(s_{m+1}) − V̂(s_m), with V̂ = 0 past the last unit.
 
     Equal to segment GAE at γ = 1, λ = 0 with these values.
 

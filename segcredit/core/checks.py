@@ -35,7 +35,7 @@ def none(bad: Tensor, otherwise: Callable[[], str]) -> Claim:
 
 
 def keep(mask: Tensor, x: Tensor, otherwise: float = 0.0) -> Tensor:
-    """x where the mask is True, a constant elsewhere; x is not read there, so it may be NaN."""
+    """Replace x by a constant off the mask; x is not read there, so it may be NaN."""
     return torch.where(mask, x, constant(otherwise, x.dtype, x.device))
 
 
@@ -48,7 +48,7 @@ def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def positions(num: int, device: torch.device) -> Tensor:
-    """0, 1, …, num − 1, cached."""
+    """Return the cached tensor 0, 1, …, num − 1."""
     with torch.inference_mode(False):
         return torch.arange(num, device=device)
 
@@ -59,7 +59,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """dtype of long sums: float64, but float32 on Apple's mps, which has no float64."""
+    """Return the dtype of long sums: float64, but float32 on Apple's mps, which has no float64."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
@@ -182,7 +182,7 @@ def has_kernels(*tensors: Tensor) -> bool:
 
 
 def has_head_kernels(logits: Tensor) -> bool:
-    """Whether the kernels of the language-model head can be used, in any precision of a GPU."""
+    """Whether the kernels of the language-model head can be used: on a GPU, in any precision."""
     known = (torch.float32, torch.bfloat16, torch.float16)
     return logits.is_cuda and logits.dtype in known and _has_triton()
 

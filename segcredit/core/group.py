@@ -20,7 +20,7 @@ Std = Literal["sample", "population", "none"]
 def group_zscore(
     reward: Float[Tensor, " B"], group: Int[Tensor, " B"], std: Std = "sample", eps: float = 1e-6
 ) -> Float[Tensor, " B"]:
-    """A_i = (r_i − mean_G) / (std_G + ε), over the responses to one prompt (GRPO).
+    """Compute A_i = (r_i − mean_G) / (std_G + ε) over the responses to one prompt (GRPO).
 
     Args:
         group: any integer per response; equal integers form a group, in any order.
@@ -49,7 +49,7 @@ def check_std(std: str) -> None:
 
 
 def leave_one_out(reward: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """A_i = r_i − mean of the group's other rewards = G/(G−1) · (r_i − mean_G) (RLOO)."""
+    """Compute reward minus mean of the group's other rewards, G/(G−1) · (r_i − mean_G) (RLOO)."""
     reward = at_least_float32(reward)
     slot, size = _groups(reward, group)
     exact = reward.to(accumulation_dtype(reward))

@@ -81,14 +81,18 @@ def _larger(a, b):
 
 @triton.jit
 def _after(later_factor, later, factor, here):
-    """here + factor · later, as an associative composition of affine maps."""
+    """Compute here + factor · later, as an associative composition of affine maps."""
     return later_factor * factor, here + factor * later
 
 
 def top_entropy(
     entropy: Tensor, mask: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return slot, start (of width T), starts, and a vector: num, then the count of non-finite."""
+    """Return slot, start and starts of ``Segments``, all of width T, and a vector.
+
+    The vector holds each response's number of segments and, last, the number of entropies that are
+    not finite.
+    """
     rows, width = mask.shape
     info = torch.zeros(rows + 1, dtype=torch.long, device=mask.device)  # num, and the bad ones
     slot = torch.empty((rows, width), dtype=torch.long, device=mask.device)
@@ -408,7 +412,7 @@ def _value_loss(
 def value_loss(
     value: Tensor, target: Tensor, share: Tensor | None, start: Tensor, num: Tensor, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """factor · Σ share · (value − target)² at the boundaries, and its gradient."""
+    """Compute factor · Σ share · (value − target)² at the boundaries, and its gradient."""
     grad = value.new_zeros(value.shape)
     loss = torch.zeros((), dtype=torch.float64, device=value.device)
     size = start.numel()

@@ -14,7 +14,7 @@ GREEDY = "Greedy choice has no log-probabilities of its own."
 def scaled(
     logits: Float[Tensor, "*N V"], temperature: float, banned: Bool[Tensor, " V"] | None = None
 ) -> Float[Tensor, "*N V"]:
-    """logits / temperature in float32 or better, with banned tokens at −∞."""
+    """Divide logits by the temperature, in float32 or better; banned tokens get −∞."""
     require_positive("temperature", temperature, GREEDY)
     x = at_least_float32(logits)
     if temperature != 1.0:
@@ -23,7 +23,7 @@ def scaled(
 
 
 def entropy(logp: Float[Tensor, "*N V"]) -> Float[Tensor, "*N"]:
-    """H = −Σ p log p over the whole vocabulary; banned tokens (log p = −∞) add nothing.
+    """Compute the entropy H = −Σ p log p over the vocabulary; banned tokens add nothing.
 
     It takes log p as input: where p underflows to 0, the gradient of log(p) would be NaN.
     """
@@ -37,7 +37,7 @@ def token_logp(
     temperature: float = 1.0,
     banned: Bool[Tensor, " V"] | None = None,
 ) -> Float[Tensor, "*N"]:
-    """log π of each given token."""
+    """Compute log π of each given token."""
     x = scaled(logits, temperature, banned)
     chosen = x.gather(-1, tokens[..., None]).squeeze(-1)
     return chosen - x.logsumexp(dim=-1)
@@ -49,7 +49,7 @@ def token_logp_and_entropy(
     temperature: float = 1.0,
     banned: Bool[Tensor, " V"] | None = None,
 ) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
-    """log π of each given token, and the entropy of the distribution it was sampled from."""
+    """Compute log π of each given token, and the entropy of its distribution."""
     logp = scaled(logits, temperature, banned).log_softmax(dim=-1)
     return logp.gather(-1, tokens[..., None]).squeeze(-1), entropy(logp)
 
@@ -67,7 +67,9 @@ def head_logp_and_entropy(
     bias: Float[Tensor, " V"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """log π of each token under softmax((W h + b)/temperature), and the entropy of that softmax.
+    """Compute log π of each token and the entropy from hidden states, without storing all logits.
+
+    The distribution is softmax((W h + b)/temperature).
 
     The logits of all tokens are never in memory together: ``chunk`` tokens pass the head at once
     (None: as many as fit CHUNK logits). Values and gradients, the entropy's included, equal those
@@ -195,7 +197,7 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 
 
 def _add_product(total: Tensor, slope: Tensor, hidden: Tensor) -> None:
-    """total += slopeᵀ hidden."""
+    """Add slopeᵀ hidden to ``total``, in place."""
     if total.dtype == slope.dtype:
         total.addmm_(slope.T, hidden)
     elif slope.is_cuda:  # bfloat16 factors, float32 sum, in one pass

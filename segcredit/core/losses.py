@@ -23,7 +23,9 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """−min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â) (Eq. 3; over segments Eq. 9).
+    """Compute PPO's clipped loss per token (Eq. 3; over segments Eq. 9).
+
+    The loss is −min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â).
 
     ``dual_clip`` c > 1 bounds the loss by −c Â where Â < 0 (the authors' code and verl: c = 3).
     """
@@ -168,17 +170,17 @@ def boundary_value_loss(
 
 
 def nll(logp: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """−log π_θ(y_t) (RestEM; VAPO's term on correct responses)."""
+    """Compute −log π_θ(y_t) (RestEM; VAPO's term on correct responses)."""
     return -at_least_float32(logp)
 
 
 def k1(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """log π − log π_ref: unbiased, may be negative. The reference is a constant."""
+    """Estimate the KL by log π − log π_ref: unbiased, may be negative. π_ref is a constant."""
     return at_least_float32(logp) - at_least_float32(logp_ref.detach())
 
 
 def k2(logp: Float[Tensor, "B T"], logp_ref: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """½ (log π − log π_ref)²."""
+    """Estimate the KL by ½ (log π − log π_ref)²: biased, never negative."""
     return 0.5 * k1(logp, logp_ref).square()
 
 
@@ -188,7 +190,7 @@ def k3(
     limit: float | None = None,
     log_ratio_limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """e^u − u − 1 with u = log π_ref − log π: unbiased, never negative.
+    """Estimate the KL by e^u − u − 1 with u = log π_ref − log π: unbiased, never negative.
 
     Args:
         limit: clamps the result to [0, limit] (VinePPO: 10; verl: 10).
@@ -207,26 +209,32 @@ def k3(
 def dpo(
     chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], beta: float
 ) -> Float[Tensor, " P"]:
-    """−log σ(β(Δ_w − Δ_l)), Δ = Σ_t (log π − log π_ref) summed over the response."""
+    """Compute the DPO loss −log σ(β(Δ_w − Δ_l)), with Δ = Σ_t (log π − log π_ref)."""
     return -logsigmoid(beta * (chosen - rejected))
 
 
 def dpo_positive(
     chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], beta: float, penalty: float = 50.0
 ) -> Float[Tensor, " P"]:
-    """−log σ(β(Δ_w − Δ_l − λ max(0, −Δ_w))) (DPO+, also DPOP): the hinge is inside the sigmoid."""
+    """Compute the loss of DPO+ (DPOP), −log σ(β(Δ_w − Δ_l − λ max(0, −Δ_w))).
+
+    The hinge is inside the sigmoid.
+    """
     return -logsigmoid(beta * (chosen - rejected - penalty * (-chosen).clamp(min=0.0)))
 
 
 def capped_weight(log_ratio: Float[Tensor, "B M"], cap: float) -> Float[Tensor, "B M"]:
-    """min(exp Σ_{t ∈ step} (log π − log π_old), cap), a constant: DVO's weight in SPO's code."""
+    """Compute DVO's weight in SPO's code, min(exp Σ_{t ∈ step} (log π − log π_old), cap).
+
+    It is a constant: it has no gradient.
+    """
     return log_ratio.detach().exp().clamp(max=cap)
 
 
 def direct_value(
     log_ratio: Float[Tensor, "B M"], target: Float[Tensor, "B M"], beta: float
 ) -> Float[Tensor, "B M"]:
-    """½ (β Σ_{t ∈ step} (log π − log π_ref) − target)² per step (DVO).
+    """Compute DVO's squared error per step, ½ (β Σ_{t ∈ step} (log π − log π_ref) − target)².
 
     target = r_m + V(s_{m+1}) − V(s_m). Do not whiten it: the loss fits its absolute scale.
     """

@@ -13,7 +13,7 @@ def log_ratio(
     mask: Bool[Tensor, "B T"],
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """x_t = log π_θ(y_t) − log π_old(y_t), in float32 at least; 0 off the mask.
+    """Compute x_t = log π_θ(y_t) − log π_old(y_t), in float32 at least; 0 off the mask.
 
     ``limit`` clamps each token's x to ±limit (the authors' code: 20).
     """
@@ -29,7 +29,7 @@ def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | Non
 
 
 def _exp(x: Tensor) -> Tensor:
-    """e^x, clamped to e^±80: beyond e^88 float32 overflows, and a clipped loss has 0 · ∞."""
+    """Compute e^x, clamped to e^±80: float32 overflows at e^88, and a clipped loss has 0 · ∞."""
     return x.clamp(-80.0, 80.0).exp()
 
 
@@ -39,7 +39,7 @@ def token_ratio(
     mask: Bool[Tensor, "B T"],
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """exp(x_t) (Eq. 2)."""
+    """Compute the token ratio exp(x_t) (Eq. 2)."""
     return _exp(log_ratio(logp, logp_old, mask, limit))
 
 
@@ -49,7 +49,9 @@ def geometric_mean_ratio(
     segments: Segments,
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """exp((1/|z_m|) Σ_{t ∈ z_m} x_t) for each token's segment (Eq. 8).
+    """Compute the geometric mean of the ratios in each token's segment (Eq. 8).
+
+    exp((1/|z_m|) Σ_{t ∈ z_m} x_t).
 
     One segment per response gives GSPO's ratio, one per token PPO's.
     """
@@ -63,7 +65,7 @@ def raw_ratio(
     segments: Segments,
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """exp(Σ_{t ∈ z_m} x_t): the exact, unnormalized ratio of each token's segment (App. D).
+    """Compute the exact ratio of each token's segment, exp(Σ_{t ∈ z_m} x_t) (App. D).
 
     The sum grows with the segment's length, and the ratio with its exponential.
     """
@@ -77,7 +79,7 @@ def gspo_token_ratio(
     segments: Segments,
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """sg[s_{m(t)}] · π_θ(y_t) / sg[π_θ(y_t)] (GSPO-token).
+    """Compute GSPO-token's ratio, sg[s_{m(t)}] · π_θ(y_t) / sg[π_θ(y_t)].
 
     Its value is the geometric mean; its gradient goes through the token's own log-prob, so that
     advantages may differ within a segment. If they do not, both forms have the same gradient.

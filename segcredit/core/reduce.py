@@ -23,9 +23,9 @@ from segcredit.core.checks import (
 def response_shares(
     mask: Bool[Tensor, "B T"], dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "B T"]:
-    """1/(B · T_i): the mean over responses of each response's mean (Eq. 9; Eq. 10 over segments).
+    """Return 1/(B · T_i): the mean over responses of each one's mean (Eq. 9; segments: Eq. 10).
 
-    A response without any token in the mask keeps its place in B and contributes nothing.
+    A response without any token in the mask still counts in B, and contributes 0 to the loss.
     """
     return mask / (_count(mask, 1, dtype).clamp(min=1) * mask.shape[0])
 
@@ -33,14 +33,14 @@ def response_shares(
 def token_shares(
     mask: Bool[Tensor, "B T"], dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "B T"]:
-    """1/N with N = Σ_i T_i: the mean over all tokens. All zero if there are none."""
+    """Return 1/N with N = Σ_i T_i: the mean over all tokens. All zero if there are none."""
     return mask / _count(mask, (0, 1), dtype).clamp(min=1)
 
 
 def constant_shares(
     mask: Bool[Tensor, "B T"], length: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "B T"]:
-    """1/(B · length): each response's sum over a constant, then the mean over responses.
+    """Return 1/(B · length): each response's sum over a constant, then the mean over responses.
 
     length = 1 gives the plain sum per response (REINFORCE over whole responses).
     """
@@ -64,18 +64,18 @@ def micro_batch_token_shares(
 
 
 def weighted_sum(x: Float[Tensor, "B T"], shares: Float[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Σ share · x. Where the share is 0, x must still be finite."""
+    """Compute Σ share · x. Where the share is 0, x must still be finite."""
     return (x * shares).sum()
 
 
 def response_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """(1/B) Σ_i (1/T_i) Σ_t x_{i,t}."""
+    """Average over responses each response's mean, (1/B) Σ_i (1/T_i) Σ_t x_{i,t}."""
     x = _checked(x, mask)
     return weighted_sum(x, response_shares(mask, x.dtype))
 
 
 def token_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """(1/Σ_i T_i) Σ_i Σ_t x_{i,t}."""
+    """Average over all tokens, (1/Σ_i T_i) Σ_i Σ_t x_{i,t}."""
     x = _checked(x, mask)
     return weighted_sum(x, token_shares(mask, x.dtype))
 
@@ -83,7 +83,7 @@ def token_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tens
 def constant_mean(
     x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], length: float = 1.0
 ) -> Float[Tensor, ""]:
-    """(1/(B · length)) Σ_i Σ_t x_{i,t}."""
+    """Average over responses each sum divided by a constant, (1/(B · length)) Σ_i Σ_t x_{i,t}."""
     x = _checked(x, mask)
     return weighted_sum(x, constant_shares(mask, length, x.dtype))
 

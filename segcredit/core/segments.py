@@ -96,7 +96,7 @@ class Segments:
 
     @cached_property
     def index(self) -> Int[Tensor, "B T"]:
-        """m(t): number of each token's segment, 0-based; −1 off the mask."""
+        """Number m(t) of each token's segment, 0-based; −1 off the mask."""
         return keep(self.token_mask, self.slot, -1)
 
     @cached_property
@@ -106,17 +106,17 @@ class Segments:
 
     @cached_property
     def length(self) -> Int[Tensor, "B M"]:
-        """|z_m|: number of tokens of each segment, without holes; 0 past the last segment."""
+        """Number of tokens |z_m| of each segment, without holes; 0 past the last segment."""
         return self._sum(self.token_mask.long())
 
     @cached_property
     def start(self) -> Int[Tensor, "B M"]:
-        """b_m: position of each segment's first token."""
+        """Position b_m of each segment's first token."""
         return self._extreme_position("amin", FAR)
 
     @cached_property
     def end(self) -> Int[Tensor, "B M"]:
-        """e_m: position of each segment's last token."""
+        """Position e_m of each segment's last token."""
         return self._extreme_position("amax", -1)
 
     @cached_property
@@ -143,12 +143,12 @@ class Segments:
         return keep(self.token_mask, y.gather(1, self.slot))
 
     def sum(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
-        """Σ_{t ∈ z_m} x_t. Entries off the mask, NaN included, are not read."""
+        """Sum x over each segment, Σ_{t ∈ z_m} x_t. Entries off the mask are not read."""
         require_shape("x", x, "the token mask", self.token_mask)
         return _Sum.apply(x, self)  # type: ignore[no-untyped-call]
 
     def mean(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
-        """(1/|z_m|) Σ_{t ∈ z_m} x_t; 0 past the last segment."""
+        """Average x over each segment, (1/|z_m|) Σ_{t ∈ z_m} x_t; 0 past the last segment."""
         return self.sum(x) / self._divisor
 
     def smooth(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -164,21 +164,21 @@ class Segments:
         return self.length.clamp(min=1)
 
     def at_start(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
-        """x at each segment's first token; 0 past the last segment."""
+        """Return x at each segment's first token; 0 past the last segment."""
         return keep(self.mask, self.read(x, "start"))
 
     def at_end(self, x: Float[Tensor, "B T"]) -> Float[Tensor, "B M"]:
-        """x at each segment's last token; 0 past the last segment."""
+        """Return x at each segment's last token; 0 past the last segment."""
         return keep(self.mask, self.read(x, "end"))
 
     def read(self, x: Float[Tensor, "B T"], at: ValueAt) -> Float[Tensor, "B M"]:
-        """x at each segment's first or last token; arbitrary past the last segment."""
+        """Return x at each segment's first or last token; arbitrary past the last segment."""
         check_value_at(at)
         require_shape("x", x, "the token mask", self.token_mask)
         return x.gather(1, self.start if at == "start" else self.end)
 
     def spread(self, y: Float[Tensor, "B M"]) -> Float[Tensor, "B T"]:
-        """y of each token's segment, y_{m(t)}; 0 off the mask."""
+        """Give every token its segment's value y_{m(t)}; 0 off the mask."""
         require_shape("y", y, "the segment mask", self.mask)
         return _Spread.apply(y, self)  # type: ignore[no-untyped-call]
 

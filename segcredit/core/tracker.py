@@ -22,19 +22,19 @@ WEIGHT_FLOOR = 0.05
 def tracker_init(
     successes: Float[Tensor, " P"], samples: int, rho_min: float = RHO_MIN
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
-    """α, β from offline samples: N₀ = 1/(1−ρ_min) pseudo-observations at (S + ½)/(n + 1)."""
+    """Initialize α, β from offline samples: 1/(1−ρ_min) pseudo-observations at (S + ½)/(n + 1)."""
     strength = 1.0 / (1.0 - rho_min)
     mean = (successes + 0.5) / (samples + 1)
     return strength * mean, strength * (1.0 - mean)
 
 
 def tracker_value(alpha: Float[Tensor, " P"], beta: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """v̂ = α/(α + β); read it *before* the update with this step's reward."""
+    """Return v̂ = α/(α + β); read it *before* the update with this step's reward."""
     return alpha / (alpha + beta)
 
 
 def tracker_forgetting(drift: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """ρ = clip(2^(−D/D_half), ρ_min, ρ_max).
+    """Compute the forgetting factor ρ = clip(2^(−D/D_half), ρ_min, ρ_max).
 
     D is the token mean of |Δ log π| on the prompt's stored response (0 on a first visit). The
     paper calls it a KL divergence, which it is not.
@@ -48,7 +48,7 @@ def tracker_update(
     reward: Float[Tensor, " P"],
     drift: Float[Tensor, " P"],
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
-    """α ← ρα + r, β ← ρβ + 1 − r."""
+    """Discount the counts and add a reward: α ← ρα + r, β ← ρβ + 1 − r."""
     require(
         finite_vector("drift", drift),
         none(
@@ -74,7 +74,9 @@ def count_successes(
     samples: Float[Tensor, " P"],
     prior: float,
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
-    """α ← ½α + ½α₀ + s, β ← ½β + ½β₀ + n − s for prompts with n > 0 responses in this step.
+    """Discount the counts of prompts with n > 0 responses in this step, and add s successes.
+
+    α ← ½α + ½α₀ + s, β ← ½β + ½β₀ + n − s.
 
     The rule is that of MoPPS (arXiv 2507.04632; verl's recipe/mopps at 2d93d38), which has a
     setting in place of ½.
@@ -104,12 +106,12 @@ def count_successes(
 
 
 def tracker_weight(value: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """√(v̂(1 − v̂)) + floor: prompts of medium difficulty are sampled more often."""
+    """Return sampling weights √(v̂(1 − v̂)) + floor, highest for prompts of medium difficulty."""
     return (value * (1.0 - value)).sqrt() + WEIGHT_FLOOR
 
 
 def batch_normalise(x: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """(x − mean) / std over the batch's responses, unbiased."""
+    """Normalize over the batch's responses: (x − mean) / std, unbiased."""
     if len(x) < 2:
         raise ValueError(
             f"normalizing over the batch needs at least two responses; got {len(x)}. "

@@ -64,9 +64,10 @@ class BadRows(ValueError):  # noqa: N818
 
 
 def _without_long(bad: Sequence[BadRow]) -> tuple[Sequence[BadRow], str | None]:
-    """Summarize the rows that a shorter response would repair, if they are most of several.
+    """Replace rows whose prompt and longest response exceed the context window by a summary.
 
-    Returns the other rows, and the summary; all rows and None if there is no summary.
+    Only if these are several rows and the majority, and a smaller response limit repairs them.
+    Returns the other rows and the summary; without a summary, all rows and None.
     """
     long = {
         n: row.cause
@@ -291,7 +292,7 @@ def _as_list(value: object) -> list[object]:
 
 
 def check_text(text: str, where: str) -> str:
-    """Return the text; raise RowError if it cannot be encoded as UTF-8, as JSON allows."""
+    """Return the text; raise RowError if UTF-8 cannot encode it (JSON may contain such text)."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -377,7 +378,10 @@ def _id(key: str, value: object) -> str | None:
 
 
 def _columns(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
-    """Return the other columns and the keys of verl's extra_info; the row's own columns win."""
+    """Return the unused columns of a row, and the keys of its ``extra_info`` as columns.
+
+    If a key is also a column, the column takes precedence.
+    """
     extra = row.get(_EXTRA)
     if not isinstance(extra, Mapping):
         return {key: value for key, value in row.items() if key not in used}

@@ -32,7 +32,7 @@ Edges = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageDigests:
     """The digests of an image that are compared."""
 
     pixels: bytes
@@ -41,12 +41,13 @@ class Picture:
     """Difference hash of the image, and of the image without its margin; 64 bytes."""
 
 
-def picture_of(source: bytes | Path) -> Picture:
+def image_digests(source: bytes | Path) -> ImageDigests:
     """Decode an image and compute what is compared; raise ImageError if it cannot be decoded."""
     image = open_image(source)
     gray = image.convert("L")
     edges = np.concatenate([_edges(gray), _edges(_without_margin(gray))])
-    return Picture(digest(repr(image.size).encode(), image.tobytes()), np.packbits(edges).tobytes())
+    size_and_pixels = digest(repr(image.size).encode(), image.tobytes())
+    return ImageDigests(size_and_pixels, np.packbits(edges).tobytes())
 
 
 def digest(*contents: bytes) -> bytes:
@@ -58,7 +59,7 @@ def digest(*contents: bytes) -> bytes:
 
 
 def look_alike(edges: Sequence[bytes], others: Sequence[bytes]) -> list[bool]:
-    """Return for each image whether it looks like one of the others; ``edges`` as in Picture.
+    """Return for each image whether it looks like one of the others; ``edges`` as in ImageDigests.
 
     Blank images have no edges and look like no other image.
     """

@@ -75,7 +75,7 @@ def open_source(name: str | Path) -> Source:
 def hub_address(name: str | Path) -> Address | None:
     """Return the address of a dataset on the Hub; None if this is the path of a file.
 
-    ``hub:`` may be left out where no local file or folder is meant.
+    ``hub:`` may be omitted if the name cannot be that of a local file.
     """
     if not isinstance(name, str):
         return None

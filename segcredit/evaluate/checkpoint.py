@@ -256,7 +256,7 @@ def _require_model(checkpoint: str, path: Path, command: str) -> None:
 
 
 def _last_checkpoint(run: Run) -> Path:
-    path = run.last_whole_checkpoint()
+    path = run.last_complete_checkpoint()
     if path is None:
         raise ValueError(f"{run.path} has no complete checkpoint yet. Resume it, or pass a model.")
     return path

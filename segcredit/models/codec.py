@@ -265,7 +265,7 @@ class Codec:
             reason = (
                 "it has no text"
                 if not text.strip()
-                else "the tokenizer makes nothing of its text; are its files in the model's folder?"
+                else "the tokenizer returns no tokens for it; are its files in the model's folder?"
             )
             raise ValueError(
                 f"prompt {prompt.id!r} is empty: {reason}. The model needs at least one token."

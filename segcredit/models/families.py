@@ -113,7 +113,7 @@ class Family:
         return self.vision_tower is not None
 
     def planes(self, config: PreTrainedConfig) -> int:
-        """Return the rows of rotary positions that a model of this configuration has."""
+        """Return the number of rows of rotary positions: 1, or more with M-RoPE."""
         return self.position_planes
 
     def trunk(self, model: PreTrainedModel) -> PreTrainedModel:

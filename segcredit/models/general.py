@@ -190,9 +190,9 @@ class ProcessorCodec(Codec):
         number = GeneralVision().image_token_id(self.config)
         if not bool((tokens == number).any()):
             raise ValueError(
-                f"{type(processor).__name__} writes no image token: config.json says that it is "
-                f"{number} ({self.tokenizer.convert_ids_to_tokens(number)!r}), the processor uses "
-                f"{self.image_token!r}"
+                f"expected {type(processor).__name__} to write the image token of config.json, "
+                f"{self.tokenizer.convert_ids_to_tokens(number)!r} (id {number}); it wrote none, "
+                f"since its own image token is {self.image_token!r}"
             )
 
     @cached_property

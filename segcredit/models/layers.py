@@ -336,7 +336,7 @@ def _one_token(
 
 
 def _bias(mask: Tensor) -> Tensor:
-    """0 at attended positions and −∞ elsewhere; cached, since all layers share the mask."""
+    """Return 0 at attended positions, −∞ elsewhere; cached, since all layers share the mask."""
     if mask.dtype != torch.bool:
         return mask
     known: Tensor | None = getattr(mask, "_bias", None)

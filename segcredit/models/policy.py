@@ -117,7 +117,7 @@ def _prompts_once(
     mask: Tensor,
     head: bool,
 ) -> Tensor:
-    """Process each distinct prompt once, then all responses on its keys and values.
+    """Process each distinct prompt once, then all responses with its KV cache.
 
     Gradients flow back through the keys and values, so the results are the same.
     """
@@ -313,11 +313,11 @@ class Policy:
             return run_inside(self.model, lambda: self._score(rollouts, temperature, with_entropy))
 
     def _check_general(self, rollouts: Rollouts) -> None:
-        """Raise ValueError unless a model without a family reads responses as it samples them.
+        """Raise ValueError if a model without a family gives other logits with a KV cache.
 
-        Once, on the first row with an image: prompt and response read together must give the
-        logits of the response read on the prompt's keys and values. A model that attends to
-        later tokens of a response (a prefix language model) would be scored wrongly.
+        Compares, once, one forward pass over the first prompt with an image and its response to a
+        pass over the response with the prompt's KV cache. They differ for a model that attends to
+        later tokens of a response (a prefix language model), which would be scored wrongly.
         """
         rows = [n for n, x in enumerate(rollouts.prompts or ()) if x.vision]
         if self._checked or not rows or rollouts.prompts is None:

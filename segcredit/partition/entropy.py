@@ -31,7 +31,7 @@ CountRule = Callable[[Tensor, float], Tensor]
 
 
 def exact_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
-    """⌈T · fraction⌉ in integers. In floating point, 100 · 0.55 is 55.000000000000007 → 56."""
+    """Compute ⌈T · fraction⌉ in integers. In floats, 100 · 0.55 is 55.000000000000007 → 56."""
     exact = _exact(fraction)
     return (length * exact.numerator + (exact.denominator - 1)) // exact.denominator
 
@@ -41,12 +41,12 @@ def _exact(fraction: float) -> Fraction:
 
 
 def float_ceil(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
-    """⌈T · fraction⌉ in floating point: the authors' number of cuts for credit and value loss."""
+    """Compute ⌈T · fraction⌉ in floating point, as the authors do for credit and value loss."""
     return (length.double() * fraction).ceil().long()
 
 
 def float_nudge(length: Int[Tensor, " B"], fraction: float) -> Int[Tensor, " B"]:
-    """int(T · fraction + .999999): the number of cuts that the authors use for the ratio."""
+    """Compute int(T · fraction + .999999), the authors' number of cuts for the ratio."""
     return (length.double() * fraction + 0.999999).long()
 
 

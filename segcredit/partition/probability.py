@@ -18,7 +18,7 @@ def probability_cutpoints(
     threshold: float = 0.9,
     every: int = 5,
 ) -> Segments:
-    """SPO's rule: cut just before the 1st, (n+1)-th, (2n+1)-th, … token with π_old < threshold.
+    """Cut before the 1st, (n+1)-th, (2n+1)-th, … token with π_old < threshold (SPO's rule).
 
     Every segment except perhaps the first begins with an unlikely token and contains n of them.
     Without an unlikely token there is one segment.

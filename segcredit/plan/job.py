@@ -206,11 +206,11 @@ def lengths_of(
         assumed += [] if estimate or tower is None else ["images"]
     if tower is None and images:
         raise ValueError(
-            f"--picture-tokens: this model reads text only; got {images:g}. Leave the option out."
+            f"--image-tokens: this model reads text only; got {images:g}. Leave the option out."
         )
     if images > prompt:
         raise ValueError(
-            f"--picture-tokens: image tokens are part of the prompt's {prompt:g} tokens; got "
+            f"--image-tokens: image tokens are part of the prompt's {prompt:g} tokens; got "
             f"{images:g}. Give --prompt-tokens with the images included."
         )
     if assumed and prompt_from.startswith("--"):

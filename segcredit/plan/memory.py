@@ -286,8 +286,8 @@ def _accumulated(job: Job, trained: int) -> float:
 def _backward(job: Job, model: str, trained: int, waiting: float, done: float) -> list[MemoryUse]:
     """Compute the backward pass's peaks: gradients grow while activations shrink.
 
-    ``waiting`` is the head's gradient until the embedding's is added to it; ``done`` is the
-    gradient of an untied head.
+    ``waiting`` has the bytes of a tied head's gradient, to which the embedding's is added last;
+    ``done`` has the bytes of an untied head's gradient.
     """
     held = _held(job, model)
     rounded = 0.0 if job.adapter else float(job.bytes * job.shape.embedding)

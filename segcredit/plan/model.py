@@ -188,7 +188,8 @@ def _tower(config: Any, model: "nn.Module", family: "Family") -> Tower | None:
     if not named or not blocks or not isinstance(family, QwenVL):
         raise ValueError(
             f"{type(model).__name__} has a vision tower that the plan does not support; it "
-            f"supports those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."
+            f"supports those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Measure a short run instead: "
+            f"stages.0.steps=2."
         )
     hidden = blocks[0].norm1.weight.numel()
     embedding = [x for name, x in named if ".patch_embed." in name]

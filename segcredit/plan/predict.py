@@ -161,7 +161,7 @@ def large_enough(job: Job) -> Prediction | None:
 
 
 def _with_switches(job: Job) -> Iterator[Job]:
-    """Yield the job unchanged, then with switches that cost more and more time."""
+    """Yield the job unchanged, then with settings that save memory, the fastest ones first."""
     yield job
     if not job.recompute:
         yield replace(job, recompute=True)
@@ -302,7 +302,7 @@ def plan(
     mean_length: float | None = None,
     prompt_tokens: float | None = None,
     longest_prompt: int | None = None,
-    picture_tokens: float | None = None,
+    image_tokens: float | None = None,
 ) -> Prediction:
     """Predict a recipe's step on these GPUs (``8xA100-80G``; None: this machine's).
 
@@ -311,7 +311,7 @@ def plan(
     count, gpu = present_gpus() if gpus is None else parse_gpus(gpus)
     shape = shape_of(config_of(recipe), recipe.model.trust_remote_code, recipe.model.family)
     lengths = lengths_of(
-        recipe, shape.tower, prompt_tokens, longest_prompt, picture_tokens, mean_length
+        recipe, shape.tower, prompt_tokens, longest_prompt, image_tokens, mean_length
     )
     return predict(job_of(recipe, shape, lengths, gpu, count))
 

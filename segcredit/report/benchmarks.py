@@ -68,7 +68,7 @@ def gather_benchmarks(runs: Sequence[Run]) -> Benchmarks:
 
 
 def _files(runs: Sequence[Run]) -> Iterator[tuple[int, str, Path]]:
-    """Yield the run's number, the name of the checkpoint on the page, and the file of one set."""
+    """Yield every file of recorded answers, with its run's number and its checkpoint's label."""
     taken: set[str] = set()
     for number, run in enumerate(runs):
         folders = run.folder.benchmarks.iterdir() if run.folder.benchmarks.is_dir() else ()

@@ -33,8 +33,8 @@ HEALTHY = {
     "no_verdict": "0",
     "groups/zero_std": "below a half for GRPO, GSPO and RLOO, which learn only from differences "
     "within a prompt",
-    "refill/batches": "few; they are the price of the step",
-    "refill/groups_found": "1; below, the limit was reached",
+    "refill/batches": "low, because every further batch adds sampling time",
+    "refill/groups_found": "1; below 1, the limit `rollout.refills` was reached",
     "truncated": "near 0",
     "kl": "grows slowly",
     "ratio": "near 1",

@@ -110,7 +110,7 @@ class Cut:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that belong to a segment."""
+        """Number of the response's tokens that belong to any segment."""
         return sum(segment.num_tokens for segment in self.segments)
 
     def to_json(self, label: str, credit: CreditSettings) -> str:

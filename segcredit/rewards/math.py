@@ -50,7 +50,9 @@ LENGTH_PENALTIES = {"authors": authors_length_penalty, "soft": soft_length_penal
 
 @dataclass(frozen=True)
 class MathReward:
-    r"""accuracy·(correct answer) + format·(``<think>…</think>`` then ``\boxed{}``) − penalty.
+    r"""Reward of a mathematical answer: accuracy, plus format, minus a length penalty.
+
+    Format is a ``<think>…</think>`` followed by a ``\boxed{}``.
 
     An answer for which the verifier timed out or crashed counts as not correct. Its ``verdict`` is
     False, and its reason says why.

@@ -62,7 +62,7 @@ class MathRuler(Verifier):
 
     mode = "sympy"
 
-    def at_sight(self, gold: str, answer: str) -> Verdict | None:
+    def quick_verdict(self, gold: str, answer: str) -> Verdict | None:
         """Return the verdict if the text alone decides; None if sympy has to compute."""
         if len(answer) > max(LONGEST, len(gold) + 2):
             reason = f"the answer has {len(answer):,} characters; at most {LONGEST} are graded"

@@ -158,7 +158,7 @@ class _Worker:
                 pipe.close()
 
     def ending(self) -> str:
-        """Describe how it ended; completes the sentence "the worker …"."""
+        """Describe how the process ended, as the end of a sentence that begins "the worker …"."""
         code = self.process.returncode
         if code == worker_module.OUT_OF_MEMORY:
             return "ran out of memory"
@@ -248,7 +248,7 @@ class Pool:
             worker.task = None
             unanswered -= 1
 
-        def lose(worker: _Worker, failure: Failure) -> None:
+        def drop(worker: _Worker, failure: Failure) -> None:
             """Drop a worker; retry its request if it had answered other requests before it died."""
             task = worker.task
             self._drop(worker)
@@ -284,13 +284,13 @@ class Pool:
             for worker, line in self._exchange(max(0.0, due - time.monotonic())):
                 if line is None:
                     worker.stop()
-                    lose(worker, Failure("died", worker.ending()))
+                    drop(worker, Failure("died", worker.ending()))
                 elif worker.task is not None:
                     worker.answered += 1
                     finish(worker, json.loads(line))
             for worker in [w for w in self._workers if w.waiting and w.due <= time.monotonic()]:
                 limit = deadline if worker.ready else START_DEADLINE
-                lose(worker, Failure("late", f"was stopped after {limit:g} s"))
+                drop(worker, Failure("late", f"was stopped after {limit:g} s"))
         return answers
 
     def _exchange(self, timeout: float) -> list[tuple[_Worker, bytes | None]]:

@@ -10,7 +10,7 @@ from segcredit.types import Response, Reward, RewardFn, correctness
 
 @dataclass(frozen=True)
 class WeightedRewards:
-    """Σ weight · reward. The first reward that reports correctness decides what is correct.
+    """Weighted sum of rewards. The first reward that reports correctness decides what is correct.
 
     ``correct`` and ``answered`` come from that reward. A response for which any of the rewards
     gave no verdict counts in ``no_verdict``; the sum then has the value that this reward gave

@@ -195,7 +195,7 @@ class Verifier:
         verdicts: dict[tuple[str, str], Verdict] = {}
         hard: list[tuple[str, str]] = []
         for pair in dict.fromkeys(pairs):
-            quick = self.at_sight(*pair)
+            quick = self.quick_verdict(*pair)
             if quick is None:
                 hard.append(pair)
             else:
@@ -210,13 +210,13 @@ class Verifier:
             )
         return [verdicts[pair] for pair in pairs]
 
-    def at_sight(self, gold: str, answer: str) -> Verdict | None:
+    def quick_verdict(self, gold: str, answer: str) -> Verdict | None:
         """Return a verdict that needs no worker, or None."""
-        return at_sight(gold, answer)
+        return quick_verdict(gold, answer)
 
     def request(self, gold: str, answer: str) -> Mapping[str, Any]:
         """Build the request for the worker."""
-        return {"gold": tidy(gold), "answer": tidy(answer)}
+        return {"gold": normalize(gold), "answer": normalize(answer)}
 
     def verdict(self, gold: str, answer: str, reply: Mapping[str, bool]) -> Verdict:
         """Convert the worker's reply into a verdict."""
@@ -233,10 +233,10 @@ class Verifier:
         self.pool.close()
 
 
-def at_sight(gold: str, answer: str) -> Verdict | None:
+def quick_verdict(gold: str, answer: str) -> Verdict | None:
     """Return a verdict that needs no worker: equal text, plain numbers, or a refusal."""
     if len(answer) <= max(LONGEST, len(gold) + 2):
-        a, b = tidy(gold), tidy(answer)
+        a, b = normalize(gold), normalize(answer)
         if not b:
             return Verdict(False, f"wrong: an empty answer, expected {_plain(gold)}")
         if _SPACES.sub("", a) == _SPACES.sub("", b):
@@ -247,11 +247,11 @@ def at_sight(gold: str, answer: str) -> Verdict | None:
                 return right(answer)
             if _decimals(x) <= _DECIMALS and _decimals(y) <= _DECIMALS:
                 return wrong(gold, answer)
-    refused = refusal(tidy(answer), tidy(gold))
+    refused = refusal(normalize(answer), normalize(gold))
     return None if refused is None else Verdict(False, f"refused: {refused}")
 
 
-def tidy(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Remove delimiters and final punctuation, and write Unicode signs as LaTeX."""
     answer = answer.strip()
     for left, right_ in _DELIMITERS:

@@ -162,7 +162,7 @@ class DecodingState:
     """
 
     def __init__(self, like: DynamicCache, size: BufferSize) -> None:
-        """``like``: a filled cache of the model."""
+        """Allocate buffers whose cache has the layers of ``like``, a filled cache of the model."""
         device = like.layers[0].keys.device
         whole = partial(torch.zeros, dtype=torch.long, device=device)
         self.size = size

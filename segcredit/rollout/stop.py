@@ -31,7 +31,7 @@ class StopStrings:
         prefixes: Sequence[Int[Tensor, "_"]],
         device: torch.device,
     ) -> None:
-        """``prefixes``: response tokens before the sampled ones; a string may begin in them."""
+        """Prepare the search; a string may begin in ``prefixes``, the tokens before sampled ones."""
         self.strings = tuple(strings)
         self.decode = decode
         # a token has at least one byte

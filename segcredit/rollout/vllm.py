@@ -439,7 +439,7 @@ def _banning(banned: Tensor | None) -> type:
 
 
 def _logp(output: Any) -> Tensor:
-    """log π as sampled; NaN where it was not requested."""
+    """Return log π as sampled; NaN where it was not requested."""
     if output.logprobs is None:
         return torch.full((len(output.token_ids),), torch.nan)
     return torch.tensor(output.logprobs.logprobs)

@@ -58,7 +58,8 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"cannot create the run directory {folder.path}: {error.strerror}. Choose another."
+                f"cannot create the run directory {folder.path}: {error.strerror}. Choose "
+                "another folder."
             ) from error
         folder._refuse_a_run()
         folder._acquire()
@@ -143,7 +144,8 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise RunError(
-                f"cannot write in the run directory {self.path}: {error.strerror}. Choose another."
+                f"cannot write in the run directory {self.path}: {error.strerror}. Make it "
+                "writable, or choose another folder."
             ) from error
 
 

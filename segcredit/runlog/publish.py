@@ -56,7 +56,7 @@ def find_saved_policy(run: Run, step: int | None) -> Policy:
     Only files that the checkpoint's manifest lists are accepted, so nothing that was added later
     is uploaded; and no file that may run code when it is loaded.
     """
-    place = run.last_whole_checkpoint() if step is None else _checkpoint(run, step)
+    place = run.last_complete_checkpoint() if step is None else _checkpoint(run, step)
     if place is None:
         raise PublishError(
             f"expected a complete checkpoint in {run.path}; there is none. Resume it."

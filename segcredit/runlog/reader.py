@@ -150,7 +150,7 @@ class Run:
         verify(path)
         return path
 
-    def last_whole_checkpoint(self) -> Path | None:
+    def last_complete_checkpoint(self) -> Path | None:
         """Return the newest undamaged checkpoint, with a warning for each newer damaged one."""
         for path in reversed(self.checkpoints):
             try:

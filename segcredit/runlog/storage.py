@@ -199,7 +199,7 @@ class Parts:
                 raise CheckpointError(f"{path} is missing.") from None
             except (ValueError, KeyError, TypeError, SafetensorError) as error:
                 raise CheckpointError(
-                    f"{path} is damaged or not a file of segcredit: {error}."
+                    f"{path} is damaged, or was not written by segcredit: {error}."
                 ) from (error)
 
     def __contains__(self, name: str) -> bool:
@@ -279,7 +279,7 @@ def load_state(folder: Path, name: str = "state") -> dict[Any, Any]:
 
 
 class _Packer:
-    """Converts a state into JSON with numbered tensors."""
+    """Converts a state into JSON in which each tensor is replaced by its number in a list."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}

@@ -259,9 +259,9 @@ class AheadSampling:
             return self._work.result()
         except torch.OutOfMemoryError:
             warnings.warn(
-                "rollout.ahead: the update left too little memory to sample beside it, so this "
-                "batch was sampled after it; only the time changes. Set a smaller rollout.rows or "
-                "update.tokens_per_micro, or rollout.ahead=0.",
+                "rollout.ahead: there was too little memory to sample during the update, so this "
+                "batch was sampled after the update; results do not change. Set a smaller "
+                "rollout.rows or update.tokens_per_micro, or rollout.ahead=0.",
                 stacklevel=2,
             )
         torch.cuda.empty_cache()

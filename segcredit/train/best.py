@@ -1,4 +1,4 @@
-"""The best held-out result of a run: keep its checkpoint, and stop a run without gains.
+"""Keep the checkpoint with the best held-out result, and stop a run that no longer improves.
 
 ``evaluation.metric`` says which result counts, ``save.best`` keeps its checkpoint, and
 ``evaluation.patience`` ends the run. Evaluations before optimization do not count.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, and how long ago the last gain was."""
+    """The best evaluation so far, and the number of evaluations without a gain."""
 
     metric: str
     value: float
@@ -42,7 +42,7 @@ class Best:
         return replace(found, value=value, step=step) if value > self.value else found
 
 
-def is_followed(recipe: "Recipe") -> bool:
+def tracks_best(recipe: "Recipe") -> bool:
     """Whether a setting needs the best result."""
     return recipe.save.best or recipe.evaluation.patience is not None
 
@@ -62,7 +62,7 @@ def metric_of(state: "State", measured: Mapping[str, float]) -> str:
 
 def after_evaluation(state: "State", measured: Mapping[str, float]) -> Best | None:
     """Return the record after an evaluation at the current step; every rank gets the same."""
-    if not is_followed(state.recipe):
+    if not tracks_best(state.recipe):
         return None
     name, best = metric_of(state, measured), state.best
     value = float(state.parallel.share(measured[name]))
@@ -72,7 +72,7 @@ def after_evaluation(state: "State", measured: Mapping[str, float]) -> Best | No
 
 
 def stops_early(state: "State") -> bool:
-    """Whether ``evaluation.patience`` evaluations brought no gain."""
+    """Whether the result did not improve in ``evaluation.patience`` evaluations."""
     patience, best = state.recipe.evaluation.patience, state.best
     return patience is not None and best is not None and best.waited >= patience
 
@@ -83,9 +83,9 @@ def stop_message(state: "State") -> str:
     assert best is not None
     least = f" of at least {settings.min_gain:g}" if settings.min_gain else ""
     return (
-        f"Stopped early after step {state.step}: {best.waited} evaluations brought no gain{least} "
-        f"in {best.metric}, whose best value is {best.value:.4g} at step {best.step} "
-        f"(evaluation.patience={settings.patience})."
+        f"Stopped early after step {state.step}: {best.waited} evaluations without an "
+        f"improvement{least} in {best.metric}, whose best value is {best.value:.4g} at step "
+        f"{best.step} (evaluation.patience={settings.patience})."
     )
 
 
@@ -100,7 +100,7 @@ def restored(state: "State", folder: RunFolder, kept: Mapping[str, Any] | None) 
 
     Without the checkpoint of the best step, the next evaluation is the best again.
     """
-    if kept is None or not is_followed(state.recipe):
+    if kept is None or not tracks_best(state.recipe):
         return None
     best = Best(**kept)
     known = ("sampled", "reward") if state.recipe.evaluation.metric == "auto" else ()

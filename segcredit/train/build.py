@@ -499,7 +499,8 @@ def _device_problems(key: str, name: str | None) -> list[str]:
             f"each takes its own"
         ]
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        return [f"{key}: {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs"]
+        found = torch.cuda.device_count()
+        return [f"{key}: expected a GPU of this machine, where torch sees {found}; got {name!r}"]
     return []
 
 

@@ -26,7 +26,7 @@ __all__ = [
     "LatestCheckpoint",
     "clean_up",
     "find_latest",
-    "latest_whole",
+    "latest_complete",
     "load_state",
     "mark_unsaved",
     "never_saved",
@@ -142,7 +142,7 @@ def find_latest(root: Path) -> LatestCheckpoint:
     return _find_latest(root, hashes=True)
 
 
-def latest_whole(root: Path) -> Path | None:
+def latest_complete(root: Path) -> Path | None:
     """Find the newest complete checkpoint or None, with a warning for each newer damaged one."""
     found = find_latest(root)
     for message in found.refused:

@@ -46,8 +46,8 @@ class Context:
         """Sample and grade responses of the current policy to these prompts.
 
         Args:
-            samples: Responses per prompt; those to one prompt are neighbors.
-            temperature: None: the run's; 0: greedy.
+            samples: Responses per prompt; responses to one prompt are adjacent rows.
+            temperature: Sampling temperature; 0 is greedy. None: the run's temperature.
         """
         return collect(self, prompts, (), IndependentSampler(samples, temperature))
 

@@ -32,7 +32,13 @@ from segcredit.train import checkpoint
 from segcredit.train.collect import Context, forward_in_parts
 from segcredit.train.continuations import ContinuationProvider
 from segcredit.train.distributed import shard_critic, shard_policy
-from segcredit.train.models import freeze, fuse_on_gpu, load_saved_policy, make_ready, own_memory
+from segcredit.train.models import (
+    detach_from_file,
+    freeze,
+    fuse_on_gpu,
+    load_saved_policy,
+    make_ready,
+)
 from segcredit.train.optim import CriticLearner, make_optimizer
 from segcredit.train.provider import Provider, SavedRun
 from segcredit.train.state import State
@@ -164,7 +170,7 @@ def weighted(
 
 
 def _log_ratio(rollouts: Rollouts) -> Float[Tensor, "B T"]:
-    """log π_old − log π_sampler; 0 off the mask."""
+    """Compute log π_old − log π_sampler; 0 off the mask."""
     sampled = rollouts.column("logp_sampler", "the comparison of sampler and trainer")
     return (rollouts.logp_old - sampled).masked_fill(~rollouts.mask, 0.0)
 
@@ -201,7 +207,7 @@ class ValueProvider(Provider):
         elif (saved.place / CRITIC).exists():
             return CriticProvider.of(state, _saved_critic(state, saved.place / CRITIC))
         if VALUE in state.columns and state.stage_kind in ("pretrain_critic", "optimize"):
-            raise saved.lacks("this algorithm needs a critic", state.recipe)
+            raise saved.missing_error("this algorithm needs a critic", state.recipe)
         return None
 
 
@@ -209,7 +215,7 @@ def _saved_critic(state: State, place: Path) -> Critic:
     """Load a saved critic onto the policy's device."""
     settings = state.recipe.model
     critic = Critic.from_saved(place, getattr(torch, settings.dtype), state.policy.family)
-    own_memory(critic)
+    detach_from_file(critic)
     critic.to(state.policy.device)
     set_attention(critic.trunk, settings.attention)
     return critic
@@ -252,7 +258,7 @@ class CriticProvider(Provider):
 
 @dataclass(frozen=True)
 class InitialPolicyProvider(Provider):
-    """Provider of the initial policy before the reinforcement learning stage starts."""
+    """Placeholder provider: makes that of the initial policy when reinforcement learning starts."""
 
     restarts: bool
     """Whether each update starts from it; otherwise it is the reference model."""
@@ -410,13 +416,13 @@ PROVIDERS: dict[type[Column], Callable[[Any], Provider]] = {
 
 
 def provider_of(column: Column) -> Provider:
-    """Return the provider of a column, not prepared yet; a user's column is its own."""
+    """Return the unprepared provider of a column; a user's column is its own provider."""
     if isinstance(column, Provider):
         return column
     if type(column) not in PROVIDERS:
         raise ValueError(
-            f"expected a built-in column or one that can fill itself; got {column!r}. Derive "
-            f"{type(column).__name__} from segcredit.train.provider.OwnColumn and define fill."
+            f"expected a built-in column or a subclass of segcredit.train.provider.OwnColumn; got "
+            f"{column!r}. Make {type(column).__name__} a subclass and define fill."
         )
     return PROVIDERS[type(column)](column)
 

@@ -70,9 +70,10 @@ class MonteCarloValues:
         context = self.context
         if context.state.recipe.rollout.ahead:
             raise ValueError(
-                "expected continuations by the policy that sampled the responses; got a method "
-                "that samples them, without a column that has continues = True, and "
-                "rollout.ahead=1, with which that policy is gone. Set rollout.ahead=0."
+                "expected rollout.ahead=0, because this method samples continuations, which must "
+                "come from the policy that sampled the responses; got rollout.ahead=1, with "
+                "which that policy is already updated. Set rollout.ahead=0. If the column is your "
+                "own, set continues = True in it, to see this when the recipe is read."
             )
         with context.log.time("continue"):
             limit = context.state.recipe.rollout.prefixes

@@ -193,8 +193,8 @@ class CollectiveWrite:
             return
         failed = self._failed
         number = failed.errno if isinstance(failed, OSError) else None
-        told = None if failed is None else (self.parallel.rank, number, str(failed))
-        others = [x for x in self.parallel.gather([told]) if x is not None]
+        report = None if failed is None else (self.parallel.rank, number, str(failed))
+        others = [x for x in self.parallel.gather([report]) if x is not None]
         if failed is not None:
             raise failed
         if others:
@@ -214,7 +214,7 @@ def shard_policy(policy: Policy, parallel: Parallel) -> None:
 
 
 def shard_critic(critic: Critic, parallel: Parallel) -> None:
-    """Shard a critic; its head computes in fp32 whatever the dtype of the trunk."""
+    """Shard a critic; its head computes in fp32 for any dtype of the trunk."""
     device = critic.head.weight.device
     shard(critic, init_device_mesh(device.type, (parallel.size,)), apart=[critic.head])
 

@@ -20,15 +20,15 @@ from segcredit.runlog.folder import by_step, step_name
 from segcredit.train.best import (
     after_evaluation,
     is_best,
-    is_followed,
     metric_of,
     stop_message,
     stops_early,
+    tracks_best,
 )
 from segcredit.train.health import READ, Health, begin_token_warning, top_p_warning
 from segcredit.train.metrics import StepResult, rollout_rows
 from segcredit.train.optim import NotFinite
-from segcredit.train.saving import help_save, save
+from segcredit.train.saving import save, save_shards
 from segcredit.train.stages import AnyStage, stage_of
 from segcredit.train.state import State, derive
 from segcredit.train.step import held_out_step
@@ -261,7 +261,7 @@ class Loop:
         if found is None:
             return
         state, measured = self.state, found.metrics()
-        if is_followed(state.recipe):
+        if tracks_best(state.recipe):
             metric_of(state, measured)  # before optimization: report a wrong setting at once
         if name != "before":
             state.best = after_evaluation(state, measured)
@@ -289,7 +289,7 @@ class Loop:
         if self.folder is not None and self.metrics is not None and state.parallel.first:
             self.watch.saved(state.step, save(state, self.folder, self.metrics))
         elif state.shards:
-            help_save(state)
+            save_shards(state)
         self.saved_step = state.step
         self._save_is_due = False
         state.parallel.wait()

@@ -127,7 +127,7 @@ class RolloutBatch:
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RolloutBatch":
-        """Return a copy with a function applied to every tensor, also of the batches within."""
+        """Return a copy with a function applied to every tensor, including nested batches."""
         return replace(
             self,
             rollouts=self.rollouts.map(change),
@@ -138,7 +138,7 @@ class RolloutBatch:
 
     @classmethod
     def join(cls, parts: "Sequence[RolloutBatch]") -> "RolloutBatch":
-        """Join batches into one; groups are numbered anew."""
+        """Join batches into one, with new group numbers."""
         return cls(
             Rollouts.join([x.rollouts for x in parts]),
             [response for x in parts for response in x.responses],

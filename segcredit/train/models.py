@@ -92,11 +92,11 @@ def load_policy(recipe: Recipe, source: str | Path) -> Policy:
         )
     except ModelError as error:
         raise RecipeError(f"model.path: {error}") from error
-    own_memory(policy.model)
+    detach_from_file(policy.model)
     return policy
 
 
-def own_memory(model: nn.Module) -> None:
+def detach_from_file(model: nn.Module) -> None:
     """Copy loaded weights out of their memory-mapped file into newly allocated memory.
 
     The file may be deleted or replaced. Its tensors may also be aligned differently, which can

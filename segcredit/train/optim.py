@@ -108,7 +108,7 @@ class Optimizer:
         offload: bool = False,
         trained: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """``trained``: the weights to train by name; default: all that require gradients.
+        """Create the optimizer of the weights in ``trained``; by default, of all with gradients.
 
         One model may carry several LoRA adapters, each with its own optimizer.
         """

@@ -56,8 +56,8 @@ class SavedRun:
     state: Mapping[str, Any]
     """Content of its state file."""
 
-    def lacks(self, what: str, recipe: Recipe) -> RecipeError:
-        """Return the error to raise if the checkpoint lacks what a column needs."""
+    def missing_error(self, what: str, recipe: Recipe) -> RecipeError:
+        """Return the error to raise if the checkpoint does not have what a column needs."""
         return RecipeError(
             f"{what}, which {self.place} does not contain for this data and stage. Resume with "
             f"the previous algorithm and data, or start a new run on the trained policy: "

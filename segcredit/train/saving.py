@@ -54,7 +54,7 @@ CPU = torch.device("cpu")
 def save(state: State, folder: RunFolder, metrics: MetricsWriter) -> Path:
     """Write a checkpoint of this step atomically; called on rank 0.
 
-    If the models are sharded, all other ranks must call :func:`help_save` at the same time.
+    If the models are sharded, all other ranks must call :func:`save_shards` at the same time.
     """
     for name, model in _fixed_models(state).items():
         new = not (folder.checkpoints / name).exists()
@@ -83,7 +83,7 @@ def _card(state: State, rows: list[dict[str, Any]]) -> str:
     return model_card(config, repr(state.algorithm), rows, state.step, has_images)
 
 
-def help_save(state: State) -> None:
+def save_shards(state: State) -> None:
     """Participate in saving sharded models, on all ranks except 0."""
     for model in _fixed_models(state).values():
         if state.parallel.share(False):
@@ -281,7 +281,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
 
 
 def _restore_curriculum(state: State, saved: SavedRun) -> None:
-    """Restore the prompts' success rates; if there are none, the curriculum starts anew."""
+    """Restore the prompts' success rates; without saved ones, keep the initial rates."""
     kept = saved.state.get("curriculum")
     if kept is None or not state.recipe.data.curriculum:
         return
@@ -289,7 +289,9 @@ def _restore_curriculum(state: State, saved: SavedRun) -> None:
     curriculum.load_state_dict(kept)
     if len(curriculum.alpha) != state.train.size:
         count = len(curriculum.alpha)
-        raise saved.lacks(f"data.curriculum tracks success rates of {count} prompts", state.recipe)
+        raise saved.missing_error(
+            f"data.curriculum tracks success rates of {count} prompts", state.recipe
+        )
     state.curriculum = curriculum
 
 
@@ -339,7 +341,7 @@ SHAPES = {
 
 
 def _check_changes(state: State, folder: RunFolder, place: Path, found: dict[str, Any]) -> None:
-    """Refuse changed settings that the checkpoint has already fixed."""
+    """Raise RecipeError if a setting was changed that the checkpoint determines."""
     changed = changed_settings(folder, state.recipe)
     problems = []
     for key, (old, new) in changed.items():

@@ -121,13 +121,15 @@ class UnstartedTracker(Provider):
         kept = saved.state[TrackerProvider.state_key]
         if kept is None:
             if state.stage_kind == "optimize":
-                raise saved.lacks("this algorithm tracks a value for every prompt", state.recipe)
+                raise saved.missing_error(
+                    "this algorithm tracks a value for every prompt", state.recipe
+                )
             return None
         tracker = ValueTracker(_prompts(state))
         tracker.load_state_dict(kept)
         if len(tracker.alpha) != len(tracker.place):
             count = len(tracker.alpha)
-            raise saved.lacks(f"this run tracks values of {count} prompts", state.recipe)
+            raise saved.missing_error(f"this run tracks values of {count} prompts", state.recipe)
         return TrackerProvider(tracker)
 
 

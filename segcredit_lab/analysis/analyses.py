@@ -10,7 +10,7 @@ from segcredit.report.page import Figure, Figures
 from segcredit.runlog import Run
 from segcredit_lab.analysis.compare import COMPARISONS, compare
 from segcredit_lab.analysis.drawing import INK, svg
-from segcredit_lab.analysis.lift import jumps_of_critic, learns_everywhere, lift_of_critic
+from segcredit_lab.analysis.lift import jumps_of_critic, lift_of_critic, trained_at_every_token
 from segcredit_lab.analysis.probe import lift_of_probe
 from segcredit_lab.analysis.ratio_bias import ratio_bias
 from segcredit_lab.analysis.reading import (
@@ -140,7 +140,7 @@ def _of_a_run(
 def _require(kind: AnalysisKind, run: Run, steps: Sequence[Step], by_name: bool) -> None:
     """Raise unless the run has what the analysis needs."""
     require_columns(steps, kind.columns, kind.without_critic)
-    if kind.at_every_token and not by_name and not learns_everywhere(run, steps):
+    if kind.at_every_token and not by_name and not trained_at_every_token(run, steps):
         other = f" {kind.without_critic}" if kind.without_critic else ""
         raise CannotAnalyzeError(
             "the critic is trained only at segment boundaries, so V has no meaning between them."

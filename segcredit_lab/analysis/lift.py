@@ -73,7 +73,7 @@ class TokenPool:
 
     @property
     def once(self) -> Int[np.ndarray, "1 R"]:
-        """The draw that contains every response once."""
+        """Bootstrap draw that contains every response exactly once."""
         return np.ones((1, self.num_responses), dtype=np.int64)
 
 
@@ -100,7 +100,7 @@ def make_pool(
 def lift(
     pool: TokenPool, quantiles: Float[np.ndarray, " Q"], thresholds: Float[np.ndarray, " D"]
 ) -> Float[np.ndarray, "D Q"]:
-    """Lift(q) = P(D | A) / P(D), A = {H ≥ quantile_q(H)}, D = {ΔV ≥ quantile_d(ΔV)}.
+    """Compute Lift(q) = P(D | A) / P(D), A = {H ≥ quantile_q(H)}, D = {ΔV ≥ quantile_d(ΔV)}.
 
     Quantiles are those of the pool, interpolated linearly. NaN for an empty pool.
     """
@@ -160,7 +160,7 @@ def _sort(pool: TokenPool) -> _SortedPool:
 
 
 def first_equal(x: np.ndarray) -> np.ndarray:
-    """Return the index of the first equal value, for sorted values."""
+    """Return, for each of the sorted values, the index of the first value equal to it."""
     return np.searchsorted(x, x, side="left")
 
 
@@ -190,7 +190,7 @@ def _lift(
 
 
 def _sums(x: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
-    """0, x₀, x₀ + x₁, … along the rows."""
+    """Compute cumulative sums along the rows: 0, x₀, x₀ + x₁, …."""
     sums = np.zeros((x.shape[0], x.shape[1] + 1), dtype)
     np.cumsum(x, axis=1, dtype=dtype, out=sums[:, 1:])
     return sums
@@ -352,13 +352,13 @@ def lift_of_critic(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Lift with the values of the run's critic."""
-    everywhere = learns_everywhere(run, steps)
+    everywhere = trained_at_every_token(run, steps)
     note = READING if everywhere else f"{BOUNDARY_LIFT} {READING}"
     more = {"critic": {"at_every_token": everywhere, "r_squared": _explained(steps)}}
     return lift_analysis("lift", "Lift", run, name, steps, settings, note, more)
 
 
-def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
+def trained_at_every_token(run: Run, steps: Sequence[Step]) -> bool:
     """Whether the critic was trained at every token, by one-token segments or by the method."""
     if not any(np.isfinite(x.value).any() for x in steps):
         return False
@@ -371,7 +371,7 @@ def learns_everywhere(run: Run, steps: Sequence[Step]) -> bool:
 
 
 def _explained(steps: Sequence[Step]) -> float:
-    """1 − Var(R − V) / Var(R) over all recorded tokens."""
+    """Compute the explained variance, 1 − Var(R − V) / Var(R), over all recorded tokens."""
     value = np.concatenate([x.value for x in steps])
     reward = np.concatenate([x.reward[x.owner] for x in steps])
     known = np.isfinite(value) & np.isfinite(reward)
@@ -405,7 +405,7 @@ def lift_analysis(
 
 
 def cut_of(run: Run) -> float | None:
-    """1 − k of a method that cuts after the share k of tokens with the highest entropy."""
+    """Return 1 − k of a method that cuts after the share k of tokens with the highest entropy."""
     try:
         fraction = getattr(method_of(run).credit.over, "fraction", None)
     except CannotAnalyzeError:
@@ -550,7 +550,7 @@ def jumps_of_critic(
     run: Run, name: str, steps: Sequence[Step], settings: AnalysisSettings
 ) -> Analysis:
     """Mean jumps (Eq. 14) with the values of the run's critic."""
-    everywhere = learns_everywhere(run, steps)
+    everywhere = trained_at_every_token(run, steps)
     pools, numbers = pools_of(steps)
     if not any(pool.jump.any() for pool in pools):
         raise CannotAnalyzeError("V is the same at all tokens of every recorded response.")

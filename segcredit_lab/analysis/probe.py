@@ -39,9 +39,9 @@ NO_FIT = ", which is nothing: this V, and so this Lift, has no meaning"
 OLDER = "its rollouts have no messages: an older version wrote them, which did not store prompts."
 
 
-def last_whole_checkpoint(run: Run) -> Path:
+def last_complete_checkpoint(run: Run) -> Path:
     """Return the last complete checkpoint, whose policy the probe reads."""
-    path = run.last_whole_checkpoint()
+    path = run.last_complete_checkpoint()
     if path is None:
         raise CannotAnalyzeError("it has no complete checkpoint yet.")
     return path
@@ -171,7 +171,7 @@ class Head:
     bias: float
 
     def squared_error(self, rows: Moments) -> float:
-        """Σ (y − V)² over rows, computed from their sums."""
+        """Compute Σ (y − V)² over rows, from their sums."""
         w, b = self.weight, self.bias
         return float(
             rows.yy
@@ -235,7 +235,7 @@ def out_of_fold(
 
 
 def r_squared(y: Float[np.ndarray, " N"], value: Float[np.ndarray, " N"]) -> float:
-    """1 − Σ (y − V)² / Σ (y − ȳ)²; below 0 it is worse than predicting the mean."""
+    """Compute R² = 1 − Σ (y − V)² / Σ (y − ȳ)²; below 0, V is worse than the mean of y."""
     off, spread = y - value, y - y.mean()
     return float(1.0 - (off @ off) / (spread @ spread)) if (spread @ spread) > 0 else float("nan")
 
@@ -257,7 +257,7 @@ def lift_of_probe(
 ) -> Analysis:
     """Compute a run's Lift with values from a probe on the last checkpoint."""
     _check_rows(steps)
-    checkpoint = last_whole_checkpoint(run)
+    checkpoint = last_complete_checkpoint(run)
     found = probe(run, steps, settings, load_policy(run, checkpoint, settings.trust_run))
     no_fit = not found.r_squared > 0
     note = NOTE.format(checkpoint.name, f"{found.r_squared:.1%}", NO_FIT if no_fit else "")

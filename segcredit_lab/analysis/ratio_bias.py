@@ -59,7 +59,7 @@ def ratio_units(method: PolicyGradient, step: Step) -> Int[np.ndarray, " N"]:
 def log_gap(
     length: Int[np.ndarray, " M"], mean: Float[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """ln |e^{Lμ} − e^μ| = μ + ln |e^{(L−1)μ} − 1|, in logarithms since e^{Lμ} overflows."""
+    """Compute ln |e^{Lμ} − e^μ| as μ + ln |e^{(L−1)μ} − 1|, since e^{Lμ} overflows."""
     exponent = (length - 1) * mean
     size = np.abs(exponent)
     with np.errstate(divide="ignore"):  # L = 1 or μ = 0: no gap
@@ -69,7 +69,7 @@ def log_gap(
 def log_bound(
     length: Int[np.ndarray, " M"], mean: Float[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """ln of e^{L|μ|} (L − 1) |μ|, an upper bound of the gap."""
+    """Compute the logarithm of e^{L|μ|} (L − 1) |μ|, an upper bound of the gap."""
     with np.errstate(divide="ignore"):
         return length * np.abs(mean) + np.log((length - 1) * np.abs(mean))
 
@@ -102,7 +102,7 @@ class RatioBias:
 def units_of_step(
     unit: Int[np.ndarray, " N"], ratio: Float[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " M"], Float[np.ndarray, " M"]]:
-    """L and μ of each unit whose recorded ratio is positive, finite and constant."""
+    """Return L and mean log-ratio μ of each unit whose recorded ratio is positive and constant."""
     inside = unit >= 0
     length = unit_lengths(unit)
     low, high = np.full(len(length), np.inf), np.full(len(length), -np.inf)

@@ -360,7 +360,7 @@ POSITION_DIGITS = 9
 
 
 def place(total: Int[np.ndarray, "*B"], q: Float[np.ndarray, " Q"]) -> Float[np.ndarray, "*B Q"]:
-    """(n − 1) q: position of numpy's linear quantile among n sorted values, from 0."""
+    """Return (n − 1) q, the 0-based position of numpy's linear quantile in n sorted values."""
     return np.round((total[..., None] - 1) * q, POSITION_DIGITS)
 
 

@@ -169,7 +169,7 @@ class Decomposition:
 
 
 def decompose(x: Float[np.ndarray, " N"], unit: Int[np.ndarray, " N"]) -> Decomposition:
-    """Σ (x − x̄)² = Σ (x − x̄_m)² + Σ |z_m| (x̄_m − x̄)², over tokens that belong to a segment."""
+    """Decompose the variance over segments: Σ (x − x̄)² = Σ (x − x̄_m)² + Σ |z_m| (x̄_m − x̄)²."""
     x, unit = x[unit >= 0], unit[unit >= 0]
     if not len(x):
         return Decomposition(0.0, 0.0, 0.0)

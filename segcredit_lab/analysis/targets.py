@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from segcredit.printable import number_text
 from segcredit.runlog import Run
 from segcredit_lab.analysis.drawing import draw_targets
-from segcredit_lab.analysis.lift import BOUNDARY_CRITIC, learns_everywhere
+from segcredit_lab.analysis.lift import BOUNDARY_CRITIC, trained_at_every_token
 from segcredit_lab.analysis.reading import (
     Analysis,
     AnalysisSettings,
@@ -174,7 +174,7 @@ def recorded_sums(step: Step, token: Horizon, segment: Horizon) -> Float[np.ndar
 def _token_targets(
     step: Step, token: Horizon
 ) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """R̂_t = Â_t + V(s_t), and which tokens have one."""
+    """Return the token targets R̂_t = Â_t + V(s_t), and which tokens have one."""
     made, good = token_advantages(step.owner, step.value, step.reward, token.gamma, token.lam)
     return made + step.value, good
 
@@ -186,7 +186,7 @@ def _segment_targets(
     unit: Int[np.ndarray, " N"],
     horizon: Horizon,
 ) -> Float[np.ndarray, " M"]:
-    """R̂_m = Â_m + V(s_m), with V read before each segment."""
+    """Return the segment targets R̂_m = Â_m + V(s_m), with V read before each segment."""
     starts = np.concatenate([[True], unit[1:] != unit[:-1]])[: len(unit)]
     of, read = owner[starts], value[starts]
     made, _ = token_advantages(of, read, step.reward, horizon.gamma, horizon.lam)
@@ -243,7 +243,7 @@ def target_variances(
             "GAE with the same horizon. Eq. 16 claims 1 / L, for independent token targets. ρ is "
             "their correlation within a segment; at λ = 1 and γ = 1 all targets of a response are "
             "equal, so ρ = 1 and nothing falls."
-            + ("" if learns_everywhere(run, steps) else f" {BOUNDARY_CRITIC}")
+            + ("" if trained_at_every_token(run, steps) else f" {BOUNDARY_CRITIC}")
         ),
         draw=partial(draw_targets, fixed, recorded),
         size=(9.6, 3.7) if recorded else (6.0, 3.7),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import TrustRun, complain, exit_codes, quiet_libraries, say
+from segcredit.commands.output import TrustRun, exit_codes, print_error, quiet_libraries, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,7 @@ def analyze(
             folders = _write(found, found_runs, output, progress)
     _show(console, found, folders)
     if not found.done:
-        complain("no analysis could be made.")
+        print_error("no analysis could be made.")
         raise typer.Exit(2)
 
 

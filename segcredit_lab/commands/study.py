@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcredit.commands.output import complain, quiet_libraries, say
+from segcredit.commands.output import print_error, quiet_libraries, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,7 +122,7 @@ def study(
         _write(console, plans, states, folder)
         _benchmark(console, plans, store, folder, questions)
     except (ValueError, OSError) as error:
-        complain(error)
+        print_error(error)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("Stopped.")
@@ -238,7 +238,7 @@ def _end(console: "Console", states: "RunStates") -> None:
         if state.status == "failed":
             failed.setdefault(status_text(state), []).append(state.run.name)
     for reason, names in failed.items():
-        complain(f"{', '.join(names)}: {reason}")
+        print_error(f"{', '.join(names)}: {reason}")
     if states.stopping:
         console.print("Stopped. Run the same command again to continue.")
         raise typer.Exit(130)

@@ -58,7 +58,7 @@ r − V(s_m), and a correct answer is blue throughout."""
 
 @dataclass(frozen=True)
 class Credits:
-    """Credit shown in the three rows."""
+    """Credit per token, segment and response, shown in the three rows of the picture."""
 
     segments: Segments
     token: list[float]

@@ -12,7 +12,7 @@ The pages are docs/results.md (the summary) and docs/results/*.md (one per study
 Text between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by that study's table of results;
 the rest of a page is kept. ``NAME question`` is its question with its seeds and a link to its
 page, ``NAME cost`` its second table, ``NAME lift`` its last. ``NAME rounds`` compares the
-differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … beside``, ``steady`` and
+differences of ``NAME-first``, ``-second``, … and ``NAME``. ``NAME NAME … compared``, ``steady`` and
 ``rates`` compare several studies with the same arms. The block ``summary`` is the table of
 COMPARED. The block ``corrections`` lists the entries of segcredit_lab/study/corrections.yaml that
 apply. Rows of arms that were run before a correction, or their cells in the summary and in
@@ -68,7 +68,7 @@ TRIED = re.compile(r"^\| (?P<label>.+) \| (?P<rate>[\d.e-]+) \| (?P<area>[\d.]+)
 KEPT = ("study.csv", "runs.csv", "curves.csv", "times.csv", "study.tex")
 BLOCK = re.compile(
     r"(<!-- (?P<names>[\w-]+(?: [\w-]+)*?)"
-    r"(?P<what> question| cost| lift| rounds| beside| steady| rates)? -->\n)"
+    r"(?P<what> question| cost| lift| rounds| compared| steady| rates)? -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -91,7 +91,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def pending(name: str) -> dict[str, tuple[Correction, ...]]:
-    """Return the corrections that a study's results do not include yet, by label of the arm."""
+    """Return the corrections made after a study's results were computed, by label of the arm."""
     found = {}
     for row in rows_of(RESULTS / name / "study.csv"):
         included = (row.get("corrections") or "").split()
@@ -182,7 +182,7 @@ def difference(place: str) -> tuple[Estimate, str]:
 
 
 def is_pending(place: str) -> bool:
-    """Return whether a correction of the arm's method is not included yet."""
+    """Whether the arm's method was corrected after its published results were computed."""
     study, arm = place.split()
     return arms_of(study)[arm]["label"] in pending(study)
 
@@ -205,8 +205,8 @@ def summary() -> str:
     return markdown(Table(("", *TASKS), tuple(rows)))
 
 
-def beside(names: list[str], folder: str = "") -> str:
-    """Make a table of studies: accuracy at the start and of the reference, and differences."""
+def compared(names: list[str], folder: str = "") -> str:
+    """Make a table with one study per row: starting accuracy, reference arm, differences."""
     rows = []
     for name in names:
         own, *others = _arms(name)
@@ -232,7 +232,11 @@ def beside(names: list[str], folder: str = "") -> str:
 
 
 def steady(names: list[str], folder: str = "") -> str:
-    """Make a table of differences over the curve without unsteady runs, and seed pairs left."""
+    """Make a table of differences over the curve, without runs whose accuracy fell by FALL.
+
+    A run is left out if its accuracy falls by that much from one evaluation to the next. The
+    columns "pairs" count the pairs of runs with equal seeds that remain.
+    """
     rows = []
     for name in names:
         curves = defaultdict[tuple[str, str], list[float]](list)
@@ -286,7 +290,7 @@ def _link(name: str, folder: str) -> str:
     return f"[{title.rpartition(', ')[2]}]({folder}{name}/study.md)"
 
 
-def bring(study: Path, place: Path) -> None:
+def copy_study(study: Path, place: Path) -> None:
     """Copy one study's folder, with figures as SVG only."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -396,7 +400,7 @@ def fill(text: str, folder: str = "") -> str:
 
     ``folder`` is the path from the page to docs/results: "" for a page in it, "results/" above it.
     """
-    side_by_side = {"beside": beside, "steady": steady, "rates": rates}
+    side_by_side = {"compared": compared, "steady": steady, "rates": rates}
 
     def filled(block: re.Match[str]) -> str:
         names, what = block["names"].split(), (block["what"] or "").strip()
@@ -456,7 +460,7 @@ def main() -> None:
         for page in found:
             own = page.parent.name.removesuffix(f"-{options.scale}")
             name = f"{options.prefix}{own}{options.suffix}"
-            bring(page.parent, RESULTS / name)
+            copy_study(page.parent, RESULTS / name)
             print(f"docs/results/{name}")
     for place in sorted(RESULTS.glob("*/study.csv")):
         mark_pages(place.parent)

@@ -55,7 +55,7 @@ class Display(Protocol):
 
 @dataclass
 class RunStates:
-    """All runs by digest, and whether the user asked to stop."""
+    """State of every run, by the digest of its recipe, and whether the user asked to stop."""
 
     runs: dict[str, RunState] = field(default_factory=dict)
     early: set[str] = field(default_factory=set)

@@ -22,7 +22,7 @@ from segcredit_lab.analysis.drawing import (
     integer_steps,
     line_of,
 )
-from segcredit_lab.analysis.lift import SHOWN, learns_everywhere, lift_of_critic
+from segcredit_lab.analysis.lift import SHOWN, lift_of_critic, trained_at_every_token
 from segcredit_lab.analysis.probe import lift_of_probe
 from segcredit_lab.analysis.reading import (
     CannotAnalyzeError,
@@ -356,7 +356,7 @@ def _lift_of(folder: Path) -> dict[str, Any]:
                 return {**numbers, "by": part, "r_squared": float("nan") if fit is None else fit}
     run = read_run(folder)
     steps = read_steps(run, settings)
-    by = lift_of_critic if learns_everywhere(run, steps) else lift_of_probe
+    by = lift_of_critic if trained_at_every_token(run, steps) else lift_of_probe
     write(by(run, folder.name, steps, settings), place)
     return _lift_of(folder)
 

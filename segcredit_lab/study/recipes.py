@@ -205,7 +205,11 @@ def _beginning(
 
 
 def _use_stage_settings(whole: dict[str, Any], stages: Sequence[PretrainCritic]) -> None:
-    """Copy prompts and minibatches from the stages, if all set them, so that arms agree."""
+    """Copy ``prompts`` and ``minibatches`` from the stages to the recipe, if all stages set them.
+
+    The recipe's values are then unused. Replacing them makes the recipes of arms that differ only
+    in these values equal, so that the arms share one run.
+    """
     prompts = [stage.prompts for stage in stages if stage.prompts is not None]
     if stages and len(prompts) == len(stages):
         whole["rollout"]["prompts"] = min(prompts)

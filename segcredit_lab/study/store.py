@@ -210,9 +210,10 @@ def is_finished(folder: Path) -> bool:
 
 
 def finish(folder: Path, keep: Collection[str]) -> None:
-    """Mark a run as finished and delete all checkpoints except these parts of the last one.
+    """Mark a run as finished and delete its checkpoints, except parts of the last one.
 
-    Optimizers and reference model are most of a run's size. If the process is killed in between,
+    ``keep`` names the files and folders to keep in the last checkpoint. Optimizer states and the
+    reference model are most of a run's size. If the process is killed in between,
     the next call completes the cleanup.
     """
     if record_of(folder) is None:

@@ -127,12 +127,12 @@ class Summary:
         return tuple(arm for arm in self.arms if arm.runs)
 
     def budget(self, arm: ArmSummary) -> float:
-        """Return the sampled tokens as a multiple of the reference's."""
+        """Return the number of tokens that an arm sampled, divided by the reference arm's."""
         own, its = (x.of(lambda run: run.tokens).mean for x in (arm, self.reference))
         return own / its if its else math.nan
 
     def unequal(self) -> list[ArmSummary]:
-        """Return the arms whose budget differs from the reference's."""
+        """Return the arms that sampled more or fewer tokens than the reference arm."""
         return [arm for arm in self.done if not abs(self.budget(arm) - 1) <= EQUAL]
 
 
@@ -143,7 +143,7 @@ def _critic(plan: StudyPlan, run: StudyRun) -> Path | None:
 
 
 def _in_steps(found: Measurement, rounds: int) -> Measurement:
-    """Count the base's steps instead of rounds, so that the curves of all arms share an axis."""
+    """Convert rounds of several steps to steps, so that the curves of all arms share an axis."""
     return replace(found, steps=tuple(rounds * step for step in found.steps))
 
 

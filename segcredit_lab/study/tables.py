@@ -408,7 +408,7 @@ def _tuning_text(summary: Summary) -> list[str]:
 
 
 def _losing_runs(summary: Summary) -> list[str]:
-    """List the runs of the table that lose accuracy: tuning runs may be shorter."""
+    """List runs that lose accuracy. The rule checked only tuning runs, which may be shorter."""
     found = [
         f"{arm.label} (seed {seed})"
         for arm in summary.arms

@@ -134,7 +134,7 @@ class Worker:
 
 @dataclass
 class WorkerPool:
-    """At most ``jobs`` processes at a time, each with its share of the cores and one GPU."""
+    """Pool of at most ``jobs`` training processes, each with one GPU and its share of the cores."""
 
     jobs: int
     logs: Path

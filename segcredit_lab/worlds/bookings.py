@@ -159,7 +159,7 @@ class Entry(NamedTuple):
 
 
 class Puzzle(NamedTuple):
-    """Content of a prompt."""
+    """Entries and question of one prompt."""
 
     entries: tuple[Entry, ...]
     owner: str = ""
@@ -311,11 +311,11 @@ class Bookings(World):
 
     @abstractmethod
     def _see(self, entry: Entry, rng: random.Random) -> Context:
-        """Return the context as the demonstration perceives it."""
+        """Return the context as a demonstration states it, possibly with a perception error."""
 
     @abstractmethod
     def _books(self, entry: Entry, puzzle: Puzzle, rng: random.Random) -> bool:
-        """Whether a demonstration books the entry."""
+        """Whether a demonstration adds the entry to the total, possibly in error."""
 
     @property
     @abstractmethod

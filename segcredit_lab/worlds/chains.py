@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
 
 class Puzzle(NamedTuple):
-    """Content of a prompt."""
+    """Given values, rules and asked variable of one prompt."""
 
     given: dict[str, int]
     rules: tuple[Rule, ...]

@@ -33,7 +33,7 @@ def test_the_table(prepared: tuple[object, ...], tmp_path: Path) -> None:
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| my-model | – | 25.00 | – | 50.00 |" in table
     assert "| my-model (VLMEvalKit's own scores) | – | – | – | 12.38 |" in table
-    assert "--server: its weights are unknown" in " ".join(done.output.split())
+    assert "--server: the weights of the server are unknown" in " ".join(done.output.split())
     assert "NaN" not in (tmp_path / "out" / "table.json").read_text()
 
 

@@ -108,7 +108,7 @@ def test_other_settings_are_refused(
 ) -> None:
     answered(model, data, tmp_path)
     before = lines(tmp_path)
-    with pytest.raises(ValueError, match="Start anew in another folder: --output") as error:
+    with pytest.raises(ValueError, match="Start again in another folder: --output") as error:
         answered(model, data, tmp_path, **changed)
     assert problem in str(error.value)
     assert lines(tmp_path) == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageDraw, ImageOps
 
-from segcredit.data.overlap import look_alike, picture_of
+from segcredit.data.overlap import image_digests, look_alike
 from segcredit.models.images import ImageError
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -47,7 +47,7 @@ COPIES: dict[str, Callable[[Image.Image], bytes]] = {
 
 
 def edges(*sources: bytes) -> list[bytes]:
-    return [picture_of(source).edges for source in sources]
+    return [image_digests(source).edges for source in sources]
 
 
 @pytest.mark.parametrize("kind", COPIES)
@@ -63,13 +63,13 @@ def test_pixels_are_the_same_however_they_are_stored() -> None:
     image = drawing(1)
     png, slow, bmp = saved(image), saved(image, compress_level=0), saved(image, "BMP")
     assert len({png, slow, bmp}) == 3
-    assert len({picture_of(x).pixels for x in (png, slow, bmp)}) == 1
-    assert picture_of(png).pixels != picture_of(saved(image, "JPEG")).pixels
+    assert len({image_digests(x).pixels for x in (png, slow, bmp)}) == 1
+    assert image_digests(png).pixels != image_digests(saved(image, "JPEG")).pixels
 
 
 def test_the_size_is_part_of_the_pixels() -> None:
     tall, wide = Image.new("RGB", (2, 8), "red"), Image.new("RGB", (8, 2), "red")
-    assert picture_of(saved(tall)).pixels != picture_of(saved(wide)).pixels
+    assert image_digests(saved(tall)).pixels != image_digests(saved(wide)).pixels
 
 
 def test_blank_images_look_like_no_other() -> None:
@@ -92,7 +92,7 @@ def test_nothing_to_compare() -> None:
 
 def test_a_broken_image_is_refused() -> None:
     with pytest.raises(ImageError, match="that can be decoded"):
-        picture_of(saved(drawing(1))[:200])
+        image_digests(saved(drawing(1))[:200])
 
 
 @pytest.mark.slow
@@ -105,8 +105,8 @@ def test_what_is_alike_in_geometry3k() -> None:
         rows = (folder / f"{split}.jsonl").read_text().splitlines()
         return [folder / json.loads(row)["image"] for row in rows]
 
-    train = [picture_of(x) for x in images("train")]
-    test = [picture_of(x) for x in images("test")]
+    train = [image_digests(x) for x in images("train")]
+    test = [image_digests(x) for x in images("test")]
     known = {x.pixels for x in train}
     found = look_alike([x.edges for x in test], [x.edges for x in train])
     assert sum(x.pixels in known for x in test) == 300
@@ -118,4 +118,4 @@ def test_what_is_alike_in_geometry3k() -> None:
     ]
     assert new == ["2521", "2584", "2636", "2754", "2764", "2910", "2918", "2955"]
     other = sorted((DATA / "bench" / "logicvista" / "data" / "images").iterdir())
-    assert not any(look_alike([picture_of(x).edges for x in other], [x.edges for x in train]))
+    assert not any(look_alike([image_digests(x).edges for x in other], [x.edges for x in train]))

@@ -135,8 +135,8 @@ def test_a_world_is_asked_for_prompts():
     ("given", "said"),
     [
         ({"response": 1001.0}, "--mean-length: .*rollout.max_tokens=1000.*1001"),
-        ({"prompt": 100.0, "images": 101.0}, "--picture-tokens: .*100 tokens.*101"),
-        ({"tower": None, "images": 5.0}, "--picture-tokens: this model reads text only"),
+        ({"prompt": 100.0, "images": 101.0}, "--image-tokens: .*100 tokens.*101"),
+        ({"tower": None, "images": 5.0}, "--image-tokens: this model reads text only"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], said: str):

@@ -40,13 +40,13 @@ def test_the_last_policy_stays_and_is_whole(run: Path) -> None:
     finish(run, keep=("policy",))
     assert is_finished(run)
     assert left(run) == WHOLE
-    assert read_run(run).last_whole_checkpoint() == run / "checkpoints" / "step-000002"
+    assert read_run(run).last_complete_checkpoint() == run / "checkpoints" / "step-000002"
 
 
 def test_of_a_run_for_others_to_begin_from_the_critic_stays(run: Path) -> None:
     finish(run, keep=("policy", "critic"))
     assert {Path(x).parent.name for x in left(run)} == {"step-000002", "policy", "critic"}
-    assert read_run(run).last_whole_checkpoint() is not None
+    assert read_run(run).last_complete_checkpoint() is not None
 
 
 def test_of_a_run_that_tunes_nothing_stays(run: Path) -> None:
@@ -62,7 +62,7 @@ def test_killed_while_clearing_it_is_cleared_again(run: Path) -> None:
     assert not is_finished(run)
     finish(run, keep=("policy",))
     assert left(run) == WHOLE
-    assert read_run(run).last_whole_checkpoint() is not None
+    assert read_run(run).last_complete_checkpoint() is not None
 
 
 def test_no_folder_is_no_finished_run(tmp_path: Path) -> None:

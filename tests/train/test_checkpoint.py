@@ -25,7 +25,7 @@ from torch import Tensor
 from segcredit.train.checkpoint import (
     CheckpointError,
     find_latest,
-    latest_whole,
+    latest_complete,
     load_state,
     mark_unsaved,
     never_saved,
@@ -68,11 +68,11 @@ def names(root: Path) -> list[str]:
 
 def test_a_saved_checkpoint_is_whole(tmp_path: Path) -> None:
     root = tmp_path / "run" / "checkpoints"
-    assert latest_whole(root) is None
+    assert latest_complete(root) is None
     path = save(root, 20)
     assert path == root / "step-000020"
     verify(path)
-    assert latest_whole(root) == path
+    assert latest_complete(root) == path
     assert sorted(json.loads((path / "manifest.json").read_text())["files"]) == [
         "policy/weights",
         "state.json",
@@ -261,7 +261,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_last_whole_one_used(
     assert "weights is truncated" in fourth
     assert "step-000003 is refused" in third
     with pytest.warns(UserWarning, match="is refused") as warned:
-        assert latest_whole(tmp_path) == tmp_path / "step-000002"
+        assert latest_complete(tmp_path) == tmp_path / "step-000002"
     assert len(warned) == 3
 
 
@@ -292,10 +292,10 @@ def test_what_cannot_be_read_is_not_called_damaged(
 LOOP = """
 import sys
 from pathlib import Path
-from segcredit.train.checkpoint import latest_whole, save_checkpoint
+from segcredit.train.checkpoint import latest_complete, save_checkpoint
 
 root = Path(sys.argv[1])
-last = latest_whole(root)
+last = latest_complete(root)
 step = 0 if last is None else int(last.name[5:])
 while True:
     step += 1
@@ -803,8 +803,8 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 def test_saving_and_finding_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nsys.modules['torch'] = None\n"
-        "from segcredit.train.checkpoint import latest_whole\n"
-        "assert latest_whole(Path(sys.argv[1])).name == 'step-000001'\n"
+        "from segcredit.train.checkpoint import latest_complete\n"
+        "assert latest_complete(Path(sys.argv[1])).name == 'step-000001'\n"
     )
     save(tmp_path, 1)
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)

@@ -189,12 +189,12 @@ PATIENT = {**BEST, "save__best": False, "evaluation": BEST["evaluation"] | {"pat
 def test_it_stops_after_evaluations_without_a_gain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last gain is at step 4; steps 5, 6 and 7 bring none."""
+    """The last improvement is at step 4; there is none at steps 5, 6 and 7."""
     scripted(monkeypatch, [0.9, 0.1, 0.3, 0.2, 0.3, 0.25, 0.9, 0.9, 0.9])
     with pytest.warns(UserWarning, match="Stopped early after step 7: 3 evaluations") as found:
         result = train(tmp_path / "run", **PATIENT)
     (message,) = [str(x.message) for x in found if "Stopped early" in str(x.message)]
-    assert "no gain in reward, whose best value is 0.3 at step 4" in message
+    assert "without an improvement in reward, whose best value is 0.3 at step 4" in message
     assert message.endswith("evaluation.patience=null")
     assert "segcredit train --resume" in message
     assert checkpoints(tmp_path / "run") == [7]
@@ -236,7 +236,7 @@ def test_resumed_it_stops_again_or_trains_on(
 
 @pytest.mark.slow
 def test_patience_may_be_reduced_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two evaluations brought no gain already: the run ends, with the results of its policy."""
+    """Two evaluations without an improvement: the run ends, with the results of its policy."""
     scripted(monkeypatch, [0.9, 0.3, 0.2, 0.25, 0.9, 0.9, 0.9, 0.9, 0.9])
     train(tmp_path / "run", callbacks=[StopsAfter(5)], **PATIENT)
     less = {**PATIENT, "evaluation": PATIENT["evaluation"] | {"patience": 2}}

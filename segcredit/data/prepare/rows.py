@@ -180,7 +180,7 @@ def _as_number(value: object) -> float:
 
 
 def _written(number: float) -> str:
-    """Write a number as people do: 56, 0.25; at most four decimals."""
+    """Format a number without trailing zeros, such as 56 or 0.25; at most four decimals."""
     return f"{number:.4f}".rstrip("0").rstrip(".")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from segcredit.data.formats import MARK, NOTHING_LEFT, SKIP, BadRow, BadRows, image_problem
-from segcredit.data.overlap import Picture, digest, look_alike, picture_of
+from segcredit.data.overlap import ImageDigests, digest, image_digests, look_alike
 from segcredit.data.prepare.rows import (
     IMAGE,
     OWN_EXTRAS,
@@ -90,7 +90,7 @@ class Fingerprints:
     """Computes fingerprints; an image that occurs several times is decoded once."""
 
     def __init__(self) -> None:
-        self._pictures: dict[bytes, Picture] = {}
+        self._pictures: dict[bytes, ImageDigests] = {}
 
     def of(self, item: PreparedRow) -> Fingerprint:
         """Compute the fingerprint of a row; raise SkipRow if an image cannot be decoded."""
@@ -125,11 +125,11 @@ def normalized(question: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _picture(content: bytes, file: bytes) -> Picture:
+def _picture(content: bytes, file: bytes) -> ImageDigests:
     if len(content) > _COMPARED_BYTES:
         check_image(content)
-        return Picture(file, b"")
-    return picture_of(content)
+        return ImageDigests(file, b"")
+    return image_digests(content)
 
 
 TRAIN = "train"

@@ -331,15 +331,15 @@ def choose(what: Sequence[str], places: Sequence[str]) -> tuple[DataSet, list[st
         return known, list(places) or [known.hub]
     if places:
         raise ValueError(
-            f"--from needs a dataset, {', '.join(KNOWN)}; got {listed(what)}.{_near(what[0])} "
+            f"--from needs a dataset ({', '.join(KNOWN)}); got {listed(what)}.{_near(what[0])} "
             f"Pass files of your own without --from: segcredit prepare {' '.join(places)}"
         )
     if not what:
-        raise ValueError(f"expected a dataset, {', '.join(KNOWN)}, or files; got nothing.")
+        raise ValueError(f"expected a dataset ({', '.join(KNOWN)}) or files; got nothing.")
     for name in what:
         if re.fullmatch(r"[\w-]+", name) and not Path(name).exists():
             raise ValueError(
-                f"expected a dataset, {', '.join(KNOWN)}, or a file; got {shown(name)}."
+                f"expected a dataset ({', '.join(KNOWN)}) or a file; got {shown(name)}."
                 f"{_near(name)}"
             )
     if len(what) == 1:

@@ -1,4 +1,4 @@
-"""World of colored shapes in an image: a vision-language task that a laptop learns in minutes."""
+"""World of colored shapes in an image: a vision-language task for tiny models on a laptop."""
 
 import random
 import re
@@ -76,8 +76,9 @@ class ShapeGrid(World):
         \boxed{7}
 
     "glance" is short, and off by one in a share of the demonstrations; "check" counts row by row
-    (in steps of two for "twice") and is correct. So imitation alone is mediocre, and reinforcement
-    learning can replace glances by checks. No image of the test split occurs in training.
+    (in steps of two for "twice") and is correct. So imitation alone gives moderate accuracy, and
+    reinforcement learning can replace glances by checks. No image of the test split occurs in
+    training.
     """
 
     name: ClassVar[str] = "shape_grid"
@@ -152,7 +153,7 @@ class ShapeGrid(World):
 
     @property
     def _largest(self) -> int:
-        """Largest possible total: the sum of glances that are all too high."""
+        """Largest total that a demonstration can write: every count is one too high."""
         return 2 * self.terms * (self._most + 1)
 
     @property

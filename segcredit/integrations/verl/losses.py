@@ -32,7 +32,7 @@ def _select(data: Any, *names: str) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Σ share · surrogate over ratio units, then verl's entropy bonus and KL loss."""
+    """Policy loss: Σ share · surrogate over ratio units, then verl's entropy bonus and KL loss."""
 
     method: PolicyGradient
     loss_agg_mode: str

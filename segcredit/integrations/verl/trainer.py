@@ -185,7 +185,7 @@ TRAINERS = {x.mode: x for x in (SegmentSync, SegmentColocateAsync, SegmentSepara
 
 
 def _pickle_user_code_by_value() -> None:
-    """Send parts from a user's file.py to the workers, which cannot import it, as code."""
+    """Pickle objects from a user's file.py by value: workers cannot import the file."""
     for name, module in list(sys.modules.items()):
         if name.startswith(USER_MODULES):
             ray.cloudpickle.register_pickle_by_value(module)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class ValueHead(nn.Module):
-    """Value head: initialized to 0 and computed in float32, whatever the trunk's dtype."""
+    """Value head: initialized to 0 and computed in float32 for any dtype of the trunk."""
 
     def __init__(self, hidden: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()

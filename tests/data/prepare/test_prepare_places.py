@@ -324,10 +324,10 @@ class TestHub:
     [
         (["geo3"], (), "got 'geo3'. Did you mean 'geo3k'?"),
         (["geometry"], (), "Did you mean 'geo3k'?"),
-        (["zzz"], (), "expected a dataset, geo3k, gsm8k, math, words, or a file; got 'zzz'.$"),
+        (["zzz"], (), "expected a dataset \\(geo3k, gsm8k, math, words\\) or a file; got 'zzz'.$"),
         (["geo3k", "a.jsonl"], (), "segcredit prepare geo3k --from a.jsonl"),
         (["geo3k", "math"], (), "expected one dataset, or files"),
-        (["a.jsonl"], ("b.jsonl",), "--from needs a dataset, geo3k, gsm8k, math, words"),
+        (["a.jsonl"], ("b.jsonl",), "--from needs a dataset \\(geo3k, gsm8k, math, words\\)"),
         (["gsm"], ("b.jsonl",), "Did you mean 'gsm8k'?"),
         ([], (), "got nothing"),
     ],

@@ -1,8 +1,8 @@
-"""Print the size and the shape of the code base: ``make house``.
+"""Print the size and the shape of the code base: ``make structure``.
 
-Rooms are the packages directly below ``segcredit`` and ``segcredit_lab``; modules beside them count
-as a room of their own. The training step is measured, not read: a shortened demo runs on the CPU
-and a profiler notes which of our functions its second SAPO step calls.
+It lists the packages directly below ``segcredit`` and ``segcredit_lab``; the modules at the top of
+each count as one package. The files of a training step are measured: a shortened demo runs on the
+CPU, and a profiler records the functions of segcredit that its second SAPO step calls.
 """
 
 import ast
@@ -49,7 +49,7 @@ class Module:
     imports: frozenset[str]
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         """The package below the top one: ``segcredit.train``; a top-level module is its own."""
         return ".".join(self.name.split(".")[:2])
 
@@ -76,18 +76,18 @@ def imported_names(text: str) -> frozenset[str]:
     return frozenset(name for name in names if name.split(".")[0] in PACKAGES)
 
 
-def show_rooms(package: str, modules: list[Module]) -> None:
-    """Print one line per room, then the total."""
+def show_packages(package: str, modules: list[Module]) -> None:
+    """Print one line per package, then the total."""
     folders = {x.name for x in modules if x.path.name == "__init__.py"} - {package}
-    rooms = defaultdict(list)
+    packages = defaultdict(list)
     for module in modules:
-        rooms[module.room if module.room in folders else package].append(module)
+        packages[module.package if module.package in folders else package].append(module)
     print(f"{package:34}{'files':>7}{'lines':>8}   largest file")
-    for room, members in sorted(rooms.items()):
+    for name, members in sorted(packages.items()):
         largest = max(members, key=lambda module: module.lines)
         lines = sum(module.lines for module in members)
         where = f"{largest.lines:5} {largest.path.relative_to(ROOT / package)}"
-        print(f"  {room:32}{len(members):7}{lines:8}  {where}")
+        print(f"  {name:32}{len(members):7}{lines:8}  {where}")
     print(f"  {'total':32}{len(modules):7}{sum(module.lines for module in modules):8}\n")
 
 
@@ -101,24 +101,24 @@ def show_small(modules: list[Module]) -> None:
 
 
 def show_imports(modules: list[Module]) -> None:
-    """Print which room imports which, and with how many modules."""
-    known = {module.room for module in modules}
+    """Print which package imports which, and with how many modules."""
+    known = {module.package for module in modules}
     between: dict[str, Counter[str]] = defaultdict(Counter)
     for module in modules:
-        rooms = {".".join(name.split(".")[:2]) for name in module.imports}
-        between[module.room].update((rooms & known) - {module.room})
-    print("imports between rooms (number of importing modules)")
-    for room, targets in sorted(between.items()):
+        packages = {".".join(name.split(".")[:2]) for name in module.imports}
+        between[module.package].update((packages & known) - {module.package})
+    print("imports between packages (number of importing modules)")
+    for package, targets in sorted(between.items()):
         if targets:
             order = sorted(targets, key=lambda name: (-targets[name], name))
             shown = [f"{short(name)} {targets[name]}" for name in order]
-            print(f"  {short(room):20} → {', '.join(shown)}")
-    print(f"  {sum(map(len, between.values()))} pairs of rooms\n")
+            print(f"  {short(package):20} → {', '.join(shown)}")
+    print(f"  {sum(map(len, between.values()))} pairs of packages\n")
 
 
-def short(room: str) -> str:
+def short(package: str) -> str:
     """Drop the library's own name."""
-    return room.removeprefix("segcredit.")
+    return package.removeprefix("segcredit.")
 
 
 def visited_in_step() -> Counter[str]:
@@ -154,7 +154,7 @@ def visited_in_step() -> Counter[str]:
             threading.setprofile(None)
     if steps < 2:
         raise RuntimeError(
-            f"expected two calls of {STEP}, got {steps}; edit STEP in tools/house.py"
+            f"expected two calls of {STEP}, got {steps}; edit STEP in tools/structure.py"
         )
     named = {code for code in called if not code.co_name.startswith("<")}  # no comprehensions
     return Counter(str(Path(code.co_filename).relative_to(ROOT)) for code in named)
@@ -187,9 +187,9 @@ def show_extensions() -> None:
 
 if __name__ == "__main__":
     library, laboratory = (read_modules(package) for package in PACKAGES)
-    show_rooms(PACKAGES[0], library)
+    show_packages(PACKAGES[0], library)
     if laboratory:
-        show_rooms(PACKAGES[1], laboratory)
+        show_packages(PACKAGES[1], laboratory)
     modules = library + laboratory
     print(f"{len(modules)} modules, {sum(module.lines for module in modules)} lines\n")
     show_small(modules)
