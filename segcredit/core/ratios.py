@@ -28,7 +28,7 @@ def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | Non
     return x if limit is None else x.clamp(-limit, limit)
 
 
-def _exp(x: Tensor) -> Tensor:
+def bounded_exp(x: Tensor) -> Tensor:
     """e^x, clamped to e^±80: beyond e^88 float32 overflows, and a clipped loss has 0 · ∞."""
     return x.clamp(-80.0, 80.0).exp()
 
@@ -40,7 +40,7 @@ def token_ratio(
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
     """exp(x_t) (Eq. 2)."""
-    return _exp(log_ratio(logp, logp_old, mask, limit))
+    return bounded_exp(log_ratio(logp, logp_old, mask, limit))
 
 
 def geometric_mean_ratio(
@@ -54,7 +54,7 @@ def geometric_mean_ratio(
     One segment per response gives GSPO's ratio, one per token PPO's.
     """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return _exp(segments.smooth(x))
+    return bounded_exp(segments.smooth(x))
 
 
 def raw_ratio(
@@ -68,7 +68,7 @@ def raw_ratio(
     The sum grows with the segment's length, and the ratio with its exponential.
     """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return _exp(segments.spread(segments.sum(x)))
+    return bounded_exp(segments.spread(segments.sum(x)))
 
 
 def gspo_token_ratio(
@@ -84,4 +84,4 @@ def gspo_token_ratio(
     """
     x = log_ratio(logp, logp_old, segments.token_mask, limit)
     mean = segments.smooth(x.detach())
-    return _exp(mean + (x - x.detach()))
+    return bounded_exp(mean + (x - x.detach()))
