@@ -3,6 +3,7 @@
 import copy
 import shutil
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -684,6 +685,29 @@ def test_without_memory_for_both_it_samples_after_the_update(watched: type[Watch
     assert torch.equal(ours.tokens, theirs.tokens)
     assert torch.equal(ours.logp_old, theirs.logp_old)
     assert_equal(weights(state), weights(usual))
+
+
+def test_memory_of_a_failed_thread_is_free_before_it_samples_again(
+    watched: type[Watched],
+) -> None:
+    """Its error refers to the tensors of every frame that it passed."""
+    held: list[weakref.ref[Tensor]] = []
+
+    def sample(
+        self: Watched, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        if threading.current_thread() is not threading.main_thread():
+            cache = torch.zeros(1)
+            held.append(weakref.ref(cache))
+            raise torch.OutOfMemoryError
+        assert all(x() is None for x in held)
+        return HFEngine.sample(self, prompts, sampling, generator)
+
+    watched.sample = sample  # type: ignore[method-assign]
+    state = begun(GRPO, rollout__samples=2, rollout__ahead=1)
+    with pytest.warns(UserWarning, match=r"rollout\.ahead: the update left too little memory"):
+        stepped(state)
+    assert held
 
 
 def test_an_error_in_the_update_stops_the_thread(
