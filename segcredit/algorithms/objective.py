@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from segcredit.columns import LOGP_REF, Needs
 from segcredit.core.advantages import Credit, clamp, kl_shaped_reward, whiten
 from segcredit.core.checks import (
+    constant,
     keep,
     require_at_least,
     require_positive,
@@ -25,7 +27,14 @@ from segcredit.core.losses import (
     nll,
     probability_mask,
 )
-from segcredit.core.ratios import geometric_mean_ratio, gspo_token_ratio, raw_ratio, token_ratio
+from segcredit.core.ratios import (
+    bounded_exp,
+    geometric_mean_ratio,
+    gspo_token_ratio,
+    log_ratio,
+    raw_ratio,
+    token_ratio,
+)
 from segcredit.core.reduce import (
     constant_shares,
     micro_batch_token_shares,
@@ -205,7 +214,8 @@ class SoftGate:
     def __call__(
         self, ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
-        tau = torch.where(advantage > 0, self.positive, self.negative).to(ratio.dtype)
+        number = partial(constant, dtype=ratio.dtype, device=ratio.device)
+        tau = torch.where(advantage > 0, number(self.positive), number(self.negative))
         return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantage
 
     def metrics(
@@ -271,12 +281,10 @@ class ClippedInsideMean:
     ) -> tuple[Float[Tensor, "B T"], dict[str, Float[Tensor, "B T"]]]:
         """Compute the loss of each token, with the unit's ratio and the clip fraction."""
         mask = segments.token_mask
-        log_ratio = keep(mask, logp) - keep(mask, logp_old.detach())
-        inside = torch.where(
-            advantage > 0, log_ratio.clamp(max=self.high), log_ratio.clamp(min=-self.low)
-        )
-        ratio = keep(mask, segments.spread(segments.mean(inside).exp()))
-        clipped = (inside != log_ratio).to(ratio.dtype)
+        x = log_ratio(logp, logp_old, mask)
+        inside = torch.where(advantage > 0, x.clamp(max=self.high), x.clamp(min=-self.low))
+        ratio = keep(mask, segments.spread(bounded_exp(segments.mean(inside))))
+        clipped = (inside != x).to(ratio.dtype)
         return -ratio * advantage, {"ratio": ratio.detach(), "clip_fraction": clipped}
 
 

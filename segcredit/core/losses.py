@@ -199,11 +199,10 @@ def k3(
     u = -k1(logp, logp_ref)
     if log_ratio_limit is not None:
         u = u.clamp(-log_ratio_limit, log_ratio_limit)
-    if limit is None:
-        return torch.expm1(u) - u
-    # e^u overflows above 88, and the gradient of the clamped result would be 0 · ∞
+    # e^u overflows above 88; a clamped result, or a token with share 0, would then have 0 · ∞
     u = u.clamp(max=80.0)
-    return (torch.expm1(u) - u).clamp(0.0, limit)
+    estimate = torch.expm1(u) - u
+    return estimate if limit is None else estimate.clamp(0.0, limit)
 
 
 def dpo(

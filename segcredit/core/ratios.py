@@ -28,7 +28,7 @@ def _difference(logp: Tensor, logp_old: Tensor, mask: Tensor, limit: float | Non
     return x if limit is None else x.clamp(-limit, limit)
 
 
-def _exp(x: Tensor) -> Tensor:
+def bounded_exp(x: Tensor) -> Tensor:
     """Compute e^x, clamped to e^±80: float32 overflows at e^88, and a clipped loss has 0 · ∞."""
     return x.clamp(-80.0, 80.0).exp()
 
@@ -40,7 +40,7 @@ def token_ratio(
     limit: float | None = None,
 ) -> Float[Tensor, "B T"]:
     """Compute the token ratio exp(x_t) (Eq. 2)."""
-    return _exp(log_ratio(logp, logp_old, mask, limit))
+    return bounded_exp(log_ratio(logp, logp_old, mask, limit))
 
 
 def geometric_mean_ratio(
@@ -56,7 +56,7 @@ def geometric_mean_ratio(
     One segment per response gives GSPO's ratio, one per token PPO's.
     """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return _exp(segments.smooth(x))
+    return bounded_exp(segments.smooth(x))
 
 
 def raw_ratio(
@@ -70,7 +70,7 @@ def raw_ratio(
     The sum grows with the segment's length, and the ratio with its exponential.
     """
     x = _difference(logp, logp_old, segments.token_mask, limit)
-    return _exp(segments.spread(segments.sum(x)))
+    return bounded_exp(segments.spread(segments.sum(x)))
 
 
 def gspo_token_ratio(
@@ -86,4 +86,4 @@ def gspo_token_ratio(
     """
     x = log_ratio(logp, logp_old, segments.token_mask, limit)
     mean = segments.smooth(x.detach())
-    return _exp(mean + (x - x.detach()))
+    return bounded_exp(mean + (x - x.detach()))

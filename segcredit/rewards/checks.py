@@ -85,12 +85,15 @@ def no_verdict_warning(rewards: Sequence[Reward], where: str) -> str | None:
 
     ``where`` completes the phrase "responses of".
     """
-    reasons = [_why(x) for x in rewards if not x.complete]
-    if len(reasons) <= MOST_WITHOUT_VERDICT * len(rewards):
+    without = [x for x in rewards if not x.complete]
+    if len(without) <= MOST_WITHOUT_VERDICT * len(rewards):
         return None
+    # in a weighted sum, another reward may have said which responses are correct
+    counted = any(x.verdict for x in without)
+    effect = "from one of the rewards" if counted else "and count as not correct"
     return (
-        f"{len(reasons)} of {len(rewards)} responses of {where} got no verdict and count as not "
-        f"correct. The first: {printable(reasons[0], 200)}. If answers take long to grade, raise "
+        f"{len(without)} of {len(rewards)} responses of {where} got no verdict {effect}. The "
+        f"first: {printable(_why(without[0]), 200)}. If answers take long to grade, raise "
         f"reward.deadline (seconds for one), reward.batch_seconds (for all of a batch) or "
         f"reward.workers (processes)."
     )

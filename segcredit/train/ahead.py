@@ -197,14 +197,15 @@ class Background(Generic[Made]):
         self.seconds = time.perf_counter() - begin
 
     def result(self) -> Made:
-        """Wait for the work; return its result, or raise its error."""
+        """Wait for the work; return its result, or raise its error, which is not kept."""
         self._thread.join()
-        if self._error is None:
-            return self._made[0]
+        error, self._error = self._error, None
         try:
-            raise self._error
+            if error is not None:
+                raise error
+            return self._made[0]
         finally:
-            self._error = None  # its traceback keeps the tensors of the failed work alive
+            del error  # its traceback refers to this frame: a cycle would keep the thread's tensors
 
     def stop(self) -> None:
         """End the thread at its next line of Python, and wait for that."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from segcredit import columns as named
 from segcredit.columns import VALUE, Column, in_order
 from segcredit.config import MismatchUnits, RecipeError
-from segcredit.core.checks import keep, sent
+from segcredit.core.checks import finite, keep, require, sent
 from segcredit.core.losses import k3
 from segcredit.core.ratios import raw_ratio
 from segcredit.models import Critic, Policy
@@ -159,6 +159,7 @@ def weighted(
     rollouts, own = batch.rollouts, batch.credit.segments
     units = {"token": tokens, "segment": lambda _: own, "response": response}
     sampled = rollouts.column("logp_sampler", "the comparison of sampler and trainer")
+    require(finite(rollouts.mask, logp_sampler=sampled))  # an engine may leave tokens out
     ratio = raw_ratio(rollouts.logp_old, sampled, units[over](rollouts.mask))
     outside = (ratio > cap) if floor is None else (ratio > cap) | (ratio < floor)
     kept = ratio.masked_fill(outside, 0.0) if mask else ratio.clamp(floor, cap)

@@ -25,6 +25,7 @@ from segcredit.algorithms.requirements import requirements
 from segcredit.columns import ENTROPY
 from segcredit.partition import FixedLength, Newline, Token
 from segcredit.partition.entropy import highest_in_batch
+from segcredit.train.columns import without_truncated
 from segcredit.types import Outputs, Rollouts
 
 FIXTURE = json.loads((Path(__file__).parent.parent / "fixtures" / "peers_2026.json").read_text())
@@ -447,6 +448,39 @@ def test_at_the_old_policy_the_gradient_is_the_plain_policy_gradient(name: str) 
     assert (expected != 0).any()
     torch.testing.assert_close(logp.grad[mask], expected, rtol=1e-6, atol=1e-12)
     assert "kl_loss" not in loss.metrics
+
+
+@pytest.mark.parametrize("name", [*RECENT, "grpo", "grpo_deepseekmath", "grpo_verl", "gspo"])
+@pytest.mark.parametrize("moved", [-300.0, -95.0, 95.0, 300.0])
+@pytest.mark.parametrize("reward", [[1.0, 0.0, 1.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ratios_that_overflow_give_no_nan(
+    name: str, moved: float, reward: list[float], dtype: torch.dtype
+) -> None:
+    """e^88 overflows in float32, and a token with advantage or share 0 would give 0 · ∞."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 0, 1], [1, 1, 0]]).bool()
+    old = torch.tensor([[-0.5, -1.0, -2.0]]).expand(4, 3).to(dtype)
+    rollouts = Rollouts.from_columns(
+        mask,
+        logp_old=old,
+        reward=torch.tensor(reward),
+        group=torch.tensor([0, 0, 1, 1]),
+        truncated=torch.tensor([True, False, False, True]),
+        logp_ref=old - 0.25,
+        entropy=old.abs(),
+        value=torch.zeros(4, 3),
+    )
+    algorithm = make_algorithm(name)
+    for leave_out in (False, True):
+        batch = algorithm.prepare(rollouts)
+        batch = algorithm.minibatch(without_truncated(batch) if leave_out else batch)
+        logp = (old + moved).requires_grad_()
+        loss = algorithm.loss(Outputs(logp, rollouts.value), batch)
+        loss.policy.backward()
+        assert loss.policy.isfinite()
+        assert loss.policy.dtype == torch.float32
+        assert logp.grad.isfinite().all()
+        assert all(x.isfinite() for x in loss.metrics.values())
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_no_verdict_of_any_is_counted_and_named() -> None:
     warning = no_verdict_warning([made], "step 3")
     assert warning is not None
     assert "Fixed: the judge is slow" in warning
+    assert "got no verdict from one of the rewards" in warning, "it is correct, as exact says"
     (made,) = make_reward([lost])([RIGHT])
     assert not made.verdict
     assert correctness([made]) is None

@@ -57,6 +57,14 @@ def test_grpo_beside_verls_ppo_is_verls(name: str, grpo: str) -> None:
     assert arms["grpo"].algorithm == arms["grpo_prompts"].algorithm == grpo
 
 
+def test_table1_has_the_newer_methods_as_optional_arms() -> None:
+    optional = [arm.algorithm for arm in load_study("table1").arms.values() if arm.optional]
+    assert {str(x["name"] if isinstance(x, dict) else x) for x in optional} >= {
+        *("dapo", "dr_grpo", "cispo", "gmpo", "soft_adaptive", "high_entropy"),
+        *("reinforce_pp", "sae", "vppo"),
+    }
+
+
 def test_lambda_is_matched_in_tokens() -> None:
     """λ of a segment is that of a token to the power of its tokens, 1 / k."""
     arms = load_study("lambda").arms

@@ -707,6 +707,29 @@ def test_after_an_error_the_memory_of_the_work_is_free() -> None:
         gc.enable()
 
 
+def test_memory_of_a_failed_thread_is_free_before_it_samples_again(
+    watched: type[Watched],
+) -> None:
+    """Its error refers to the tensors of every frame that it passed."""
+    held: list[weakref.ref[Tensor]] = []
+
+    def sample(
+        self: Watched, prompts: Sequence[Encoded], sampling: Sampling, generator: torch.Generator
+    ) -> Rollouts:
+        if threading.current_thread() is not threading.main_thread():
+            cache = torch.zeros(1)
+            held.append(weakref.ref(cache))
+            raise torch.OutOfMemoryError
+        assert all(x() is None for x in held)
+        return HFEngine.sample(self, prompts, sampling, generator)
+
+    watched.sample = sample  # type: ignore[method-assign]
+    state = begun(GRPO, rollout__samples=2, rollout__ahead=1)
+    with pytest.warns(UserWarning, match=r"rollout\.ahead: there was too little memory"):
+        stepped(state)
+    assert held
+
+
 def test_an_error_in_the_update_stops_the_thread(
     watched: type[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

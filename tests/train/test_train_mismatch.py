@@ -99,6 +99,18 @@ def test_another_model_is_noticed() -> None:
         describe_mismatch(damaged)
 
 
+def test_a_token_without_a_probability_has_no_weight_to_compute() -> None:
+    """NaN for some tokens is fine as long as it is only compared (vLLM returns every eighth)."""
+    rollouts = shifted(0.0)[0]
+    assert rollouts.logp_sampler is not None
+    part = rollouts.logp_sampler.clone()
+    part[0] = torch.nan
+    rollouts = rollouts.replace(logp_sampler=part)
+    assert describe_mismatch(rollouts)
+    with pytest.raises(ValueError, match="logp_sampler must be finite wherever the mask is True"):
+        weighted(make_algorithm("grpo").prepare(rollouts), 2.0)
+
+
 @pytest.mark.parametrize("name", ["sapo", "ppo", "grpo", "rloo", "grpo_spo", "rloo_spo"])
 @pytest.mark.parametrize("by", [0.3, -0.3, 2.0])
 def test_weights_multiply_each_tokens_part_of_the_loss(name: str, by: float) -> None:

@@ -10,6 +10,7 @@ from train.small import SMALL, recipe, run_stage
 
 from segcredit.algorithms import make_algorithm
 from segcredit.config import RecipeError
+from segcredit.core.group import group_zscore
 from segcredit.models import Policy
 from segcredit.rewards import MathReward
 from segcredit.rewards.math import soft_length_penalty
@@ -320,5 +321,13 @@ def test_soft_length_penalty_is_dapos() -> None:
     for tokens, expected in ((16_000, 0), (16_384, 0), (18_432, 0.5), (20_480, 1), (30_000, 1)):
         assert soft_length_penalty(tokens, 20_480) == pytest.approx(expected)
     assert MathReward(length_penalty="soft").length_penalty == "soft"
+    with MathReward(accuracy=2.0, length_penalty="soft") as reward:
+        prompt = Prompt("p", ({"role": "user", "content": "?"},), answer="1")
+        given = [("\\boxed{1}", 100), ("\\boxed{1}", 90), ("\\boxed{2}", 10), ("\\boxed{2}", 95)]
+        found = reward([Response(prompt, text, n, n == 100, 100) for text, n in given])
+    papers = torch.tensor([1.0 - 1.0, 1.0 - 0.5, -1.0, -1.0 - 0.75])  # rewards 1 and −1
+    group = torch.zeros(4, dtype=torch.long)
+    ours = group_zscore(torch.tensor([x.value for x in found]), group)
+    torch.testing.assert_close(ours, group_zscore(papers, group))
     with pytest.raises(ValueError, match="None, 'authors' or 'soft'; got 'hard'"):
         MathReward(length_penalty="hard")  # type: ignore[arg-type]
