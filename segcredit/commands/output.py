@@ -72,7 +72,7 @@ class SafeStream:
     """
 
     def __init__(self, stream: IO[str] | None, note: str = "") -> None:
-        """Wrap a stream; ``note`` is printed after the reason. Without it, there is no warning."""
+        """Wrap a stream; ``note`` is printed after the reason. Without it, nothing is printed."""
         self._stream = stream
         self._note = note
 

@@ -31,7 +31,10 @@ class StopStrings:
         prefixes: Sequence[Int[Tensor, "_"]],
         device: torch.device,
     ) -> None:
-        """Prepare the search; a string may begin in ``prefixes``, the tokens before sampled ones."""
+        """Prepare the search.
+
+        ``prefixes`` are the response tokens before the sampled ones; a stop string may begin there.
+        """
         self.strings = tuple(strings)
         self.decode = decode
         # a token has at least one byte
