@@ -6,7 +6,7 @@ STAMP  := $(VENV)/installed
 LOCK   := requirements-dev.lock
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench structure figures docs docs-serve release-check clean verl-setup test-verl test-newest
+.PHONY: help setup lock test test-all lint types imports unit slow demo studies bench house figures docs docs-serve release-check clean verl-setup test-verl test-newest
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -93,8 +93,8 @@ bench: $(STAMP)  ## how fast are credit and a training step
 	$(BIN)/python benchmarks/credit.py
 	$(BIN)/python benchmarks/step.py
 
-structure: $(STAMP)  ## packages with files, lines and imports, and the files that a training step uses
-	@OMP_NUM_THREADS=1 $(BIN)/python tools/structure.py
+house: $(STAMP)  ## packages with files, lines and imports, and the files that a training step uses
+	@OMP_NUM_THREADS=1 $(BIN)/python tools/house.py
 
 figures: $(STAMP)  ## draw the pictures of the idea and of the results again
 	$(BIN)/python -m segcredit_lab.pages.idea

@@ -1,4 +1,4 @@
-"""Print the size and the shape of the code base: ``make structure``.
+"""Print the size and the shape of the code base: ``make house``.
 
 It lists the packages directly below ``segcredit`` and ``segcredit_lab``; the modules at the top of
 each count as one package. The files of a training step are measured: a shortened demo runs on the
@@ -154,7 +154,7 @@ def visited_in_step() -> Counter[str]:
             threading.setprofile(None)
     if steps < 2:
         raise RuntimeError(
-            f"expected two calls of {STEP}, got {steps}; edit STEP in tools/structure.py"
+            f"expected two calls of {STEP}, got {steps}; edit STEP in tools/house.py"
         )
     named = {code for code in called if not code.co_name.startswith("<")}  # no comprehensions
     return Counter(str(Path(code.co_filename).relative_to(ROOT)) for code in named)
