@@ -480,7 +480,7 @@ def _listed(
     if len(found_bad) == 1:
         raise found_bad[0]
     if found_bad:
-        advice = next((x.advice for x in found_bad if x.advice == NOTHING_LEFT), SKIP)
+        advice = SKIP if all(x.advice == SKIP for x in found_bad) else NOTHING_LEFT
         raise BadRows([row for error in found_bad for row in error.bad], advice)
     if settings.template is not None:
         check_questions([*training, *(held_out or [])])

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -389,8 +390,10 @@ def test_many_prompts_beyond_the_window_are_one_line(tmp_path: Path, model: Path
     train = write_rows(tmp_path / "train.jsonl", *[GOOD] * 25, longer)
     few, most = (len(make_plan_codec(small).encode(prompt_of(train, n))[0]) for n in (0, 25))
 
-    def message(*rows: Any) -> list[str]:
+    def message(*rows: Any, test: Sequence[Any] = ()) -> list[str]:
         data = {"train": [write_rows(tmp_path / "train.jsonl", *rows)]}
+        if test:
+            data["test"] = [write_rows(tmp_path / "test.jsonl", *test)]
         made = changed(**FEW, model={"path": small}, data=data, rollout__max_tokens=59)
         with pytest.raises(BadRows) as error:
             make_plan(parse_recipe(made))
@@ -401,6 +404,9 @@ def test_many_prompts_beyond_the_window_are_one_line(tmp_path: Path, model: Path
         f"tokens, which with rollout.max_tokens=59 exceed the model's context window of 60"
     )
     assert message(*[GOOD] * 25, longer) == ["26 bad rows:", f"all 26 rows: {line}"]
+    # skipping bad rows would leave nothing of either file
+    both = message(*[GOOD] * 25, test=[longer])
+    assert both == ["26 bad rows:", f"all 26 rows: {line}"]
     found = message(*[GOOD] * 25, longer, {"problem": "?"}, longer | {"problem": "a = 1 ; " * 30})
     assert found[:2] == ["28 bad rows:", f"26 of these rows: {line}"]
     assert [x.partition(": ")[0] for x in found[2:4]] == [f"{train}:27", f"{train}:28"]
