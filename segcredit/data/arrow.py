@@ -89,13 +89,15 @@ def _refuse_repeating(arrow: Any, kind: Any, path: Path, inside: bool = False) -
         *(types.is_primitive, types.is_decimal, types.is_string, types.is_large_string),
         *(types.is_binary, types.is_large_binary),
     )
-    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    if types.is_fixed_size_list(kind):
+        is_list = kind.list_size > 0
     if isinstance(kind, arrow.BaseExtensionType):
         _refuse_repeating(arrow, kind.storage_type, path, inside)
     elif types.is_struct(kind) and kind.num_fields:
         for field in kind:
             _refuse_repeating(arrow, field.type, path, inside)
-    elif any(is_kind(kind) for is_kind in lists) and getattr(kind, "list_size", 1):
+    elif is_list:
         _refuse_repeating(arrow, kind.value_type, path, True)
     elif types.is_map(kind):
         _refuse_repeating(arrow, kind.key_type, path, True)

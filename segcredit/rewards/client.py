@@ -27,6 +27,8 @@ GRACE = 1.0
 """Seconds after the deadline until which requests report why they failed."""
 MAX_REPLY = 2**20
 """Maximum number of bytes of a reply."""
+_SECRET = re.compile(r"(?i)[?&][^=&]*(key|token|secret|passw(or)?d|sig|signature|auth)=")
+"""Names in a URL's query whose values are secret."""
 _WHY = 200
 """Maximum number of characters of a server's explanation."""
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -122,13 +124,13 @@ class Client:
 
 
 def require_url(owner: str, url: object, example: str) -> None:
-    """Raise ValueError unless this is a URL of a server, without a password in it."""
+    """Raise ValueError unless this is a URL of a server, without a password or key in it."""
     text = url if isinstance(url, str) else ""
     user, _, host = re.sub(r"^\w+://", "", text).partition("/")[0].rpartition("@")
-    if user:  # first, since the other message quotes the URL
+    if user or _SECRET.search(text):  # first, since the other message quotes the URL
         raise ValueError(
             f"{owner}: expected a url without a password, since the url is saved; got one for "
-            f"{printable(host, 200)}. Pass a key by its environment variable."
+            f"{printable(host.partition('?')[0], 200)}. Pass a key by its environment variable."
         )
     try:
         parts = urllib.parse.urlsplit(text)

@@ -215,7 +215,7 @@ def read_best(folder: RunFolder) -> dict[str, Any] | None:
     try:
         found = json.loads(folder.best.read_bytes())
         step_name(step := int(found["step"]))
-        return {"step": step, "metric": found["metric"], "value": found["value"]}
+        return {"step": step, "metric": str(found["metric"]), "value": float(found["value"])}
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

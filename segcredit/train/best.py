@@ -98,10 +98,16 @@ def is_best(state: "State") -> bool:
 def restored(state: "State", folder: RunFolder, kept: Mapping[str, Any] | None) -> Best | None:
     """Return a checkpoint's record, as far as it is valid for the recipe and the run directory.
 
+    A checkpoint without a record was saved while no setting needed it: then best.json counts.
     Without the checkpoint of the best step, the next evaluation is the best again.
     """
-    if kept is None or not tracks_best(state.recipe):
+    if not tracks_best(state.recipe):
         return None
+    if kept is None:
+        recorded = read_best(folder)
+        if recorded is None or recorded["step"] > state.step:
+            return None
+        kept = {**recorded, "reference": recorded["value"]}
     best = Best(**kept)
     known = ("sampled", "reward") if state.recipe.evaluation.metric == "auto" else ()
     if best.metric not in (state.recipe.evaluation.metric, *known):
@@ -133,7 +139,10 @@ def record(state: "State", folder: RunFolder) -> None:
     if not settings.best:
         return
     if best is None or best.value == -math.inf:
-        folder.best.unlink(missing_ok=True)
+        # the result of another metric stays until the first evaluation by this one
+        recorded = read_best(folder)
+        if recorded and not (folder.checkpoints / step_name(int(recorded["step"]))).is_dir():
+            folder.best.unlink()
     elif (folder.checkpoints / step_name(best.step)).is_dir():
         found = {"step": best.step, "metric": best.metric, "value": best.value}
         write_json_atomically(folder.best, found)

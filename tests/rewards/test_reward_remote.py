@@ -449,7 +449,13 @@ def test_mistakes_are_found_before_training(spec: Any, message: str) -> None:
         parse_recipe(changed(reward=spec))
 
 
-@each("url", ["http://u:hunter2@host/", "http://u:hunter2@host:x/", "u:hunter2@host:80/v1"])
+@each(
+    "url",
+    [
+        *("http://u:hunter2@host/", "http://u:hunter2@host:x/", "u:hunter2@host:80/v1"),
+        *("http://host/grade?api_key=hunter2", "http://host?a=1&access_token=hunter2"),
+    ],
+)
 def test_a_password_is_not_repeated(url: str) -> None:
     with pytest.raises(
         ValueError, match="a url without a password, since the url is saved; got one for host"

@@ -122,9 +122,15 @@ RECIPE: dict[str, Any] = {
     "evaluation": {"every": 1, "prompts": 1, "greedy": False, "watch": 1},
     "save": {"every": 1, "keep": 2, "rollouts_every": 1, "rollouts": 1},
 }
+AHEAD: dict[str, Any] = RECIPE | {
+    "data": RECIPE["data"] | {"size": 4, "curriculum": True},
+    "rollout": RECIPE["rollout"] | {"ahead": 1},
+    "save": RECIPE["save"] | {"best": True},
+}
+"""With more to save: a batch that is sampled ahead, success rates, the best checkpoint."""
 
 
-def prepared() -> Any:
+def prepared(recipe: dict[str, Any]) -> Any:
     """A trainer, and everything imported that a run needs."""
     import torch
 
@@ -139,7 +145,7 @@ def prepared() -> Any:
     trainer.open_trackers = lambda *arguments: []
     trainer.describe_environment = lambda: {"python": "3", "packages": {}}
     manifest._threads = lambda: 1
-    return trainer.Trainer.from_recipe(parse_recipe(RECIPE))
+    return trainer.Trainer.from_recipe(parse_recipe(recipe))
 
 
 def go(trainer: Any, folder: Path) -> None:
@@ -177,7 +183,11 @@ def lines(folder: Path) -> list[str]:
     found = []
     for file in [folder / "metrics.jsonl", *sorted(folder.glob("rolled_back/*/metrics.jsonl"))]:
         for line in file.read_text().splitlines() if file.exists() else []:
-            row = {k: x for k, x in json.loads(line).items() if not re.match("time|memory|tok", k)}
+            row = {
+                k: x
+                for k, x in json.loads(line).items()
+                if not re.match("time|memory|tok|ahead/", k)
+            }
             found.append(json.dumps(row))
     return found
 
@@ -186,11 +196,12 @@ def result(folder: Path) -> dict[str, str]:
     """What two equal runs share: metrics, and files of steps and of the last two checkpoints."""
     own = folder / "metrics.jsonl"
     kept = {"metrics": str(lines(own.parent)[: own.read_text().count("\n")])}
-    for place in (*STEPS, "checkpoints/step-000002", "checkpoints/step-000003"):
-        for file in sorted((folder / place).rglob("*")):
-            if file.is_file() and file.name not in ("manifest.json", "tokenizer_config.json"):
-                data = re.sub(rb'\["metrics_position", \d+\]', b"", file.read_bytes())
-                kept[str(file.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    places = (*STEPS, "checkpoints/step-000002", "checkpoints/step-000003")
+    files = [x for place in places for x in sorted((folder / place).rglob("*"))]
+    for file in (*files, folder / "best.json"):
+        if file.is_file() and file.name not in ("manifest.json", "tokenizer_config.json"):
+            data = re.sub(rb'\["metrics_position", \d+\]', b"", file.read_bytes())
+            kept[str(file.relative_to(folder))] = hashlib.sha256(data).hexdigest()
     return kept
 
 
@@ -222,11 +233,11 @@ def state_of(folder: Path) -> str:
 
 def cases(start: Path, scenario: str, fault: str, stride: int) -> None:
     """Strike at the first, second, … operation, until a process comes to its end untouched."""
-    trainer = prepared()
+    trainer = prepared(AHEAD if scenario == "ahead" else RECIPE)
     whole = start / "whole"
     assert in_a_child(lambda: go(trainer, whole)) == 0
     before = start / "before"
-    if scenario == "resume":  # step 3 was made, but its checkpoint is gone
+    if scenario != "begin":  # step 3 was made, but its checkpoint is gone
         shutil.copytree(whole, before)
         shutil.rmtree(before / "checkpoints" / "step-000003")
     expected, known = result(whole), set[str]()

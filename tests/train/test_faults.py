@@ -53,7 +53,7 @@ def struck(folder: Path, scenario: str, fault: str, stride: int) -> dict[str, An
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "stride", "least"),
-    [("resume", 5, 80), ("begin", 23, 200)],
+    [("resume", 5, 80), ("begin", 23, 200), ("ahead", 7, 80)],
 )
 def test_killed_before_every_operation_that_changes_the_disk(
     memory: Path, scenario: str, stride: int, least: int

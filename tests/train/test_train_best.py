@@ -170,6 +170,22 @@ def test_a_lost_best_checkpoint_is_replaced(
     assert result.best.is_dir()
 
 
+def test_the_best_checkpoint_survives_steps_without_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turned on again, it was deleted with best.json as soon as the run was resumed."""
+    scripted(monkeypatch, [0.0, 0.1, 0.9, 0.2, 0.3, 0.6, 0.5, 0.4, 0.1])
+    place = tmp_path / "run"
+    train(place, stages=[STAGES[0], {"kind": "optimize", "steps": 4}])
+    plain = BEST["evaluation"] | {"metric": "auto"}
+    stages = [STAGES[0], {"kind": "optimize", "steps": 6}]
+    train(place, resume=True, stages=stages, save__best=False, evaluation=plain)
+    assert checkpoints(place) == [4, 8]
+    train(place, resume=True)
+    assert read_run(place).best == {"step": 4, "metric": "reward", "value": 0.9}
+    assert checkpoints(place) == [4, 10]
+
+
 @pytest.mark.slow
 def test_the_metric_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [0.0, 0.1, 0.9, 0.2, 0.3, 0.6, 0.5, 0.4, 0.1])
