@@ -191,8 +191,16 @@ def test_the_metric_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.Mon
     scripted(monkeypatch, [0.0, 0.1, 0.9, 0.2, 0.3, 0.6, 0.5, 0.4, 0.1])
     place = tmp_path / "run"
     train(place, stages=[STAGES[0], {"kind": "optimize", "steps": 5}])
-    greedy = BEST["evaluation"] | {"greedy": True, "metric": "greedy_reward"}
-    train(place, resume=True, evaluation=greedy)
+    before: list[Any] = []
+
+    class First(Callback):
+        def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
+            before.append((step, read_run(place).best, checkpoints(place)[0]))
+
+    greedy = BEST["evaluation"] | {"greedy": True, "metric": "greedy_reward", "every": 2}
+    train(place, resume=True, evaluation=greedy, callbacks=[First()])
+    # the best by the old metric stays until there is one by the new metric
+    assert before[0] == (8, {"step": 4, "metric": "reward", "value": 0.9}, 4)
     found = read_run(place).best
     assert found is not None
     assert found["metric"] == "greedy_reward"
