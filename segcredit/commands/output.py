@@ -156,6 +156,8 @@ def quiet_libraries() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
+    # Pillow's; segcredit.models.images reports such an image as an error
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     threading.excepthook = _show_unless_tensorboard
 
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -35,6 +36,8 @@ THREADS, AHEAD = 8, 64
 CountTokens = Callable[[Prompt], int]
 """Counts the tokens of a prompt, chat template and images included; raises ValueError if the model
 cannot process the prompt."""
+Measure = Callable[[Sequence[bytes | Path]], object]
+"""Counts the tokens of images ahead of ``CountTokens``, in a thread."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class RowOptions(TypedDict, total=False):
     """A longer prompt is a bad row; needs ``count_tokens``."""
     count_tokens: CountTokens | None
     """Called for every row; if it raises a ValueError, the row is bad."""
+    measure: Measure | None
+    """Called before, by several threads, with the images of a row, so that ``count_tokens`` is
+    fast; a ValueError is ignored, because ``count_tokens`` raises it again."""
     skip_bad_rows: bool
     """Return bad rows in ``.bad`` instead of raising BadRows."""
     suffix: str | None
@@ -125,6 +131,7 @@ class _Collector:
     limit: int | None = None
     max_prompt_tokens: int | None = None
     count_tokens: CountTokens | None = None
+    measure: Measure | None = None
     skip_bad_rows: bool = False
     suffix: str | None = None
     system: str | None = None
@@ -223,7 +230,11 @@ class _Collector:
                 raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
             append_suffix(parts.messages, self.suffix)
             self._add_system(parts)
-            return parts, self._images(parts.images, source)
+            images = self._images(parts.images, source)
+            if self.measure is not None and images:
+                with suppress(ValueError):
+                    self.measure(images)
+            return parts, images
         except RowError as error:
             return error
 

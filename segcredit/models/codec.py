@@ -236,6 +236,9 @@ class Codec:
             text = self.repeat_image_tokens(text, counts)
         return len(self._ids(prompt, text))
 
+    def measure_images(self, images: Sequence[bytes | Path]) -> None:
+        """Count the tokens of images ahead, if that is slow; threads may call it."""
+
     def shown(self, prompt: Prompt, chat: Callable[[Messages], str] | None = None) -> str:
         """Return the text that the model reads, with special tokens and one mark per image."""
         text = self._rendered(prompt, chat)

@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -330,6 +330,10 @@ class ProcessorCodec(Codec):
         if (more := self._more_tokens(sizes)) is not None:
             return len(self._ids(prompt, text)) + more
         return self._count_blank(text, sizes)
+
+    def measure_images(self, images: Sequence[bytes | Path]) -> None:
+        """Try the processor on these sizes ahead; threads may call it."""
+        self._more_tokens(tuple(image_size(x) for x in images))
 
     def _more_tokens(self, sizes: tuple[tuple[int, int], ...]) -> int | None:
         """Count the tokens that images add to their marks; None if that depends on the text.

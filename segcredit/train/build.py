@@ -459,6 +459,7 @@ def _listed(
             "system": settings.system,
             "max_prompt_tokens": None if count is None else settings.max_prompt_tokens,
             "count_tokens": count,
+            "measure": None if check is None else check.codec.measure_images,
             "one_answer": one_answer,
         }
         try:

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -35,6 +36,7 @@ from transformers import (
 )
 from transformers.utils import is_torchvision_available
 
+from segcredit.data import prompts_from_rows
 from segcredit.models import Critic, ModelError, Policy
 from segcredit.models.critic import verify_equal
 from segcredit.models.families import GeneralVision
@@ -178,6 +180,27 @@ def test_tokens_are_counted_without_decoding(name: str, folders: Any) -> None:
     policy = load(name, folders)
     for prompt in [*PROMPTS, ask("<image>list ?", turned(picture(140, 28)))]:
         assert policy.codec.count_tokens(prompt) == len(policy.encode(prompt).tokens), prompt
+
+
+def test_a_processor_tries_each_size_once_and_in_threads(
+    folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a data set are checked before training: the slow part runs beside the reading."""
+    policy = Policy.from_pretrained(load("glm4v", folders).model.name_or_path)
+    call, threads = ProcessorCodec._call, []
+
+    def seen(self: Any, *arguments: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return call(self, *arguments)
+
+    monkeypatch.setattr(ProcessorCodec, "_call", seen)
+    data = [picture(40 + 8 * n, 40, seed=n) for n in range(6)]
+    rows = [{"prompt": "<image>list ?", "images": [x], "answer": "1"} for x in [*data, *data]]
+    codec = policy.codec
+    options: Any = {"count_tokens": codec.count_tokens, "measure": codec.measure_images}
+    assert len(prompts_from_rows(rows, **options).prompts) == len(rows)
+    assert not any(threads)
+    assert len(data) <= len(threads) <= len(rows), "two threads may try the same size at once"
 
 
 @pytest.mark.parametrize("name", VISION_FAMILIES)
