@@ -557,7 +557,7 @@ ODD_CONFIGS = [
     b"name: x\nalgorithm: {name: sapo_3000, depth: 7}\nfuture: {a: [1, 2]}\n",
     b"algorithm: [1, 2]\nmodel: x\ndata: 3\nreward: {1: 2}\nseed: .nan\n",
     b"1: a\nb: c\nnull: 3\n2020-01-01: x\nalgorithm: {1: 2, a: b}\ndata: {train: 5}\n",
-    b"a: !!binary aGVsbG8=\nb: !!set {x, y}\nc: 12:30:45\nd: 1e999\n",
+    b"c: 12:30:45\nd: 1e999\n",
     b'name: "\\ud800\\0\\u202e"\nalgorithm: sapo\nmodel: {tiny: "\\ud800"}\n',
     b"{}\n",
 ]
@@ -706,6 +706,8 @@ DAMAGED = [
     ("config.yaml", b"a: [\n", "must be YAML"),
     ("config.yaml", b"a: \xff\n", "must be YAML"),
     ("config.yaml", b"a: !!python/object/apply:os.system [ls]\n", "must be YAML"),
+    ("config.yaml", b"a: !!binary aGVsbG8=\n", "one with the tag binary"),
+    ("config.yaml", b"a: !!set {x, y}\n", "one with the tag set"),
     ("config.yaml", b"a: &a [*a]\nalgorithm: *a\nseed: {x: *a}\n", "contains it"),
     ("config.yaml", b"a: " + b"[" * 350 + b"]" * 350, "nested"),
     ("environment.json", b"{", "must be JSON"),
