@@ -454,6 +454,7 @@ def test_help_does_not_wait_for_torch():
     assert result.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_write_the_symbols_gets_escapes():
     code = "import sys, segcredit.cli as cli; sys.argv[1:] = ['segment', '--example']; cli.main()"
     result = process(code, PYTHONIOENCODING="ascii")

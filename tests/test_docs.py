@@ -122,13 +122,25 @@ def write_text_model(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*responses were cut off:UserWarning")
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            x,
+            id=str(x.relative_to(ROOT)),
+            # these train several models each
+            marks=[pytest.mark.slow] if x.name in ("python.md", "get-started.md") else [],
+        )
+        for x in RUNNABLE
+    ],
+)
 def test_code_runs_and_prints_what_it_says(
     path: Path, monkeypatch: pytest.MonkeyPatch, a_users_folder: None
 ):
     run(path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 def test_every_metric_and_column_of_a_run_is_documented(tmp_path: Path):
     """docs/metrics.md names each number that a step writes, docs/runs.md what a response has."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pytest
 import typer
 import yaml
 from each import each
@@ -170,6 +171,7 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_get_started_from_top_to_bottom(tmp_path: Path) -> None:
     """Every block: rows load, the recipe is written as it stands, commands run in their order."""
     page = DOCS / "get-started.md"
@@ -275,6 +277,7 @@ def messages() -> str:
     return "\n\n".join(found)
 
 
+@pytest.mark.slow
 def test_symptoms_are_messages_of_the_package() -> None:
     known, page = messages(), (DOCS / "troubleshooting.md").read_text()
     symptoms = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)

@@ -20,6 +20,7 @@ def simulated(rng: np.random.Generator, responses: int = RESPONSES) -> TokenPool
     return TokenPool(owner, np.exp(h).ravel(), np.exp(v).ravel(), responses)
 
 
+@pytest.mark.slow
 def test_intervals_cover_at_their_nominal_rate() -> None:
     rng = np.random.default_rng(0)
     truth = lift(simulated(rng, 40_000), Q, D)[0]

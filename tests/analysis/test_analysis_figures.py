@@ -54,6 +54,7 @@ def test_every_analysis_is_there(made: list[Analysis]) -> None:
         assert analysis.note.endswith(".")
 
 
+@pytest.mark.slow
 def test_an_svg_fits_into_a_page(pages: list[str]) -> None:
     for text in pages:
         root = ElementTree.fromstring(text)
@@ -80,6 +81,7 @@ def test_all_ink_is_one_colour_and_the_ground_is_transparent(pages: list[str]) -
         assert not re.search(r'<g>\s*<path d="[^"]*" style="fill: #ffffff', text)
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_bytes(
     made: list[Analysis], pages: list[str], tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_ridge_is_the_textbooks() -> None:
 # ── A real run ───────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_hidden_states_give_the_models_own_log_probs(trained: Path) -> None:
     """Pictures, prompts and tokens are read as the trainer read them: the head says log π_old."""
     run = read_run(trained)

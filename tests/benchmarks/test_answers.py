@@ -185,6 +185,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number_of_text", range(len(HOSTILE)))
 def test_long_hostile_text_takes_linear_time(number_of_text: int) -> None:
     text = HOSTILE[number_of_text]

@@ -72,6 +72,7 @@ def result(name: str, asked: Sequence[Prompt], right: Sequence[Sequence[bool]]) 
     return SetResult(benchmark, list(asked), answers, score(benchmark, asked, right))
 
 
+@pytest.mark.slow
 @needs_data
 def test_scores_without_the_overlap() -> None:
     """Two samples; every fourth question is right in the first one, and every third is out."""

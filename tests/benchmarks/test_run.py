@@ -57,6 +57,7 @@ def test_finished_answers_are_not_sampled_again(
     assert again.scores == first.scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 1, 300, 1000, 1500, -1])
 def test_a_torn_file_is_continued_to_the_same_file(
     model: Path, data: Path, tmp_path: Path, kept: int
@@ -174,6 +175,7 @@ def test_instruction_is_appended(data: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize(
     "name",

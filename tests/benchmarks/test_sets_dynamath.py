@@ -48,6 +48,7 @@ def test_gold_answers_get_100_on_every_metric() -> None:
     assert (found["worst case"].count, found["average"].count) == (63, 630)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["A", "0", "random"])
 def test_constant_and_random_answers(rows: dict, said: str) -> None:
     asked = questions(NAME)

@@ -185,6 +185,7 @@ def test_mmmu_puts_images_at_their_marks(tmp_path: Path) -> None:
         read("mmmu", write_tsv(tmp_path / "x.tsv", rows))
 
 
+@pytest.mark.slow
 def test_mmmu_on_the_hub_and_its_open_questions(tmp_path: Path) -> None:
     common = {"image_2": None, "subfield": "Cost", "question_type": "open", "explanation": ""}
     first = {"bytes": image(1), "path": None}
@@ -357,6 +358,7 @@ def test_mathvista_prompt_of_a_number_needs_a_known_precision() -> None:
 ANGLE = "How large is it?\nChoices:\nA:40°\nB:60°\nC:120°\nD:140°"
 
 
+@pytest.mark.slow
 def test_mathverse_vision_only(tmp_path: Path) -> None:
     rows = [
         mathverse_row(1, ANGLE, "multi-choice", "D"),

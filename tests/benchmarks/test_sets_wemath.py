@@ -75,6 +75,7 @@ def test_gold_answers_get_100() -> None:
     assert next(iter(found)) == "score (strict)"
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("said", ["A", "B", "random"])
 def test_constant_and_random_letters(rows: dict, said: str) -> None:

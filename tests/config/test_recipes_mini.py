@@ -53,6 +53,7 @@ def test_models_have_five_to_fifty_million_parameters(name: str) -> None:
     assert 5e6 <= count <= 50e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_small_they_run(name: str, tmp_path: Path) -> None:
     stages = load_recipe(name).stages

@@ -162,6 +162,7 @@ def test_with_a_tiny_model_the_recipes_of_text_run(
 OWN = [x for x in shipped_recipes() if x.startswith(("real/", "gsm8k/qwen2.5"))]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:100% of the responses were cut off")
 @pytest.mark.parametrize("name", OWN)
 def test_with_a_tiny_model_the_recipes_that_are_not_the_papers_run(
@@ -200,6 +201,7 @@ def test_with_a_tiny_model_the_recipes_that_are_not_the_papers_run(
     assert load_recipe(str(tmp_path / "run" / "config.yaml")) == trainer.recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["newline", "step", "probability"])
 def test_with_a_tiny_model_the_rows_of_table_3_run(folder: Path, row: str) -> None:
     small = [*SMALL, "rollout.prompts=4", "stages.0.steps=1"]

@@ -50,6 +50,7 @@ def edges(*sources: bytes) -> list[bytes]:
     return [image_digests(source).edges for source in sources]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COPIES)
 def test_a_copy_looks_like_its_original(kind: str) -> None:
     originals = [drawing(seed) for seed in range(20)]

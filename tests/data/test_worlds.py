@@ -134,6 +134,7 @@ many = pytest.mark.usefixtures("as_users_run_it")
 """Thousands of prompts, for which checks, made elsewhere, would take longer than making them."""
 
 
+@pytest.mark.slow
 @many
 @pytest.mark.parametrize("name", WORLDS)
 def test_splits_are_disjoint(name: str) -> None:

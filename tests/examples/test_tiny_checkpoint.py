@@ -20,6 +20,7 @@ def by_length(num_tokens, **columns):
     return [float(n % 3) for n in num_tokens]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*responses were cut off:UserWarning")
 @each("images", [False, True])
 def test_sapo_runs_on_a_tiny_checkpoint_of_eight_rows(

@@ -49,6 +49,7 @@ def critic_peaks(policy: Policy, rollouts: Rollouts, recompute: bool) -> tuple[i
         return with_gradients, peak_of(lambda: critic(rollouts), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "half", "recompute"),
     [

@@ -83,6 +83,7 @@ def test_models_and_optimizers_hold_what_was_said(half: bool, targets: str):
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "half", "recompute", "targets"),
     [

@@ -21,6 +21,7 @@ def prediction(name: str) -> Prediction:
     return predicted(RUNS[name], RUNS[name].get("model", MEASURED["model"]))
 
 
+@pytest.mark.slow
 @each(("name", "what"), ALL)
 def test_a_prediction_is_near(name: str, what: str):
     x = compared(RUNS[name], what, prediction(name))

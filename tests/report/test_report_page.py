@@ -761,6 +761,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert (shown["results"], shown["curves"]) == ([], {})
 
 
+@pytest.mark.slow
 def test_the_command_says_where_the_page_is(tmp_path: Path, monkeypatch: Any) -> None:
     run = make_run(tmp_path / "a")
     result = segcredit(run, "--responses", 2, "--steps", 2)

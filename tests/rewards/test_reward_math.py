@@ -222,6 +222,7 @@ STUCK = [
 ]
 
 
+@pytest.mark.slow
 @needs_proc
 def test_hostile_answers_cost_their_deadline_and_nothing_else(tmp_path: Path) -> None:
     before = children(os.getpid())
@@ -326,6 +327,7 @@ def test_gsm8k_compares_numbers(text: str, gold: str, correct: bool) -> None:
     assert (found.correct, found.value) == (correct, float(correct))
 
 
+@pytest.mark.slow
 def test_a_batch_ends_within_its_seconds_and_says_what_was_left() -> None:
     slow = ["\\frac{" * (10 + i) + "1" + "}{2}" * (10 + i) for i in range(16)]
     started = time.monotonic()

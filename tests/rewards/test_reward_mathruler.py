@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from grading import response
 
 from segcredit.rewards import geo3k, geo3k_strict
@@ -72,6 +73,7 @@ def test_code_in_an_answer_is_not_run(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.slow
 def test_hostile_answers_end_soon_and_are_not_correct() -> None:
     hostile = [
         "9**9**9**9",

@@ -200,6 +200,7 @@ verifier([("12", r"\\binom{10^8}{5 \\cdot 10^7}")])
 """
 
 
+@pytest.mark.slow
 @needs_proc
 def test_killing_the_parent_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -464,6 +464,7 @@ def test_a_password_is_not_repeated(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_a_judge_and_another_users_run_asks_nobody(tmp_path: Path) -> None:
     def reply(body: Any, number: int) -> tuple[int, bytes]:
         if body["max_tokens"] == 77 and number % 4 == 0:

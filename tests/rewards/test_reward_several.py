@@ -253,6 +253,7 @@ def test_a_single_reward_that_is_no_number_ends_a_run(file: str, tmp_path: Path)
             one_step(file, tmp_path / named[-3:], reward=reward)
 
 
+@pytest.mark.slow
 def test_each_is_logged_recorded_and_evaluated(file: str, tmp_path: Path) -> None:
     spec = ["exact", f"{file}:by_length"]
     path = one_step(file, tmp_path, reward=spec, reward_weights=[0.9, 0.1])
@@ -281,6 +282,7 @@ def test_each_is_logged_recorded_and_evaluated(file: str, tmp_path: Path) -> Non
     assert found.as_dict()["rewards"] == found.rewards
 
 
+@pytest.mark.slow
 def test_functions_of_python_have_weights(file: str, tmp_path: Path) -> None:
     path = one_step(file, tmp_path, reward=["exact", by_length], reward_weights=[0.5, 2])
     config = yaml.safe_load((path / "config.yaml").read_text())

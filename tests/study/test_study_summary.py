@@ -126,6 +126,7 @@ def test_the_table_of_results(summary: Summary) -> None:
     assert tex.count("\\\\\n") == 4
 
 
+@pytest.mark.slow
 def test_results_on_each_test_set(tmp_path: Path) -> None:
     found = plan(tmp_path, Options(seeds=SEEDS, tune=False))
     for seed in SEEDS:

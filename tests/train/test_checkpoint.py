@@ -542,6 +542,7 @@ save_checkpoint(root, "step-000002", saves(250_000))
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     """On a tmpfs of 4 MB, mounted in a namespace of its own that ends with the process."""
     alone = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -225,6 +225,7 @@ class Apart(HFEngine):
         copy_weights(policy, self.model)
 
 
+@pytest.mark.slow
 def test_an_engine_with_weights_of_its_own_gets_those_of_each_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -508,6 +509,7 @@ def test_a_method_is_the_same_in_another_process() -> None:
     assert ahead.restored(other, ahead.as_saved(one)["pending"]) is not None
 
 
+@pytest.mark.slow
 @each(
     "change",
     ["settings", "method", "data", "step"],

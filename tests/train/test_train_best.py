@@ -116,6 +116,7 @@ def same_weights(one: Path | None, other: Path | None) -> bool:
     return x.keys() == y.keys() and all(bool((x[name] == y[name]).all()) for name in x)
 
 
+@pytest.mark.slow
 def test_the_last_may_be_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     result = train(tmp_path / "run")
@@ -123,6 +124,7 @@ def test_the_last_may_be_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert result.best == result.model
 
 
+@pytest.mark.slow
 def test_it_is_the_best_of_the_recorded_evaluations(tmp_path: Path) -> None:
     """Without a script: as metrics.jsonl has them."""
     train(tmp_path / "run")
@@ -170,6 +172,7 @@ def test_a_lost_best_checkpoint_is_replaced(
     assert result.best.is_dir()
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_survives_steps_without_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +299,7 @@ def test_results_of_an_earlier_end_are_not_those_of_a_later_stop(
     assert result.after == {}
 
 
+@pytest.mark.slow
 def test_both_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [0.9, 0.1, 0.3, 0.2, 0.3, 0.25, 0.9, 0.9, 0.9])
     evaluation = {"evaluation": BEST["evaluation"] | {"patience": 3}}
@@ -324,6 +328,7 @@ def evaluated(*arguments: object) -> Any:
     return runner.invoke(app, ["evaluate", *(str(x) for x in arguments)])
 
 
+@pytest.mark.slow
 def test_evaluate_chooses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [0.9, 0.1, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1])
     place = tmp_path / "run"
@@ -373,6 +378,7 @@ def test_wrong_settings_are_refused(changes: dict[str, Any], message: str) -> No
         parse_recipe(changed(**changes))
 
 
+@pytest.mark.slow
 def test_a_reward_that_reports_no_correctness(tmp_path: Path) -> None:
     """Known after the first evaluation, before any step of optimization."""
     wrong = BEST["evaluation"] | {"metric": "sampled"}

@@ -127,6 +127,7 @@ def keep_only_the_last(run: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.slow
 def test_stopping_in_the_last_step_is_the_end_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def counting(steps: int, prompts: int = 8) -> Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_state_of_a_column_goes_through_checkpoints(tmp_path: Path) -> None:
     counting(steps=2).train(tmp_path / "run")
     with pytest.warns(UserWarning, match="Settings changed from this step on: stages"):

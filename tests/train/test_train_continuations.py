@@ -166,6 +166,7 @@ def test_what_a_truncated_continuation_earns(algorithm: Any, warm) -> None:
     assert torch.equal(value[segments.mask], expected[number[segments.mask]])
 
 
+@pytest.mark.slow
 def test_values_are_what_further_responses_earn(warm) -> None:
     """V̂ of a prompt against as many responses drawn outright, and one that is lost is lost."""
     small = made(samples=1, max_tokens=24).recipe

@@ -191,6 +191,7 @@ def test_warnings_are_shown_recorded_and_survive_a_resume(tmp_path: Path) -> Non
     assert warnings_of(tmp_path / "short") == [(3, "constant_reward")]
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_early_reports_what_its_few_steps_showed(tmp_path: Path) -> None:
     evaluation = {"every": 1, "prompts": 2, "patience": 2}
     notes = Notes()
@@ -200,6 +201,7 @@ def test_a_run_that_stops_early_reports_what_its_few_steps_showed(tmp_path: Path
     assert any("of this stage every response got the reward 0," in x for x in notes.notes)
 
 
+@pytest.mark.slow
 def test_in_python_they_are_warnings(tmp_path: Path) -> None:
     trainer = Trainer.from_recipe(parse_recipe(changed(**RUN)))
     with pytest.warns(UserWarning, match="every response got the reward 0,") as caught:
@@ -229,6 +231,7 @@ def start_of(folder: Path, resume: bool = False, **changes: Any) -> str:
     return console.export_text()
 
 
+@pytest.mark.slow
 def test_the_terminal_says_what_is_special_about_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

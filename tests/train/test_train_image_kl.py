@@ -109,6 +109,7 @@ def test_it_is_the_kl_of_responses_to_blackened_images() -> None:
         assert got[row][mask].max() > 1e-6  # the images were read
 
 
+@pytest.mark.slow
 def test_layout_does_not_matter() -> None:
     """Row order, micro-batches and a second call; the responses to a prompt share the patches."""
     state = state_of()

@@ -150,6 +150,7 @@ def test_processes_that_train_together_stop_and_go_on_together(tmp_path: Path) -
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, **SHORT)
     (tmp_path / "reward.py").write_text(SLOW.format(seconds=60))

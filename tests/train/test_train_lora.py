@@ -237,6 +237,7 @@ def test_other_weights_than_before_are_refused(trained: Path, base: Path, tmp_pa
     assert f"holds adapters for other base weights than those of {other}" in done.complained
 
 
+@pytest.mark.slow
 def test_the_trainer_in_python(base: Path, tmp_path: Path) -> None:
     tiny = changed(reward="exact")
     trainer = Trainer(

@@ -69,6 +69,7 @@ def given(policy: Policy, how: str) -> Any:
     return both if how == "pair" else Processor(*both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [("qwen2", "tokenizer"), ("qwen2_5_vl", "pair"), ("qwen2_5_vl", "processor")],

@@ -38,6 +38,7 @@ def spoil(policy: Policy | None) -> None:
             x.mul_(0.5)
 
 
+@pytest.mark.slow
 def test_dpo_plus_is_dpo_while_its_hinge_rests(warm) -> None:
     """The chosen responses are likelier than under π_ref, so λ = 50 changes not one bit."""
     found = []

@@ -312,6 +312,7 @@ def trainer_of(
     return Trainer(model, rows, reward=reward, test=rows[:3], **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 def test_a_run_with_objects_goes_on_in_python(
     tmp_path: Path, model: Path, rows: Rows, attention: str
@@ -328,6 +329,7 @@ def test_a_run_with_objects_goes_on_in_python(
     assert_same_run(folder, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Settings changed")
 def test_the_command_line_says_that_only_python_can_go_on_with_it(
     tmp_path: Path, model: Path, rows: Rows

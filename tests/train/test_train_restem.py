@@ -81,6 +81,7 @@ def imitated(state: State, stepped: StepResult, number: int) -> list[torch.Tenso
     return weights(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}])
 def test_each_round_begins_at_the_first_weights(lora: Any, warm) -> None:
     if lora:

@@ -37,6 +37,7 @@ def by_length(num_tokens: list[int], **columns: Any) -> list[float]:
     return [(n % 4) / 3 for n in num_tokens]
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_strings_and_warns_of_top_p_once(
     world: World, model: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_checks(settings: dict[str, Any], message: str) -> None:
         parse_recipe(changed(**settings))
 
 
+@pytest.mark.slow
 def test_a_system_prompt_is_the_first_message(world: World, model: Path, tmp_path: Path) -> None:
     rows = rows_of(world, "train", 10)
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
