@@ -233,6 +233,13 @@ def data_settings(data: Any, test: Any, objects: dict[str, Any]) -> dict[str, An
             f"the keys {', '.join(map(repr, data)) or '(none)'}. Put a single row in a list, "
             f"data=[{{…}}]; choose a split of a DatasetDict, data=splits['validation']"
         )
+    if isinstance(data, dict):
+        others = [x for x, rows in data.items() if hasattr(rows, "column_names")]
+        if unused := [x for x in others if x not in ("train", "test")]:
+            raise TypeError(
+                f"data: expected the splits train and test; got {', '.join(others)}. Choose them: "
+                f"data={{'train': splits['train'], 'test': splits[{unused[0]!r}]}}"
+            )
     found = dict(data) if isinstance(data, dict) else {"train": data, "test": test}
     labels = {} if isinstance(data, dict) else {"train": "data"}
     for name in ("train", "test"):

@@ -224,6 +224,9 @@ def test_a_dataset_is_read_as_its_rows(model: Path) -> None:
         train=datasets.Dataset.from_list(rows()), test=datasets.Dataset.from_list(rows()[:2])
     )
     assert trainer(model, both).plan.train.size == len(rows())
+    both["validation"] = both["test"]
+    with pytest.raises(TypeError, match=r"got train, test, validation\. Choose them"):
+        trainer(model, both)
 
 
 @each("data", [5, 2.5, b"rows", object(), {"problem": "x"}])
