@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
@@ -226,7 +226,8 @@ def benchmark(
                 console, models, names, data, folder, settings, trust_run, serving
             )
         more += _without_overlap(console, models, results, train_data, folder, trust_run)
-        write_results(console, results, sets or ["paper"], folder, as_json, more)
+        note = "" if limit is None else f"first {limit} questions of each set"
+        write_results(console, results, sets or ["paper"], folder, as_json, more, note)
 
 
 def _run(
@@ -476,8 +477,14 @@ def write_results(
     folder: Path,
     as_json: bool = False,
     more: "Sequence[ModelScores]" = (),
+    note: str = "",
 ) -> None:
-    """Write the tables in all formats, and show them; ``more`` are further rows."""
+    """Write the tables in all formats, and show them.
+
+    Args:
+        more: Further rows.
+        note: What all rows have in common, added to the models' names.
+    """
     from segcredit.benchmarks.page import write_page
     from segcredit.benchmarks.table import FORMATS, ModelScores, make_tables
     from segcredit.runlog.files import write_text_atomically
@@ -487,6 +494,8 @@ def write_results(
         for model, sets in results.items()
     ]
     scores += more
+    if note:
+        scores = [replace(x, note=f"{x.note}, {note}".removeprefix(", ")) for x in scores]
     numbers = [int(x[5:]) for x in wanted if re.fullmatch(r"table[1-6]", x)]
     tables = make_tables(scores, numbers)
     for suffix, write in FORMATS.items():

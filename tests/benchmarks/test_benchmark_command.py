@@ -43,8 +43,8 @@ def test_two_models_side_by_side(
     assert "other LogicVista: accuracy" in result.output
     assert "4 of 447 questions" in result.output
     table = (folder / "table.md").read_text()
-    assert "| other | – |" in table
-    assert "| tiny-vl | – |" in table
+    assert "| other (first 4 questions of each set) | – |" in table
+    assert "| tiny-vl (first 4 questions of each set) | – |" in table
     assert "| 3B +SAPO *(paper)* | 46.26 |" in table
 
 
