@@ -133,6 +133,9 @@ def finish_report(folder: Path, failed: Callable[[str], object]) -> tuple[Path |
         except (OSError, ValueError) as error:
             failed(f"{problem}: {error}")
             made.append(None)
+        except Exception as error:  # the run is complete: a defect here must not look like its end
+            failed(f"{problem}: {error!r}. The run itself is complete and saved")
+            made.append(None)
     curves, page = made
     return curves, page
 

@@ -118,8 +118,15 @@ def test_a_report_that_cannot_be_written_is_a_warning(
     def full(folder: Path) -> Path:
         raise OSError(28, "No space left on device")
 
+    def defect(folder: Path) -> Path:
+        raise KeyError("reward")
+
     monkeypatch.setattr(segcredit.commands.report, "write_quick_report", full)
-    with pytest.warns(UserWarning, match="the report could not be written: .*No space left"):
+    monkeypatch.setattr(segcredit.commands.report, "draw_run_curves", defect)
+    with (
+        pytest.warns(UserWarning, match="the report could not be written: .*No space left"),
+        pytest.warns(UserWarning, match=r"could not be drawn: KeyError.*complete"),
+    ):
         result = trainer(model, rows()).train(tmp_path / "run", progress=False)
     assert result.report is None
     assert "report" not in result.paths()
