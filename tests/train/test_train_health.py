@@ -220,6 +220,22 @@ def test_a_warm_start_whose_responses_do_not_end_is_reported(tmp_path: Path) -> 
     assert warnings_of(tmp_path / "run") == [(1, "truncated")]
 
 
+def test_a_terminal_of_80_columns_shows_bar_steps_and_metrics() -> None:
+    metrics = {"accuracy": 0.5, "reward": 0.5, "entropy": 0.631, "response_length": 200.0}
+    metrics |= {"explained_variance": -0.25, "tokens_per_second": 27310.0}
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, record=True)
+    terminal = Terminal(console)
+    terminal.stage(2, "pretrain_critic", 300, 0)
+    terminal.stepped(1, "pretrain_critic", metrics)
+    console.print(terminal.progress.get_renderable())
+    bar, *below = [x.rstrip() for x in console.export_text().splitlines()]
+    assert bar.startswith("3 train critic ━")
+    assert "1/300" in bar
+    assert " ".join(" ".join(below).split()) == (
+        "accuracy 50.0% reward 0.500 entropy 0.631 length 200 critic -0.25 tok/s 27310"
+    )
+
+
 def start_of(folder: Path, resume: bool = False, **changes: Any) -> str:
     """What a terminal shows of a run with one step of reinforcement learning."""
     stages = [RUN["stages"][0], {"kind": "optimize", "steps": 1}]
