@@ -2,7 +2,6 @@
 
 import html
 import time
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
 from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts
 from segcredit.runlog import resume_command
+from segcredit.train.loop import warn_caller
 
 if TYPE_CHECKING:
     from segcredit.train.trainer import Result
@@ -170,7 +170,7 @@ class PythonProgress(Terminal):
         super().__init__(Console(stderr=True, soft_wrap=True) if console is None else console)
 
     def note(self, text: str) -> None:
-        warnings.warn(text, stacklevel=2)
+        warn_caller(text)
 
     def show_result(self, result: "Result") -> None:
         """Print the table of held-out results and the paths of the run."""

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from tiny_runs import changed
 
+import segcredit
 from segcredit.algorithms import make_algorithm
 from segcredit.config import parse_recipe
 from segcredit.report.overview import overview
@@ -205,6 +206,8 @@ def test_in_python_they_are_warnings(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="every response got the reward 0,") as caught:
         trainer.train(tmp_path / "run")
     assert len(caught) == 1
+    package = Path(segcredit.__file__).parent
+    assert package not in Path(caught[0].filename).parents, "the caller's line"
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [x["name"] for x in lines if x["stage"] == "warning"] == ["constant_reward"]
 
