@@ -17,11 +17,13 @@ $(STAMP): pyproject.toml constraints.txt $(LOCK)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = v in ((3, 11), (3, 12), (3, 13)); \
 	  sys.exit(0 if ok else "segcredit is tested on Python 3.11 to 3.13; got %d.%d. Type: make setup PYTHON=python3.11" % v)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): some minutes without output"
 	$(BIN)/python $(PIP) --require-hashes --no-deps -r $(LOCK)
 	@# torch by version alone: its builds (CPU, CUDA) have different hashes, and come from different places
 	$(BIN)/python $(PIP) -c constraints.txt torch
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+	@echo "done; type: source $(VENV)/bin/activate"
 
 UV := .venv-lock/bin/uv
 

@@ -76,5 +76,9 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # click's own errors; typer exports no base class
             raise
-        typer.echo(f"{one_line(error.format_message())}; type segcredit --help", err=True)
+        context = getattr(error, "ctx", None)
+        name = f" {context.info_name}" if context is not None and context.parent else ""
+        message = one_line(error.format_message())
+        then = " Type" if message.endswith("?") else "; type"
+        typer.echo(f"{message}{then} segcredit{name} --help", err=True)
         sys.exit(2)

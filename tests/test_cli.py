@@ -349,7 +349,8 @@ def test_a_mistyped_command_is_answered_in_one_line(arguments, said, monkeypatch
     assert output.out == ""
     assert len(output.err.splitlines()) == 1
     assert said in output.err
-    assert "segcredit --help" in output.err
+    command = "segcredit segment" if arguments[0] == "segment" else "segcredit"
+    assert f"ype {command} --help" in output.err
 
 
 # The page

@@ -170,14 +170,14 @@ def test_check_prints_the_plan_and_loads_nothing(
     text, _, rest = result.stdout.partition("method: ")
     assert yaml.safe_load(text) == load_recipe(str(recipe), ["seed=3"]).as_dict()
     assert "needs: entropy, logp_ref, value\n" in rest
-    assert "a step: 8 responses, 2 mini-batches of 4, 1 epoch(s)\n" in rest
+    assert "a step: 8 responses, 2 mini-batches of 4, 1 epoch\n" in rest
     content = make_plan(load_recipe(str(recipe), ["seed=3"])).first_prompt.messages[0]["content"]
     _, _, shown = rest.partition("first training prompt as the model reads it (derived_variables/0")
     lines = shown.split("\n")
     assert re.fullmatch(r"/train/0, \d+ tokens\):", lines[0])
     assert lines[1] == "  <|im_start|>user"
     assert lines[2].startswith(f"  {content[:40]}")
-    assert rest.endswith("recipe and data are valid; no model was loaded\n")
+    assert rest.endswith("recipe, data and reward are valid; no model was loaded\n")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["recipe.yaml", "reward.py"]
 
 
@@ -185,10 +185,10 @@ def test_check_prints_the_plan_and_loads_nothing(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"rollout__prompts": 7}, "7 responses, 2 mini-batches of 3 or 4, 1 epoch(s)"),
+        ({"rollout__prompts": 7}, "7 responses, 2 mini-batches of 3 or 4, 1 epoch"),
         (
             {"algorithm": "restem", "stages__2": {"kind": "optimize", "steps": 1}},
-            "8 responses, up to 2 mini-batches of what the method selects from them, 1 epoch(s)",
+            "8 responses, up to 2 mini-batches of what the method selects from them, 1 epoch",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_check_shows_a_long_prompt_with_images_shortened(tmp_path: Path) -> None
     assert said.exit_code == 0, said.output
     _, _, shown = said.stdout.partition("first training prompt as the model reads it (train:1, ")
     _, *lines, valid, last = shown.split("\n")
-    assert (valid, last) == ("recipe and data are valid; no model was loaded", "")
+    assert (valid, last) == ("recipe, data and reward are valid; no model was loaded", "")
     assert lines[:2] == [
         "  <|im_start|>user",
         "  <|vision_start|><image><|vision_end|>list ?",

@@ -194,15 +194,16 @@ def _print_plan(console: "Console", trainer: "Trainer") -> None:
 
     recipe, plan = trainer.recipe, trainer.plan
     size, needs = plan.train.size, sorted(x.name for x in resolve(plan.algorithm.needs))
+    epochs = f"{recipe.update.epochs} epoch{'s' * (recipe.update.epochs != 1)}"
     plain = yaml.safe_dump(recipe.as_dict(), sort_keys=False, allow_unicode=True)
     lines = [
         plain,
         f"method: {plan.algorithm!r}",
         f"needs: {', '.join(needs) or 'nothing beside the rewards'}",
         f"prompts: {'generated' if size is None else size}",
-        f"a step: {_drawn(trainer)}, {recipe.update.epochs} epoch(s)",
+        f"a step: {_drawn(trainer)}, {epochs}",
         *_first_prompt(trainer),
-        "recipe and data are valid; no model was loaded",
+        "recipe, data and reward are valid; no model was loaded",
     ]
     for line in lines:
         say(console, line)

@@ -214,6 +214,14 @@ def _came(row: Mapping[str, Any], keys: tuple[str, ...]) -> str:
     return f"the keys {listed(row)}"
 
 
+def no_answer(row: object, keys: tuple[str, ...]) -> str:
+    """Say which keys may hold the answer, and which keys a row without them has."""
+    names = row if isinstance(row, Mapping) else ()
+    empty = any(name in names or name.partition(".")[0] in names for name in keys)
+    came = "none" if empty else f"the keys {listed(names)}"
+    return f"expected an answer under {either(keys)}; got {came}"
+
+
 def _messages(question: object) -> tuple[list[dict[str, str]], list[object]]:
     """Return chat messages with plain text, and the images that were in their content."""
     if isinstance(question, str):

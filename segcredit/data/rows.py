@@ -19,9 +19,9 @@ from segcredit.data.formats import (
     RowError,
     RowParts,
     append_suffix,
-    either,
     image_problem,
     missing_columns,
+    no_answer,
     split_row,
 )
 from segcredit.data.images import as_source
@@ -227,7 +227,7 @@ class _Collector:
         try:
             parts = split_row(row.content, self._keys, self._pattern, self.one_answer)
             if parts.answer is None and self.need_answer:
-                raise RowError(f"expected an answer under {either(self._keys.answer)}; got none")
+                raise RowError(no_answer(row.content, self._keys.answer))
             append_suffix(parts.messages, self.suffix)
             self._add_system(parts)
             images = self._images(parts.images, source)

@@ -1,6 +1,8 @@
 """Run the stages of a recipe: steps, evaluations, checkpoints, and stopping on signals."""
 
 import signal
+import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +73,17 @@ class Observer(Protocol):
         ...
 
 
+def warn_caller(message: str) -> None:
+    """Emit a Python warning at the line of the user's own code that called segcredit."""
+    frames = traceback.walk_stack(sys._getframe(1))  # the nearest first; decorators are between
+    own = [
+        level
+        for level, (frame, _) in enumerate(frames, start=2)
+        if frame.f_globals.get("__name__", "").startswith("segcredit")
+    ]
+    warnings.warn(message, stacklevel=max(own) + 1)
+
+
 class Silent:
     """Observer without output; notes become Python warnings."""
 
@@ -88,7 +101,7 @@ class Silent:
         return None
 
     def note(self, text: str) -> None:
-        warnings.warn(text, stacklevel=2)
+        warn_caller(text)
 
     def end(self) -> None: ...
 
@@ -234,7 +247,7 @@ class Loop:
         if type(self.watch) is not Silent:
             self.watch.note(message)
         elif self.state.parallel.first:  # called from Python, without terminal output
-            warnings.warn(message, stacklevel=2)
+            warn_caller(message)
 
     def _warn_once(self, name: str, message: str | None) -> None:
         """Show a warning, unless there is none or the run has already shown one with that name."""

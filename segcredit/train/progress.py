@@ -2,12 +2,12 @@
 
 import html
 import time
-import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.jupyter import JupyterMixin
 from rich.markup import escape
 from rich.progress import (
@@ -26,6 +26,7 @@ from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
 from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts
 from segcredit.runlog import resume_command
+from segcredit.train.loop import warn_caller
 
 if TYPE_CHECKING:
     from segcredit.train.trainer import Result
@@ -45,6 +46,16 @@ QUIET_SECONDS = 15.0
 """Seconds between two lines of output if it does not go to a terminal."""
 
 
+class Bars(Progress):
+    """Progress bars with the newest metrics of each stage: on a line of their own, which fits."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            yield self.make_tasks_table([task])
+            if numbers := task.fields["numbers"]:
+                yield Text(f"  {numbers}", style="dim")
+
+
 class Terminal:
     """Draws a progress bar per stage on a terminal; writes lines at intervals to a file or pipe."""
 
@@ -58,20 +69,19 @@ class Terminal:
         self._bar: TaskID | None = None
         self.run: Path | None = None
         """Run directory, once the run has started."""
-        self.progress = Progress(
-            TextColumn("{task.description:<13}"),
+        self.progress = Bars(
+            TextColumn("{task.description:<14}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[numbers]}"),
             console=console,
         )
 
     def begin(self, recipe: Recipe, step: int, facts: dict[str, str]) -> None:
         self.run = Path(facts["run"])
         for name, fact in facts.items():
-            self._print(f"[dim]{name:<6}[/dim]  {escape(fact)}", highlight=False)
+            self._print(f"[dim]{name:<7}[/dim] {escape(fact)}", highlight=False)
         if step and step == recipe.total_steps:
             last = len(recipe.stages) - 1
             more = f"stages.{last}.steps={2 * recipe.stages[last].steps}"
@@ -116,7 +126,7 @@ class Terminal:
             self.note("a gradient was not finite: that update was skipped")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        asked = f"[dim]({evaluation.prompts} prompts)[/dim]"
+        asked = f"[dim]({evaluation.prompts} prompt{'s' * (evaluation.prompts != 1)})[/dim]"
         if evaluation.sampled is None:
             measure, form = "reward", METRIC_FORMS["reward"]
             sampled, greedy = evaluation.reward, evaluation.greedy_reward
@@ -142,7 +152,10 @@ class Terminal:
         return None
 
     def note(self, text: str) -> None:
-        self.console.print(text, style="yellow", markup=False, highlight=False)
+        whole_words = self.live  # a terminal would break lines inside words; a file keeps the line
+        self.console.print(
+            text, style="yellow", markup=False, highlight=False, soft_wrap=not whole_words
+        )
 
     def end(self) -> None:
         if self.live:
@@ -157,7 +170,7 @@ class PythonProgress(Terminal):
         super().__init__(Console(stderr=True, soft_wrap=True) if console is None else console)
 
     def note(self, text: str) -> None:
-        warnings.warn(text, stacklevel=2)
+        warn_caller(text)
 
     def show_result(self, result: "Result") -> None:
         """Print the table of held-out results and the paths of the run."""
@@ -184,7 +197,6 @@ class NotebookProgress(PythonProgress, JupyterMixin):
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self.live = True
-        self.progress.columns = self.progress.columns[:-1]  # the numbers get a line of their own
         self._handle: Any = None
         self._facts: list[str] = []
         self._notes: list[str] = []
@@ -192,10 +204,9 @@ class NotebookProgress(PythonProgress, JupyterMixin):
         self._updated = 0.0
 
     def __rich__(self) -> Group:
-        numbers = [f"[dim]{x.fields['numbers']}[/dim]" for x in self.progress.tasks[-1:]]
         above, below = (
             [Text.from_markup(line) for line in lines]
-            for lines in (self._facts, [*numbers, *self._notes, *self._lines])
+            for lines in (self._facts, [*self._notes, *self._lines])
         )
         return Group(*above, self.progress.get_renderable(), *below)
 

@@ -522,11 +522,19 @@ def _facts(plan: RunPlan, run: RunFolder, state: State, aside: Path | None) -> d
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
-        "method": str(plan.recipe.algorithm),
+        "method": _method_fact(plan.recipe.algorithm),
         **_ahead_fact(plan.recipe),
         **_threads_fact(plan.recipe, state, count),
         **({} if aside is None else {"moved": f"everything after step {state.step} to {aside}"}),
     }
+
+
+def _method_fact(algorithm: str | dict[str, Any]) -> str:
+    """Return the name of the method and its settings, as they are typed on the command line."""
+    if isinstance(algorithm, str):
+        return algorithm
+    settings = ", ".join(f"{key}={x}" for key, x in algorithm.items() if key != "name")
+    return f"{algorithm['name']} ({settings})" if settings else str(algorithm["name"])
 
 
 def _ahead_fact(recipe: Recipe) -> dict[str, str]:

@@ -259,6 +259,8 @@ def within_segments(
             "every segment is one token, so there is no variance within segments."
         )
     shares, others = np.array(share), np.array(other)
+    if not np.isfinite(shares).any():
+        raise CannotAnalyzeError("all tokens of a step have the same advantage.")
     found = WithinSegments(
         np.array(kept),
         shares,

@@ -184,3 +184,12 @@ def test_single_tokens_have_nothing_within(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, rollouts={11: [made]}, algorithm="ppo"))
     (skipped,) = analyze_runs([run], AnalysisSettings(), ["within"]).skipped
     assert skipped.reason == "every segment is one token, so there is no variance within segments."
+
+
+def test_equal_rewards_and_values_have_nothing_within(tmp_path: Path) -> None:
+    """No table without rows, as for a model that never answers correctly."""
+    made = row(np.random.default_rng(0), 0)
+    made |= {"value": [0.0] * len(made["tokens"]), "reward": 0.0}
+    run = read_run(write_run(tmp_path, rollouts={11: [made]}, algorithm="ppo"))
+    (skipped,) = analyze_runs([run], AnalysisSettings(), ["within"]).skipped
+    assert skipped.reason == "all tokens of a step have the same advantage."

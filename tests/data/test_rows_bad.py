@@ -56,7 +56,7 @@ BAD_ROWS: list[tuple[object, str]] = [
     ({"prompt": [{"role": "user", "content": [{"type": "video"}]}], "answer": "1"},
      "expected the parts {'type': 'text', 'text': …} and {'type': 'image'} in message 1"),
     ({"problem": "?"}, "expected an answer under 'reward_model.ground_truth' or 'ground_truth' or "
-     "'answer' or 'solution'; got none"),
+     "'answer' or 'solution'; got the keys 'problem'"),
     ({"problem": "?", "answer": ""}, "'solution'; got none"),
     ({"problem": "?", "answer": None}, "'solution'; got none"),
     ({"problem": "\ud800", "answer": "1"}, "got half a surrogate pair, '‹U+D800›'"),

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from tiny_runs import changed
 
+import segcredit
 from segcredit.algorithms import make_algorithm
 from segcredit.config import parse_recipe
 from segcredit.report.overview import overview
@@ -207,6 +208,8 @@ def test_in_python_they_are_warnings(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="every response got the reward 0,") as caught:
         trainer.train(tmp_path / "run")
     assert len(caught) == 1
+    package = Path(segcredit.__file__).parent
+    assert package not in Path(caught[0].filename).parents, "the caller's line"
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [x["name"] for x in lines if x["stage"] == "warning"] == ["constant_reward"]
 
@@ -220,6 +223,22 @@ def test_a_warm_start_whose_responses_do_not_end_is_reported(tmp_path: Path) -> 
     (found,) = [x for x in notes.notes if "cut off" in x]
     assert found.startswith("100% of the responses were cut off at rollout.max_tokens=2. Set a ")
     assert warnings_of(tmp_path / "run") == [(1, "truncated")]
+
+
+def test_a_terminal_of_80_columns_shows_bar_steps_and_metrics() -> None:
+    metrics = {"accuracy": 0.5, "reward": 0.5, "entropy": 0.631, "response_length": 200.0}
+    metrics |= {"explained_variance": -0.25, "tokens_per_second": 27310.0}
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, record=True)
+    terminal = Terminal(console)
+    terminal.stage(2, "pretrain_critic", 300, 0)
+    terminal.stepped(1, "pretrain_critic", metrics)
+    console.print(terminal.progress.get_renderable())
+    bar, *below = [x.rstrip() for x in console.export_text().splitlines()]
+    assert bar.startswith("3 train critic ━")
+    assert "1/300" in bar
+    assert " ".join(" ".join(below).split()) == (
+        "accuracy 50.0% reward 0.500 entropy 0.631 length 200 critic -0.25 tok/s 27310"
+    )
 
 
 def start_of(folder: Path, resume: bool = False, **changes: Any) -> str:
