@@ -32,7 +32,8 @@ MAIN = [sys.executable, "-c", "from segcredit.cli import main; main()"]
 SLOW = """
 import time
 def by_length(num_tokens, **columns):
-    time.sleep({seconds})
+    if len(num_tokens) > 2:  # not in the trial before the run
+        time.sleep({seconds})
     return [(n % 4) / 3 for n in num_tokens]
 """
 
