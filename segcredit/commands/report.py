@@ -130,12 +130,10 @@ def finish_report(folder: Path, failed: Callable[[str], object]) -> tuple[Path |
     ):
         try:
             made.append(make(folder))
-        except (OSError, ValueError) as error:
-            failed(f"{problem}: {error}")
+        except Exception as error:  # also from a defect of ours, since the run itself is complete
             made.append(None)
-        except Exception as error:  # the run is complete: a defect here must not look like its end
-            failed(f"{problem}: {error!r}. The run itself is complete and saved")
-            made.append(None)
+            reason = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+            failed(f"{problem}: {reason}. The run itself is complete and saved")
     curves, page = made
     return curves, page
 

@@ -52,12 +52,12 @@ def vllm_problem() -> str | None:
         return (
             f"rollout.engine is vllm, tested with versions {wanted}; {found} is installed. "
             f"Type: {install_command('vllm')}, or sample with transformers: rollout.engine=hf "
-            f"(with --engine: --engine hf)"
+            f"(segcredit evaluate and benchmark: --engine hf)"
         )
     return (
         f"rollout.engine is vllm, which is not installed (tested versions: {wanted}). "
         f"Type: {install_command('vllm')}, or sample with transformers: rollout.engine=hf "
-        f"(with --engine: --engine hf)"
+        f"(segcredit evaluate and benchmark: --engine hf)"
     )
 
 
