@@ -12,8 +12,8 @@ started on the same checkpoint after segcredit's engine has ended.
 
 The weights are random, with the real shapes, so almost no response ends early: both loops sample
 --tokens tokens for every question, with temperature 0.6 and top-p 0.95, and reading and sending the
-images is part of their time. Start-up (weights, compilation) is not; "command" is the whole time.
-VLMEvalKit's seconds are those of its own progress bar.
+images is part of their time. Start-up (weights, compilation) is not. VLMEvalKit's seconds are those
+of its own progress bar. Each loop answers all sets in one command, whose whole time is printed too.
 """
 
 import argparse
@@ -36,6 +36,8 @@ from segcredit.benchmarks.vlmevalkit import TOOLKIT
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 CLI = "from segcredit.cli import main; main()"
 SETS = ("logicvista", "wemath")
+LINE = re.compile(r" (\w+): (\d+)/\d+")
+"""A line of progress of segcredit benchmark: set and finished answers."""
 BAR = re.compile(r"(\d+)/(\d+) \[([\d:]+)<")
 """VLMEvalKit's progress bar: finished, total, elapsed time."""
 
@@ -46,12 +48,10 @@ class Speed:
 
     questions: int
     seconds: float
-    command: float
-    """Seconds of the whole command."""
 
     def __str__(self) -> str:
         rate = self.questions / self.seconds if self.seconds else float("nan")
-        return f"{self.questions:>10}{self.seconds:>10.1f}{rate:>14.2f}{self.command:>11.1f}"
+        return f"{self.questions:>10}{self.seconds:>10.1f}{rate:>14.2f}"
 
 
 def tables_in(data: Path, names: Sequence[str], folder: Path) -> Path:
@@ -79,52 +79,62 @@ def save_model(size: str, texts: Sequence[str], folder: Path) -> None:
         torch.cuda.empty_cache()
 
 
-def command(given: argparse.Namespace, name: str, data: Path, out: Path) -> list[str]:
+def command(given: argparse.Namespace, names: Sequence[str], data: Path, out: Path) -> list[str]:
     """Return the command that both loops share."""
-    start = [sys.executable, "-c", CLI, "benchmark", str(given.model)]
-    start += ["--sets", name, "--data", str(data), "--paper", "--max-tokens", str(given.tokens)]
-    return [*start, "-o", str(out), *(["--limit", str(given.limit)] if given.limit else [])]
+    start = [sys.executable, "-c", CLI, "benchmark", str(given.model), "--sets", ",".join(names)]
+    start += ["--data", str(data), "--paper", "--max-tokens", str(given.tokens), "-o", str(out)]
+    return [*start, *(["--limit", str(given.limit)] if given.limit else [])]
 
 
-def run(typed: Sequence[str], pattern: str) -> tuple[list[tuple[float, int]], float]:
-    """Run a command; return time and count of each line of progress, and the seconds of it all."""
-    begin, seen = time.perf_counter(), []
+def run(typed: Sequence[str]) -> dict[str, list[tuple[float, int]]]:
+    """Run a command; return by set the time and the count of each line of progress."""
+    seen: dict[str, list[tuple[float, int]]] = {}
     with subprocess.Popen(
         typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(f"  {line.rstrip()}", flush=True)
-            if match := re.search(pattern, line):
-                seen.append((time.perf_counter(), int(match.group(1))))
+            if match := LINE.search(line):
+                seen.setdefault(match.group(1), []).append(
+                    (time.perf_counter(), int(match.group(2)))
+                )
     if process.returncode:
         raise SystemExit(f"the command above failed with exit code {process.returncode}.")
-    return seen, time.perf_counter() - begin
+    return seen
 
 
-def measure_own(given: argparse.Namespace, name: str, data: Path, out: Path) -> Speed:
-    """Answer a set by segcredit's own engine."""
-    typed = [*command(given, name, data, out), "--engine", given.engine]
-    seen, whole = run([*typed, "--chunk", str(given.chunk)], rf" {name}: (\d+)/\d+")
-    (first, _), (last, count) = seen[0], seen[-1]
-    return Speed(count, last - first, whole)
+def measure_own(
+    given: argparse.Namespace, names: Sequence[str], data: Path, out: Path
+) -> dict[str, Speed]:
+    """Answer the sets by segcredit's own engine."""
+    typed = [*command(given, names, data, out), "--engine", given.engine]
+    seen = run([*typed, "--chunk", str(given.chunk)])
+    return {name: Speed(seen[name][-1][1], seen[name][-1][0] - seen[name][0][0]) for name in names}
 
 
-def measure_toolkit(given: argparse.Namespace, name: str, data: Path, out: Path) -> Speed:
-    """Answer a set by VLMEvalKit's loop against a server."""
-    typed = [*command(given, name, data, out), "--driver", "vlmevalkit"]
+def measure_toolkit(
+    given: argparse.Namespace, names: Sequence[str], data: Path, out: Path
+) -> dict[str, Speed]:
+    """Answer the sets by VLMEvalKit's loop against a server."""
+    typed = [*command(given, names, data, out), "--driver", "vlmevalkit"]
     typed += ["--environment", str(wrapped(given.environment, out / "environment"))]
     if given.server:
         typed += ["--server", given.server]
     elif given.serve_args:
         typed += [f"--serve-args={given.serve_args}"]
-    _, whole = run(typed, rf" {name}: (\d+)/\d+")
+    run(typed)
+    return {name: toolkit_speed(name, out) for name in names}
+
+
+def toolkit_speed(name: str, out: Path) -> Speed:
+    """Read the last state of VLMEvalKit's progress bar."""
     (log,) = out.rglob(f"{name}.log")
     *_, (_, total, elapsed) = BAR.findall(log.read_text(errors="replace"))
     seconds = 0
     for part in elapsed.split(":"):
         seconds = 60 * seconds + int(part)
-    return Speed(int(total), seconds, whole)
+    return Speed(int(total), seconds)
 
 
 def wrapped(environment: Path, folder: Path) -> Path:
@@ -170,14 +180,18 @@ def main() -> None:
             texts = [x.messages[-1]["content"] for group in asked for x in group.questions]
             save_model(given.size, texts, given.model)
         for loop, measure in (("segcredit", measure_own), ("VLMEvalKit", measure_toolkit)):
-            for name in names:
-                print(f"{loop}, {name}", flush=True)
-                speed = measure(given, name, data, folder / loop / name)
-                found.append((loop, name, speed))
-    heads = f"{'questions':>10}{'s':>10}{'questions/s':>14}{'command s':>11}"
-    print(f"\n{'loop':<12}{'set':<12}{heads}")
+            print(loop, flush=True)
+            begin = time.perf_counter()
+            speeds = measure(given, names, data, folder / loop)
+            print(f"{loop}: whole command {time.perf_counter() - begin:.0f} s", flush=True)
+            found += [(loop, name, speed) for name, speed in speeds.items()]
+            print_table(found)
+
+
+def print_table(found: Sequence[tuple[str, str, Speed]]) -> None:
+    print(f"\n{'loop':<12}{'set':<12}{'questions':>10}{'s':>10}{'questions/s':>14}")
     for loop, name, speed in found:
-        print(f"{loop:<12}{name:<12}{speed}")
+        print(f"{loop:<12}{name:<12}{speed}", flush=True)
 
 
 if __name__ == "__main__":

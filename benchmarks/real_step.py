@@ -168,6 +168,9 @@ def main() -> None:
     )
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
     parser.add_argument("--family", choices=sorted(SIZES), help="another family than Qwen2.5-VL")
+    parser.add_argument(
+        "--model", type=Path, help="folder of --family's checkpoint; written if it does not exist"
+    )
     parser.add_argument("--data", type=Path, help="rows with images (jsonl, parquet)")
     parser.add_argument("--algorithm", default="sapo")
     parser.add_argument("--prompts", type=int, default=512)
@@ -202,6 +205,8 @@ def main() -> None:
         "--profile", action="store_true", help="profile the kernels of the last step"
     )
     given = parser.parse_args()
+    if given.model and not given.family:
+        parser.error("--model needs --family.")
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as place:
@@ -211,14 +216,16 @@ def main() -> None:
         texts = [x["content"] for prompt in prompts for x in prompt.messages]
         begin = time.perf_counter()
         policy = None
+        model = given.model or folder / "model"
         if given.family:
-            save_family(given.family, folder / "model", texts, given.size == "small", device)
+            if not model.exists():
+                save_family(given.family, model, texts, given.size == "small", device)
         else:
             dtype = torch.bfloat16 if device == "cuda" else torch.float32
             policy = policy_for(given.size, True, tokenizer_for(texts), device, dtype)
-            save_small_files(policy, folder / "model")
+            save_small_files(policy, model)
             segcredit.train.build.check_weight_files = lambda _: None  # there are no weight files
-        plan = make_plan(recipe_of(given, folder / "model", rows))
+        plan = make_plan(recipe_of(given, model, rows))
         state = build(plan, policy)
         if given.no_sampling:
             state.engine = RandomEngine(device)  # type: ignore[assignment]

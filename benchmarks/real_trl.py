@@ -122,6 +122,9 @@ def main() -> None:
     )
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
     parser.add_argument("--family", choices=sorted(SIZES), help="needs --no-vllm")
+    parser.add_argument(
+        "--model", type=Path, help="folder of --family's checkpoint; written if it does not exist"
+    )
     parser.add_argument("--data", type=Path, required=True, help="rows with images")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
@@ -134,6 +137,8 @@ def main() -> None:
     parser.add_argument("--vllm-memory", type=float, default=0.3)
     parser.add_argument("--no-vllm", action="store_true", help="sample with transformers' generate")
     given = parser.parse_args()
+    if given.model and not given.family:
+        parser.error("--model needs --family.")
     on_gpu = torch.cuda.is_available()
     if not (on_gpu or given.no_vllm):
         parser.error("TRL's vLLM needs a GPU; none was found. Add --no-vllm.")
@@ -192,12 +197,14 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+        folder = given.model or Path(place, "model")
         if given.family:
-            save_family(given.family, Path(place, "model"), texts, given.size == "small", device)
-            policy = Policy.from_pretrained(Path(place, "model"))
+            if not folder.exists():
+                save_family(given.family, folder, texts, given.size == "small", device)
+            policy = Policy.from_pretrained(folder)
         else:
             policy = policy_for(given.size, True, tokenizer_for(texts), device, dtype)
-            policy.save(Path(place, "model"))
+            policy.save(folder)
         assert policy.banned is not None
         codec, banned = policy.codec, policy.banned.nonzero().flatten().tolist()
         del policy
@@ -206,12 +213,12 @@ def main() -> None:
             [str(given.data)], max_prompt_tokens=LONGEST, count_tokens=codec.count_tokens
         ).prompts
         prompts = PromptList(rows, derive(0, "data")).take(0, given.prompts * given.steps)
-        processor = transformers.AutoProcessor.from_pretrained(Path(place, "model"))
+        processor = transformers.AutoProcessor.from_pretrained(folder)
         processor.tokenizer.padding_side = "left"
         check_same(prompts, codec, processor)
         kind = transformers.AutoModelForImageTextToText
         model = kind.from_pretrained(
-            Path(place, "model"), dtype=getattr(torch, given.dtype), attn_implementation="sdpa"
+            folder, dtype=getattr(torch, given.dtype), attn_implementation="sdpa"
         )
         total = given.prompts * given.samples
         config = trl.GRPOConfig(

@@ -26,7 +26,8 @@ def difference(a: Tensor, b: Tensor) -> float:
     """Largest difference, relative to the size of the numbers."""
     assert a.shape == b.shape
     assert a.dtype == b.dtype
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).abs().max() / b.abs().max())
 
 
 def tiny_llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

@@ -83,7 +83,8 @@ def begun(algorithm: Any = SAPO, plan: Any = None, **changes: Any) -> State:
     stage_of(state).enter()
     if "critic" in state.learners:
         head = state.learners["critic"].critic.head.weight  # type: ignore[attr-defined]
-        torch.nn.init.normal_(head, std=0.1, generator=torch.manual_seed(0))
+        drawn = torch.empty(head.shape).normal_(std=0.1, generator=torch.manual_seed(0))
+        head.data.copy_(drawn)  # drawn on the CPU, for a head on any device
     return state
 
 
