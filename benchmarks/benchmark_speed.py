@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="TSV files or git repositories")
     parser.add_argument("--environment", type=Path, required=True, help="with ms-vlmeval")
     parser.add_argument("--sets", default=",".join(SETS), help="comma-separated")
+    parser.add_argument("--loops", default="segcredit,VLMEvalKit", help="comma-separated")
     parser.add_argument("--size", default="3b", help="0.5b, 3b, 7b or small")
     parser.add_argument("--model", type=Path, help="a checkpoint instead of random weights")
     parser.add_argument("--engine", default="vllm", help="of segcredit: vllm or hf")
@@ -179,7 +180,9 @@ def main() -> None:
             asked = load_questions(names, data)
             texts = [x.messages[-1]["content"] for group in asked for x in group.questions]
             save_model(given.size, texts, given.model)
-        for loop, measure in (("segcredit", measure_own), ("VLMEvalKit", measure_toolkit)):
+        loops = {"segcredit": measure_own, "VLMEvalKit": measure_toolkit}
+        for loop in given.loops.split(","):
+            measure = loops[loop]
             print(loop, flush=True)
             begin = time.perf_counter()
             speeds = measure(given, names, data, folder / loop)

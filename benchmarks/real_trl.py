@@ -263,6 +263,7 @@ def main() -> None:
         )
         trainer.train()
         peak.__exit__(None, None, None)
+    allocated = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
     kept = found[1:] or found
     step, collect = (statistics.median(x[k] for x in kept) for k in ("step", "collect"))
     print(
@@ -272,7 +273,7 @@ def main() -> None:
         f"{total} responses, {kept[-1]['written'] / total:.0f} tokens each, "
         f"{kept[-1]['asked'] / total:.0f} tokens per prompt\n"
         f"step {step:.1f} s: sampling, rewards and π_old {collect:.1f}, update {step - collect:.1f}"
-        f"\npeak GPU memory {peak.gib:.1f} GiB"
+        f"\npeak GPU memory {peak.gib:.1f} GiB, {allocated:.1f} of it tensors of this process"
     )
 
 
