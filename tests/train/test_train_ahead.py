@@ -40,8 +40,8 @@ from segcredit.train.provider import OwnColumn
 from segcredit.train.source import next_prompts
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
+from segcredit.train.step import update
 from segcredit.train.trainer import Trainer
-from segcredit.train.update import update
 from segcredit.types import Encoded, Response, Reward, Rollouts, Sampling
 
 STEPS = 4
