@@ -53,8 +53,9 @@ types: $(STAMP)  ## static types
 imports: $(STAMP)  ## which package may import which
 	$(BIN)/lint-imports
 
-# two at a time, each on one thread
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Two at a time, each on one thread. Compiled tests are kept where the environment says otherwise, as
+# that of many container images does: every worker would compile all of them again, for 10 seconds.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 unit: $(STAMP)  ## the fast tests
 	$(PYTEST) -m "not slow"

@@ -553,7 +553,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
         ("{{ 'x' * 10 ** 11 }}", "ran out of memory"),
     ],
 )
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("skip", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_chat_templates_that_cannot_be_used(
     tmp_path: Path,
     model: Path,
