@@ -124,7 +124,9 @@ def test_tables_four_and_five_train_the_papers_models(name: str, model: str) -> 
     assert {x.digest for x in small.runs(guess=True)} <= {x.digest for x in other.runs(guess=True)}
 
 
-@pytest.mark.parametrize("scale", [*SCALES])
+@pytest.mark.parametrize(
+    "scale", [pytest.param(x, marks=[pytest.mark.slow] * (x != "paper")) for x in SCALES]
+)
 def test_tables_share_the_runs_of_one_model(scale: str) -> None:
     """Table 6 needs no run that Table 3 does not have; SAPO on 7B is one run of four tables."""
 
