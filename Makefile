@@ -37,7 +37,7 @@ $(UV):
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python $(PIP) uv==0.13.8
 
-test: $(STAMP) lint  ## format, lint, types, imports and the fast tests: about 4 minutes
+test: $(STAMP) lint  ## format, lint, types, imports and the fast tests: about 3 minutes
 	@# the checks run beside the tests: each is one process, which would leave other cores idle
 	@$(MAKE) --no-print-directory -j3 types imports unit
 
