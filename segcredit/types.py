@@ -326,7 +326,7 @@ class Batch:
     """Rollouts with their credit, to be split into mini- and micro-batches.
 
     ``shares`` holds, for each term of the loss, the denominators as per-entry shares of the
-    mini-batch (see core/reduce.py); ``Algorithm.minibatch`` fills it, and selecting rows
+    mini-batch (see core/losses.py); ``Algorithm.minibatch`` fills it, and selecting rows
     slices it, so a micro-batch always carries its mini-batch's denominators.
     """
 

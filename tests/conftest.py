@@ -1,5 +1,6 @@
 """Shape checks for the whole package, one thread, and no GPU tests without a GPU."""
 
+import gc
 import importlib.util
 import signal
 import threading
@@ -32,6 +33,9 @@ if importlib.util.find_spec("beartype"):
     plan = {f"segcredit.plan.{file.stem}" for file in (package / "plan").glob("*.py")}
     check_types(plan - set(rest))
 
+# What imports and collection make lives as long as the process. Without the garbage collector they
+# take a fifth less time, and tests a sixth less where it skips these objects afterwards.
+gc.disable()
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
     # a shell has what it starts in the background ignore Ctrl-C, and all children would, too
@@ -56,3 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(skip)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.collect()
+    gc.freeze()

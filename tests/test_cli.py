@@ -193,6 +193,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_rollouts_of_a_run_are_shown_under_every_partition(trained):
     files = sorted((trained / "rollouts").glob("*.jsonl"))
     assert len(files) == 2

@@ -83,11 +83,19 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return module.__dict__
 
 
+@pytest.fixture(scope="session")
+def models_and_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models under the names that documents use, and rows for them, made once."""
+    folder = tmp_path_factory.mktemp("documents")
+    write_vision_model(folder)
+    write_text_model(folder)
+    return folder
+
+
 @pytest.fixture
-def a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the documents' code runs: models under the names they use, and rows for them."""
-    write_vision_model(tmp_path)
-    write_text_model(tmp_path)
+def a_users_folder(tmp_path: Path, models_and_rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the documents' code runs: a copy for each, since code may write into it."""
+    shutil.copytree(models_and_rows, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 
 

@@ -219,6 +219,7 @@ def names_its_files(path: Path) -> None:
         assert f"`{name}`" in text, f"{path.name} does not say what {name} is"
 
 
+@pytest.mark.slow
 def test_readme_from_top_to_bottom(tmp_path: Path) -> None:
     """README's rows load, its recipe and reward function are saved, and its commands run."""
     page = ROOT / "README.md"

@@ -9,7 +9,7 @@ from batches import golden_rollouts
 from each import each
 
 from segcredit import algorithms, partition
-from segcredit.core import advantages, group, losses, reduce, tracker
+from segcredit.core import advantages, group, losses, tracker
 from segcredit.core import advantages as adjust
 from segcredit.core.segments import Segments
 from segcredit.types import Outputs
@@ -62,7 +62,7 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
         lambda: partition.top_entropy(H, ZEROS, 0.3),
         ["mask of zeros", "True marks response tokens"],
     ),
-    ("mask of zeros in a mean", lambda: reduce.token_mean(H, ZEROS), ["mask of zeros"]),
+    ("mask of zeros in a mean", lambda: losses.token_mean(H, ZEROS), ["mask of zeros"]),
     ("no responses", lambda: partition.tokens(MASK[:0]), ["at least one response", "(0, 3)"]),
     ("no tokens", lambda: partition.tokens(MASK[:, :0]), ["at least one token", "(2, 0)"]),
     (

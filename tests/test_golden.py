@@ -20,7 +20,7 @@ from segcredit.algorithms.credit import GAE, LengthAdaptiveGAE
 from segcredit.algorithms.objective import Clipped, TokenMean, Unclipped
 from segcredit.core import advantages, group, losses, ratios, tracker
 from segcredit.core.advantages import value_difference, whiten
-from segcredit.core.reduce import token_mean
+from segcredit.core.losses import token_mean
 from segcredit.partition import (
     Token,
     TopEntropy,

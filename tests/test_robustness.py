@@ -8,7 +8,7 @@ from each import each
 from segcredit import algorithms, partition
 from segcredit.algorithms import ALGORITHMS
 from segcredit.algorithms.objective import LossKL, ResponseMean, TokenMean
-from segcredit.core import advantages, group, losses, ratios, reduce
+from segcredit.core import advantages, group, losses, ratios
 from segcredit.core.advantages import whiten
 from segcredit.types import Outputs
 
@@ -51,7 +51,7 @@ def test_the_current_policy_may_be_the_old_one() -> None:
 
 def test_means_of_half_precision_count_exactly() -> None:
     x, mask = torch.ones(2, 3001).bfloat16(), torch.ones(2, 3001, dtype=torch.bool)
-    for mean in (reduce.response_mean, reduce.token_mean):
+    for mean in (losses.response_mean, losses.token_mean):
         assert mean(x, mask).item() == pytest.approx(1.0, abs=1e-6)
 
 
@@ -149,7 +149,7 @@ def test_boolean_rows_and_torn_pairs_are_refused() -> None:
 def test_shapes_of_the_whole_losses_are_checked() -> None:
     rollouts, outputs = golden_rollouts()
     segments = partition.top_entropy(rollouts.entropy, rollouts.mask, 0.3)
-    shares = reduce.response_shares(rollouts.mask, torch.float64)
+    shares = losses.response_shares(rollouts.mask, torch.float64)
     A = torch.zeros_like(rollouts.logp_old)
     good = [outputs.logp, rollouts.logp_old, A]
     for place in range(3):

@@ -103,6 +103,7 @@ def test_a_link_out_of_the_documents_must_lead_to_a_file(hooks: Any) -> None:
         hooks.rewrite("[x](../none.md)", page, docs, "")
 
 
+@pytest.mark.slow
 def test_every_equation_is_drawn(hooks: Any) -> None:
     docs = ROOT / "docs"
     count = 0

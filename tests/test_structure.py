@@ -67,9 +67,13 @@ def test_stable_names() -> None:
     """Others build on these."""
     from segcredit.algorithms import ppo, sapo
     from segcredit.core.advantages import gae, segment_gae
-    from segcredit.core.losses import boundary_value_loss, clipped_surrogate
+    from segcredit.core.losses import (
+        boundary_value_loss,
+        clipped_surrogate,
+        response_mean,
+        token_mean,
+    )
     from segcredit.core.ratios import geometric_mean_ratio
-    from segcredit.core.reduce import response_mean, token_mean
     from segcredit.core.segments import Segments
     from segcredit.partition import top_entropy
 

@@ -340,7 +340,12 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
+LONGEST = ("many values", "many keys", "deep lists")
+
+
+@pytest.mark.parametrize(
+    "bomb", [pytest.param(x, marks=[pytest.mark.slow] * (x in LONGEST)) for x in BOMBS]
+)
 def test_a_small_file_cannot_take_all_time(bomb: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -11,8 +11,7 @@ from segcredit.algorithms.credit import Case, ValueDifference
 from segcredit.columns import LOGP_REF, Needs
 from segcredit.core.advantages import terminal_reward
 from segcredit.core.checks import require_positive
-from segcredit.core.losses import capped_weight, direct_value, k1
-from segcredit.core.reduce import token_shares, weighted_sum
+from segcredit.core.losses import capped_weight, direct_value, k1, token_shares, weighted_sum
 from segcredit.partition import Newline, Partition
 from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts
 

@@ -22,10 +22,14 @@ from segcredit.core.losses import (
     boundary_value_loss,
     check_clip,
     clipped_surrogate,
+    constant_shares,
     is_clipped,
     k3,
+    micro_batch_token_shares,
     nll,
     probability_mask,
+    response_shares,
+    token_shares,
 )
 from segcredit.core.ratios import (
     bounded_exp,
@@ -34,12 +38,6 @@ from segcredit.core.ratios import (
     log_ratio,
     raw_ratio,
     token_ratio,
-)
-from segcredit.core.reduce import (
-    constant_shares,
-    micro_batch_token_shares,
-    response_shares,
-    token_shares,
 )
 from segcredit.core.segments import Segments, ValueAt
 from segcredit.partition import Partition, Token, tokens
@@ -51,7 +49,7 @@ Estimator = Callable[[Tensor, Tensor], Tensor]
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Share (weight) of each entry in a mini-batch's loss Σ share · x (core/reduce.py)."""
+    """Share (weight) of each entry in a mini-batch's loss Σ share · x (core/losses.py)."""
 
     def __call__(
         self, mask: Bool[Tensor, "B N"], micro_batch: Int[Tensor, " B"] | None, dtype: torch.dtype

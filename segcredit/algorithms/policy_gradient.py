@@ -24,8 +24,7 @@ from segcredit.algorithms.objective import (
 )
 from segcredit.columns import VALUE, Column, resolve
 from segcredit.core.advantages import Credit, terminal_reward
-from segcredit.core.losses import segment_policy_loss
-from segcredit.core.reduce import weighted_sum
+from segcredit.core.losses import segment_policy_loss, weighted_sum
 from segcredit.core.segments import Segments
 from segcredit.partition import Partition
 from segcredit.types import Batch, Loss, MonteCarlo, Outputs, Rollouts

@@ -17,8 +17,7 @@ from segcredit.core.checks import (
     require_positive,
 )
 from segcredit.core.group import rank_within
-from segcredit.core.losses import nll
-from segcredit.core.reduce import response_shares, weighted_sum
+from segcredit.core.losses import nll, response_shares, weighted_sum
 from segcredit.types import Batch, Loss, MonteCarlo, NothingToLearn, Outputs, Rollouts
 
 

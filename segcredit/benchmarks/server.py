@@ -19,6 +19,8 @@ from segcredit.rewards.client import Client, NoReplyError, require_url
 
 START_TIMEOUT = 1800.0
 """Seconds within which a server must answer: it loads the weights and compiles."""
+POLL_INTERVAL = 1.0
+"""Seconds between two attempts to reach a server that is starting."""
 STOP_TIMEOUT = 20.0
 """Seconds between asking a process to stop and killing it."""
 _TAIL = 2**14
@@ -161,7 +163,7 @@ def _wait(process: Program, url: str) -> None:
             _first_model(url)
             return
         except NoReplyError:
-            time.sleep(1)
+            time.sleep(POLL_INTERVAL)
     raise ServerError(
         f"vllm serve did not answer within {START_TIMEOUT / 60:.0f} minutes.{process.last_lines()}"
         f"\nStart it yourself and pass --server URL."

@@ -289,7 +289,7 @@ def _record(
     driver: str | None = None,
 ) -> None:
     """Record answers of a run's checkpoint in the run, and say how to see them."""
-    from segcredit.benchmarks.record import record_in_run
+    from segcredit.benchmarks.page import record_in_run
 
     try:
         shown = {key: settings.get(key) for key in _SHOWN_SETTINGS}

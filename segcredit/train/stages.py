@@ -19,8 +19,7 @@ from segcredit.train.metrics import Metrics, StepResult, describe, describe_rewa
 from segcredit.train.optim import CriticLearner, PolicyLearner, rate
 from segcredit.train.source import WorldPrompts, next_prompts, training_prompts
 from segcredit.train.state import State
-from segcredit.train.step import train_step
-from segcredit.train.update import update
+from segcredit.train.step import train_step, update
 from segcredit.types import Algorithm, Prompt, Rollouts
 
 PRETRAINING_POSITION = 10**8

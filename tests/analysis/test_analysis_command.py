@@ -147,6 +147,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
     assert not (run / "analysis").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_picture_each")
 def test_hostile_rows(tmp_path: Path) -> None:
     """NaN, infinities, texts for numbers, lists of wrong lengths, and no lists at all."""

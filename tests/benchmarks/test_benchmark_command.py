@@ -107,7 +107,15 @@ def test_list(data: Path) -> None:
         (("MODEL", *SHORT, "--judge", "http://127.0.0.1:9/v1"), "leave --judge out"),
     ],
 )
-def test_mistakes(model: Path, data: Path, tmp_path: Path, arguments: tuple, problem: str) -> None:
+def test_mistakes(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple,
+    problem: str,
+) -> None:
+    monkeypatch.setattr("segcredit.rewards.client.PAUSE", 0.01)  # between attempts to reach a judge
     typed = [model if x == "MODEL" else x for x in arguments]
     assert problem in error_of(*typed, "--data", data, "-o", tmp_path / "out")
 

@@ -95,6 +95,7 @@ def test_a_group_is_left_out_as_a_whole() -> None:
     assert left["score (strict)"].count == 524
 
 
+@pytest.mark.slow
 @needs_data
 def test_nothing_is_left() -> None:
     asked = questions("logicvista")

@@ -53,6 +53,8 @@ def data(tmp_path: Path) -> Path:
 def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Put a ``vllm`` on the path that runs this line of shell."""
 
+    monkeypatch.setattr("segcredit.benchmarks.server.POLL_INTERVAL", 0.05)
+
     def install(line: str) -> None:
         executable(tmp_path / "tools" / "vllm", f"#!/bin/sh\n{line}\n")
         monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:{os.environ['PATH']}")

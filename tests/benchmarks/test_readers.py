@@ -63,6 +63,7 @@ def test_several_images_in_a_cell(tmp_path: Path) -> None:
     assert asked.messages[0]["content"] == "<image><image>Which?"
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_tsv_of_real_rows_equals_the_git_layout(tmp_path: Path) -> None:
     real = questions("logicvista")[:20]

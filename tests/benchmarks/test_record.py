@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from test_page import HOSTILE, result
 
-from segcredit.benchmarks.page import PageLimits
-from segcredit.benchmarks.record import record_in_run
+from segcredit.benchmarks.page import PageLimits, record_in_run
 from segcredit.report.benchmarks import gather_benchmarks
 from segcredit.runlog import read_run
 

@@ -547,13 +547,13 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
     ("template", "said"),
     [
         ("{% for m in messages %}\n{{ m['content'] ", "has a syntax error in line 2: unexpected "),
-        (ENDLESS, "did not finish within 0.5 s"),
+        pytest.param(ENDLESS, "did not finish within 0.5 s", marks=pytest.mark.slow),
         ("{{ 7 ** (7 ** 11) }}", "did not finish within 0.5 s"),  # one operation, without a loop
         ("{{ 'x' * (20000000 * messages|length) }}", "wrote 20,000,000 characters for a prompt"),
         ("{{ 'x' * 10 ** 11 }}", "ran out of memory"),
     ],
 )
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("skip", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_chat_templates_that_cannot_be_used(
     tmp_path: Path,
     model: Path,

@@ -91,7 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("model", "method"),
     [
         ("qwen2.5-vl-3b", "vc-ppo"),
-        ("qwen2.5-vl-7b-lora", "sapo"),
+        pytest.param("qwen2.5-vl-7b-lora", "sapo", marks=pytest.mark.slow),
         ("qwen2.5-vl-3b-lora", "sapo"),
         *(
             pytest.param("qwen2.5-vl-3b", x, marks=pytest.mark.slow)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ragged import units
 from strategies import Case, cases, tenths
 
-from segcredit.core import losses, ratios, reduce
+from segcredit.core import losses, ratios
 from segcredit.core.advantages import clamp, whiten
 from segcredit.core.segments import Segments
 from segcredit.partition import response
@@ -95,7 +95,7 @@ def test_boundary_value_loss(case: Case, clip: float | None, half: bool, where: 
             where,
             clip,
             half,
-            getattr(reduce, name),
+            getattr(losses, name),
         )
         rows = [
             o.value_loss(
@@ -115,9 +115,9 @@ def test_boundary_value_loss(case: Case, clip: float | None, half: bool, where: 
 @given(cases())
 def test_reductions(case: Case) -> None:
     x, mask = case.place.put(case.value), case.place.mask
-    assert reduce.response_mean(x, mask).item() == pytest.approx(o.response_mean(case.value))
-    assert reduce.token_mean(x, mask).item() == pytest.approx(o.token_mean(case.value))
-    got = reduce.constant_mean(x, mask, 7.0).item()
+    assert losses.response_mean(x, mask).item() == pytest.approx(o.response_mean(case.value))
+    assert losses.token_mean(x, mask).item() == pytest.approx(o.token_mean(case.value))
+    got = losses.constant_mean(x, mask, 7.0).item()
     assert got == pytest.approx(o.constant_mean(case.value, 7.0 * len(mask)))
 
 
@@ -129,16 +129,16 @@ def test_whole_policy_loss_is_its_parts(case: Case) -> None:
     ratio = ratios.geometric_mean_ratio(logp, old, segments)
     per_token = losses.clipped_surrogate(ratio, A, 0.2, 0.28, 3.0)
     got, watched = losses.segment_policy_loss(logp, old, A, segments, 0.2, 0.28, 3.0)
-    assert got.item() == pytest.approx(reduce.response_mean(per_token, mask).item())
-    assert watched["ratio"].item() == pytest.approx(reduce.response_mean(ratio, mask).item())
-    shares = reduce.token_shares(mask, torch.float64)
+    assert got.item() == pytest.approx(losses.response_mean(per_token, mask).item())
+    assert watched["ratio"].item() == pytest.approx(losses.response_mean(ratio, mask).item())
+    shares = losses.token_shares(mask, torch.float64)
     got, _ = losses.segment_policy_loss(logp, old, A, segments, 0.2, 0.28, 3.0, shares)
-    assert got.item() == pytest.approx(reduce.token_mean(per_token, mask).item())
+    assert got.item() == pytest.approx(losses.token_mean(per_token, mask).item())
 
 
 def test_micro_batch_token_mean() -> None:
     mask = torch.tensor([[True, True], [True, False], [True, True]])
-    shares = reduce.micro_batch_token_shares(mask, torch.tensor([0, 1, 1]), torch.float64)
+    shares = losses.micro_batch_token_shares(mask, torch.tensor([0, 1, 1]), torch.float64)
     assert shares.tolist() == [[0.25, 0.25], [1 / 6, 0.0], [1 / 6, 1 / 6]]
 
 
@@ -163,7 +163,7 @@ def test_kl_estimators_and_nll(case: Case) -> None:
         for row, new, old in zip(got, case.place.take(logp), case.place.take(ref), strict=True):
             want = [getattr(o, name)(a, b) for a, b in zip(new, old, strict=True)]
             assert row == pytest.approx(want, abs=1e-12)
-    assert reduce.response_mean(losses.nll(logp), case.place.mask).item() == pytest.approx(
+    assert losses.response_mean(losses.nll(logp), case.place.mask).item() == pytest.approx(
         o.response_mean([[o.nll([v]) for v in row] for row in case.place.take(logp)])
     )
 
@@ -222,7 +222,7 @@ def test_direct_value(case: Case) -> None:
     segments = made(case)
     steps = segments.sum(case.place.put(case.log_ratio))
     target = units([[0.1 * m for m in range(len(ends))] for ends in case.ends], segments.width)
-    got = reduce.response_mean(losses.direct_value(steps, target, 0.1), segments.mask).item()
+    got = losses.response_mean(losses.direct_value(steps, target, 0.1), segments.mask).item()
     rows = []
     for x, ends in zip(case.log_ratio, case.ends, strict=True):
         sums = [sum(x[b : e + 1]) for b, e in o.spans(ends)]

@@ -117,6 +117,7 @@ def test_hub_means_the_hub_where_a_folder_has_the_same_name(hub: FakeHub) -> Non
     assert len(load_prompts(f"hub:{REPOSITORY}/main").prompts) == 8
 
 
+@pytest.mark.slow
 def test_a_run_records_the_commit_and_keeps_it(hub: FakeHub, tmp_path: Path) -> None:
     data = {"train": [f"hub:{REPOSITORY}/main:train"], "test": [f"{REPOSITORY}/main:test@v1"]}
     recipe = changed(reward="exact", data=data, stages=[{"kind": "optimize", "steps": 1}])

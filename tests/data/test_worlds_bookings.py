@@ -184,6 +184,7 @@ def test_half_are_audits_and_asked_for_as_such(world: Bookings) -> None:
     assert all(world.read(x).asks == "total" for x in world.prompts("train", 0, 6))
 
 
+@pytest.mark.slow
 @each_world
 @pytest.mark.parametrize("phase", ["audit", "solve"])
 def test_openers_remember_doubts(world: Bookings, phase: str) -> None:

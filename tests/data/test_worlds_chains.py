@@ -110,6 +110,7 @@ def test_lengths(settings: dict[str, object], shortest: int, longest: int, vocab
     assert (min(lengths), max(lengths)) == (shortest, longest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [TINY, {}])
 def test_guessing_does_not_pay(settings: dict[str, object]) -> None:
     answers = Counter(x.answer for x in DerivedVariables(**settings).prompts("test", 0, 1000))

@@ -106,6 +106,7 @@ def test_questions_read_from_left_to_right() -> None:
     assert len(seen) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "settings",

@@ -17,7 +17,7 @@ from segcredit.train.collect import Context
 from segcredit.train.metrics import Metrics
 from segcredit.train.optim import CriticLearner, PolicyLearner, make_optimizer
 from segcredit.train.state import State
-from segcredit.train.update import update
+from segcredit.train.step import update
 from segcredit.types import Encoded, Prompt, Rollouts
 
 EPS = 1e-4

@@ -40,6 +40,7 @@ def run_section(title: str, name: str, folder: Path) -> list[Path]:
     return runs
 
 
+@pytest.mark.slow
 def test_a_reward(tmp_path: Path) -> None:
     runs = run_section("A reward", "custom_reward", tmp_path)
     for folder in runs:
@@ -51,6 +52,7 @@ def test_a_reward(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_world(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     runs = run_section("A world", "my_world", tmp_path)
     for folder, limit in zip(runs, (20, 50), strict=True):

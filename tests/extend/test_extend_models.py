@@ -17,6 +17,7 @@ from segcredit.rollout import EngineSettings, engine_problem, make_engine
 from segcredit.types import Sampling
 
 
+@pytest.mark.slow
 def test_an_engine(tmp_path: Path) -> None:
     runs = run_section("An engine", "my_engine", tmp_path)
     for folder in runs:
@@ -60,6 +61,7 @@ def test_mistakes_in_engines(tmp_path: Path) -> None:
     assert "unknown rollout engine 'vlm'. Did you mean 'vllm'" in done.complained
 
 
+@pytest.mark.slow
 def test_a_family(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     runs = run_section("A model family", "my_family", tmp_path)
     for folder in runs:

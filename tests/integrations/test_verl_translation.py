@@ -119,7 +119,13 @@ def test_these_recipes_of_the_package_run_on_verl() -> None:
     assert all(load_recipe(name, own) in tried for name in found)
 
 
-@pytest.mark.parametrize("recipe", TRIED)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        x if x.endswith(("3b-grpo", "3b-sapo")) else pytest.param(x, marks=pytest.mark.slow)
+        for x in TRIED
+    ],
+)
 def test_every_setting_of_every_accepted_recipe(recipe: str) -> None:
     """The same change has the same outcome whatever else a recipe says."""
     said = recipe_settings(recipe)

@@ -53,6 +53,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array"),  # in some stock processors
 ]
 CLOSE = 1e-5
+FAST = ("gemma3", "qwen3_5")
+"""Vision-language families of which all tests are fast; the others have the slow tests, too."""
 PROMPTS = [
     ask("list ?"),
     ask("count <image>red circle plus <image><image> blue square ?", *pictures(3)),
@@ -146,7 +148,13 @@ def test_log_probs_agree(name: str, folders: Any) -> None:
     assert float((again - logp[rows])[mask[rows]].abs().max()) < CLOSE
 
 
-@pytest.mark.parametrize("name", [*VISION_FAMILIES, *TEXT_FAMILIES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x in VISION_FAMILIES and x not in FAST))
+        for x in (*VISION_FAMILIES, *TEXT_FAMILIES)
+    ],
+)
 def test_packed_rows_and_fixed_buffers(name: str, folders: Any) -> None:
     """Faster ways to score and to sample give the same, where the model's layers allow them."""
     loaded = load(name, folders)
@@ -215,7 +223,10 @@ def test_tokens_of_images_are_never_sampled(name: str, folders: Any) -> None:
     assert not banned[list(policy.end_tokens)].any()
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in VISION_FAMILIES],
+)
 def test_critic_lora_frozen_vision_and_saving(name: str, folders: Any, tmp_path: Path) -> None:
     policy = Policy.from_pretrained(load(name, folders).model.name_or_path)
     critic = Critic.from_policy(policy)

@@ -70,6 +70,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_whole_run(tmp_path: Path, panels: list[list[str]]) -> None:
     picture = drawn(write_run(tmp_path, *everything()))
     assert panels == [[title for title, _ in PANELS]]

@@ -274,6 +274,7 @@ def test_one_step_is_the_last_one(tmp_path: Path) -> None:
     assert [x["step"] for x in data["overview"]["files"]] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [0.015, 0.05, 0.15])
 def test_responses_take_no_more_room_than_they_may(tmp_path: Path, megabytes: float) -> None:
     run = make_run(tmp_path / "a", steps=range(1, 9), responses=8, tokens=60)

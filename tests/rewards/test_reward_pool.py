@@ -120,6 +120,7 @@ def test_a_used_worker_that_dies_is_given_another_try(serve: Callable[..., Pool]
     assert ask(serve("dies_if_used"), 1.0, 2.0, 3.0) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_late_workers_children_are_killed_too(serve: Callable[..., Pool]) -> None:
     pool = serve("grandchild", deadline=1.0)

@@ -404,6 +404,7 @@ def test_correctness_is_for_all_requests_or_none() -> None:
         ServerReward(url, batch=1, workers=1)(SOME[:2])
 
 
+@pytest.mark.slow
 @each("bad", [(500, b""), (200, b"{"), (200, b"[1, 1]"), (200, b'{"rewards": 1}'), (400, b"")])
 def test_a_request_without_a_reply_is_no_verdict(bad: tuple[int, bytes]) -> None:
     def reply(body: Any, _: int) -> tuple[int, bytes]:

@@ -193,6 +193,7 @@ def test_tables_of_what_is_there_are_written_without_a_run(
     assert results(whole) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 def test_every_study_is_listed() -> None:
     found = segcredit("--list", "-o", "nowhere")

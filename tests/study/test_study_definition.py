@@ -30,7 +30,9 @@ def test_every_table_and_figure_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES + OURS)
-@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+@pytest.mark.parametrize(
+    "scale", [*(pytest.param(x, marks=pytest.mark.slow) for x in ("smoke", "small")), "paper"]
+)
 def test_every_arm_is_a_valid_recipe(name: str, scale: str, tmp_path: Path) -> None:
     found = load_study(name)
     # the paper's own recipes do not pretrain SAPO's critic, so there a cold one is the same
@@ -107,6 +109,7 @@ def test_published_numbers_are_those_of_the_paper(number: int) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "model"), [("table4", "7B"), ("table5", "4B")])
 def test_tables_four_and_five_train_the_papers_models(name: str, model: str) -> None:
     options = Options(optional=True)
@@ -121,7 +124,9 @@ def test_tables_four_and_five_train_the_papers_models(name: str, model: str) -> 
     assert {x.digest for x in small.runs(guess=True)} <= {x.digest for x in other.runs(guess=True)}
 
 
-@pytest.mark.parametrize("scale", [*SCALES])
+@pytest.mark.parametrize(
+    "scale", [pytest.param(x, marks=[pytest.mark.slow] * (x != "paper")) for x in SCALES]
+)
 def test_tables_share_the_runs_of_one_model(scale: str) -> None:
     """Table 6 needs no run that Table 3 does not have; SAPO on 7B is one run of four tables."""
 

@@ -262,6 +262,7 @@ def test_the_rate_with_the_larger_area_is_chosen(tmp_path: Path) -> None:
 SAFE = replace(SMOKE, rates=(1.0, 2.0, 4.0), tuning_seeds=(1000, 1001), rule=LargestSafe())
 
 
+@pytest.mark.slow
 @each(
     ("by_rate", "chosen", "losing"),
     [

@@ -160,6 +160,7 @@ def test_results_on_each_test_set(tmp_path: Path) -> None:
     assert rows[1] == {"arm": "sapo", "seed": "0", "set": "gsm8k", "step": "1", "accuracy": "0.2"}
 
 
+@pytest.mark.slow
 def test_one_test_set_needs_no_table(summary: Summary, tmp_path: Path) -> None:
     assert summary.sets == ()
     write_study(summary, tmp_path / "out")
@@ -242,6 +243,7 @@ def test_the_page_says_what_is_missing_and_what_failed(tmp_path: Path) -> None:
         assert "<svg" in (folder / f"{name}.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_study_of_a_reward_that_does_not_say_what_is_correct(tmp_path: Path) -> None:
     found = made(tmp_path, figures=["curves", "differences"])
     for file in (tmp_path / "runs").glob("*/metrics.jsonl"):
@@ -264,6 +266,7 @@ def test_a_figure_that_cannot_be_drawn_is_told(tmp_path: Path) -> None:
     assert lacking[1].startswith("no figure lift: ")
 
 
+@pytest.mark.slow
 def test_lift_is_by_the_critic_where_it_learns_at_every_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

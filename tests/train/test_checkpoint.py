@@ -387,6 +387,7 @@ for case, (step, keep) in enumerate([(3, 2), (3, 1), (2, 2), (2, 1)]):
 """
 
 
+@pytest.mark.slow
 def test_killed_at_every_file_operation_one_is_always_whole(quick: Path) -> None:
     """Not by chance: a save dies before its first, second, … file operation, till it survives.
 

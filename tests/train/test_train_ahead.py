@@ -40,8 +40,8 @@ from segcredit.train.provider import OwnColumn
 from segcredit.train.source import next_prompts
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
+from segcredit.train.step import update
 from segcredit.train.trainer import Trainer
-from segcredit.train.update import update
 from segcredit.types import Encoded, Response, Reward, Rollouts, Sampling
 
 STEPS = 4
@@ -143,7 +143,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [x if x == "sapo" else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
+)
 def test_it_is_the_delayed_run(name: str) -> None:
     algorithm, changes = CASES[name]
     state = begun(algorithm, rollout__ahead=1, **changes)
@@ -410,6 +412,7 @@ def resumed(folder: Path, *changes: str) -> None:
     assert done.code == 0, done.complained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["sapo", *(pytest.param(x, marks=pytest.mark.slow) for x in [*METHODS][1:])]
 )
@@ -537,6 +540,7 @@ def test_a_pending_batch_that_no_longer_fits_is_dropped(change: str) -> None:
     assert ahead.restored(state, None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["sapo", pytest.param("grpo, refills, curriculum", marks=pytest.mark.slow)]
 )
@@ -798,6 +802,7 @@ def test_it_learns(method: str, warm: Any) -> None:
     assert all(x["policy/refused"] == 0.0 for x in found)
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path: Path) -> None:
     made = parse_recipe(
         changed(

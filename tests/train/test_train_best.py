@@ -90,6 +90,7 @@ def checkpoints(folder: Path) -> list[int]:
     return [int(x.name.removeprefix("step-")) for x in read_run(folder).checkpoints]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The value before optimization is the highest, and does not count."""
     scripted(monkeypatch, [0.9, 0.1, 0.3, 0.2, 0.3, 0.6, 0.5, 0.4, 0.55])

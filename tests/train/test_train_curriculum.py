@@ -155,6 +155,7 @@ def test_hopeless_prompts_are_drawn_less() -> None:
     assert 0.30 < sum(late) / len(late) < 0.39
 
 
+@pytest.mark.slow
 def test_rates_of_a_run(warm: Any) -> None:
     """Settings of a world in which half of the prompts are hopeless."""
     state, found = trained(warm("chains"), steps=12, size=24)

@@ -120,7 +120,7 @@ def trained(name: str, **update: float) -> list[dict[str, float]]:
     return run_stage(build(make_plan(made)), number, made.stages[number])
 
 
-@pytest.mark.parametrize("name", ["sapo_authors", "dapo"])
+@pytest.mark.parametrize("name", ["sapo_authors", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_training(name: str) -> None:
     plain, zero, bonus = (
         trained(name),

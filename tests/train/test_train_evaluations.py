@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from forked_cli import run
 from tiny_runs import RECIPE, write_recipe
 
@@ -16,6 +17,7 @@ def lengths(folder: Path, stages: list[dict[str, object]]) -> list[float]:
     return read_run(folder / "run").series("response_length", "evaluation")[1]
 
 
+@pytest.mark.slow
 def test_runs_that_began_otherwise_throw_the_same_dice(tmp_path: Path) -> None:
     """Before the first step of optimisation the policy is the same, and so is what it answers."""
     warm, _, pretraining, _ = RECIPE["stages"]

@@ -113,6 +113,7 @@ def test_steps_change_the_weights_and_resume_exactly(
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("glm4v", marks=pytest.mark.slow), "gemma3", "qwen3"])
 def test_bad_images_are_found_before_training(name: str, tmp_path: Path) -> None:
     """With file and line for every row, by the processor's own rule; skipping them goes on."""

@@ -43,6 +43,7 @@ def rest(saved: Path, **changes: Any) -> dict[str, Any]:
     return changed(**{"model": model, "stages": stages, "reward": reward} | changes)
 
 
+@pytest.mark.slow
 def test_it_begins_where_the_other_ended(saved: Path) -> None:
     state = build(make_plan(parse_recipe(rest(saved))))
     stage = state.recipe.stages[0]

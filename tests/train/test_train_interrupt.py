@@ -226,6 +226,7 @@ LOST = (
 )
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path, whole: Path) -> None:
     """``segcredit train … | head -1``."""
     recipe = write_recipe(tmp_path, **SHORT)
@@ -238,6 +239,7 @@ def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path, whole: Path) -> None
     assert_same_end(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout_does_not_end_the_run(tmp_path: Path, whole: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():

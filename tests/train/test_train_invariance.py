@@ -18,7 +18,7 @@ from segcredit.train.collect import Context, collect
 from segcredit.train.distributed import Parallel
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts, stage_of
-from segcredit.train.update import update
+from segcredit.train.step import update
 
 TOLERANCE = 1e-5
 METHODS = {

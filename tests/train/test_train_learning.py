@@ -43,8 +43,8 @@ METHODS = {
     "rloo_spo": ("rloo_spo", {"samples": 4}),
     "single_stream_spo": ("single_stream_spo", {"size": 256}),
 }
-FAST = ("sapo", "grpo", "single_stream_spo")
-"""One per kind of baseline: critic, group, tracker. The others run with the slow tests."""
+FAST = ("sapo", "grpo")
+"""With a critic and without one. The others run with the slow tests."""
 SLOW = [name for name in METHODS if name not in FAST and name != "vppo"]
 WITH_PICTURES = ("sapo", "ppo", "vc_ppo", "grpo_verl", "vppo")
 """The paper's Table 1, and the one that reads the images itself; to the others a response is

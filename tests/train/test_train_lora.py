@@ -183,6 +183,7 @@ def resumed(trained: Path, folder: Path, *overrides: str) -> Any:
     return run(folder, "train", "--resume", "run", *overrides)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_warm_start_goes_on_the_same(trained: Path, tmp_path: Path) -> None:
     done = resumed(trained, tmp_path)
     assert done.code == 0, done.complained
@@ -192,6 +193,7 @@ def test_a_run_without_a_warm_start_goes_on_the_same(trained: Path, tmp_path: Pa
     assert sorted(x.name for x in adapters.iterdir()) == ["critic", "policy"]
 
 
+@pytest.mark.slow
 def test_what_it_left_is_an_ordinary_model(trained: Path, base: Path) -> None:
     before = Policy.from_pretrained(base).model.state_dict()
     last = trained / "run" / "checkpoints" / "step-000003"
@@ -206,6 +208,7 @@ def test_what_it_left_is_an_ordinary_model(trained: Path, base: Path) -> None:
     assert done.code == 0, done.complained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

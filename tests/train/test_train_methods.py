@@ -34,8 +34,6 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),  # 0.25 in one step, since each begins again
 }
-FAST = ("spo_tree", "dpo")
-"""The others train for several seconds; test_train_methods_resume.py has shorter runs of each."""
 
 
 def gain(metrics: list[dict[str, float]]) -> float:
@@ -45,11 +43,9 @@ def gain(metrics: list[dict[str, float]]) -> float:
     return sum(accuracy[-3:]) / 3 - sum(accuracy[:3]) / 3
 
 
+@pytest.mark.slow  # test_recipes_run.py has shorter runs of most
 @pytest.mark.usefixtures("as_users_run_it")  # shape checks, which other tests make, take half
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in METHODS],
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_it_learns(method: str, warm) -> None:
     algorithm, settings = METHODS[method]
     made = recipe(SMALL["chains"], algorithm, **settings)

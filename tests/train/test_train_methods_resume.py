@@ -48,12 +48,10 @@ SHARED: dict[str, dict[str, Any]] = {
 """The same and one whose resumption test_train_resume.py has."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [
-        *("vineppo", "spo_tree", "restem", "dpo"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spo_chain", "dvo", "vppo")),
-    ],
+    ["vineppo", "spo_tree", "restem", "dpo", "spo_chain", "dvo", "vppo"],
 )
 def test_killed_and_resumed_it_is_the_same_run(method: str, tmp_path: Path) -> None:
     changes = {**SHORT, **METHODS[method]}

@@ -162,6 +162,7 @@ def test_such_a_run_may_be_moved_and_its_first_model_evaluated(
     assert config["model"]["path"] == str(initial)
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_model_was_saved_is_resumed_with_the_object(
     tmp_path: Path, text: tuple[Policy, list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

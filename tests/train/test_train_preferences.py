@@ -123,6 +123,7 @@ def test_log_ratios_are_taken_at_the_sampling_temperature(temperature: float | N
     assert float((expected - rollouts.logp_ref)[rollouts.mask].abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_pairs_are_drawn_by_the_runs_seed_and_step(warm) -> None:
     """Not by what torch drew before, so that a resumed run draws the same."""
     found = []

@@ -235,12 +235,21 @@ def is_short(number: list[int], **columns: Any) -> list[float]:
     ("reward", "expected"),
     [
         (raises, r"raises raised KeyError: .*my_column.* on prompt 'rows:7', response "),
-        (
+        pytest.param(
             CustomReward(hangs, deadline=0.3),
             r"hangs did not return within 0.3 s on prompt 'rows:\d",
+            marks=pytest.mark.slow,
         ),
-        (is_nan, r"is_nan must return finite numbers; it returned nan on prompt 'rows:7', "),
-        (is_short, r"is_short must return one number per response; it returned 9 for 10, "),
+        pytest.param(
+            is_nan,
+            r"is_nan must return finite numbers; it returned nan on prompt 'rows:7', ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            is_short,
+            r"is_short must return one number per response; it returned 9 for 10, ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_function_that_fails_stops_the_run_and_names_the_sample(

@@ -51,6 +51,7 @@ def trainer(model: Path, data: Any, **more: Any) -> Trainer:
     )
 
 
+@pytest.mark.slow
 def test_progress_is_printed_and_the_result_has_metrics(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

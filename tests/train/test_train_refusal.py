@@ -116,6 +116,7 @@ def test_a_run_counts_what_it_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == [0.0, 1.0, 0.5, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a gradient was not finite")
 def test_a_run_that_only_meets_poison_keeps_its_weights_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

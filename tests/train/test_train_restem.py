@@ -15,7 +15,7 @@ from segcredit.train.collect import Context
 from segcredit.train.metrics import Metrics, StepResult
 from segcredit.train.stages import stage_of
 from segcredit.train.state import State
-from segcredit.train.update import update
+from segcredit.train.step import update
 from segcredit.types import Response, Reward
 
 ROUNDS: dict[str, Any] = {

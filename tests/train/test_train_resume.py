@@ -185,9 +185,18 @@ def remove(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
-        ("state.safetensors", truncate, r"state.safetensors is truncated: \d+ of \d+ bytes"),
         ("policy/model.safetensors", alter, "model.safetensors was altered: its SHA-256 differs"),
-        ("manifest.json", remove, "manifest.json is missing"),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (
+                (
+                    "state.safetensors",
+                    truncate,
+                    r"state.safetensors is truncated: \d+ of \d+ bytes",
+                ),
+                ("manifest.json", remove, "manifest.json is missing"),
+            )
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
@@ -229,7 +238,13 @@ def lose_the_disk(run: Path) -> None:
     (run.parent / "disk").mkdir()
 
 
-@pytest.mark.parametrize("lose", [damage_all, move_all, move_steps, lose_the_disk])
+@pytest.mark.parametrize(
+    "lose",
+    [
+        damage_all,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (move_all, move_steps, lose_the_disk)),
+    ],
+)
 def test_without_a_whole_checkpoint_nothing_is_touched(
     tmp_path: Path, whole: Path, lose: Callable[[Path], None]
 ) -> None:

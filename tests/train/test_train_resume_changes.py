@@ -60,6 +60,7 @@ def groups(run: Path, step: int, name: str) -> list[dict[str, Any]]:
 # ── Settings that act ────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_settings_of_the_optimizers_act_within_a_stage(tmp_path: Path, whole: Path) -> None:
     copy = stopped_at(7, whole, tmp_path)
     call = resume(
@@ -101,6 +102,7 @@ def test_learning_rates_act_in_every_kind_of_stage(
     assert now == pytest.approx(then * 0.05)
 
 
+@pytest.mark.slow
 def test_a_second_warm_start_has_its_own_beta(whole: Path) -> None:
     assert groups(whole, 2, "policy")[0]["betas"] == (0.9, 0.9)
     assert groups(whole, 4, "policy")[0]["betas"] == (0.9, 0.8)
@@ -165,18 +167,39 @@ def test_nothing_is_saved_while_gradients_are_not_finite(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("step", "override", "said"),
     [
-        (7, "model.hidden=64", "model.hidden was 32, and is 64: weights and optimizer state in"),
         (7, "model.layers=2", "model.layers was 1, and is 2: "),
-        (7, "model.heads=2", "model.heads was 4, and is 2: "),
-        (7, "model.kv_heads=4", "model.kv_heads was None, and is 4: "),
-        (7, "model.tiny=llama", "model.tiny was qwen2, and is llama: "),
-        (7, "model.freeze_vision=true", "model.freeze_vision was False, and is True: "),
         (7, "stages.0.lr=1e-5", "stages.0.lr: that stage is finished"),
-        (7, "stages.1.steps=9", "stages.1.steps: that stage is finished"),
-        (7, "stages.3.kind=pretrain_critic", "stages.3 is no longer optimize, but it has begun"),
-        (8, "stages.3.steps=1", "stages.3.steps: expected at least 2, the steps of the stage that"),
-        (7, "data.settings.modulus=11", "make another vocabulary than that of"),
-        (9, "optimizer.lr=1e-5", "optimizer.lr: all 9 steps are done. To train on, also set stage"),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (
+                (
+                    7,
+                    "model.hidden=64",
+                    "model.hidden was 32, and is 64: weights and optimizer state in",
+                ),
+                (7, "model.heads=2", "model.heads was 4, and is 2: "),
+                (7, "model.kv_heads=4", "model.kv_heads was None, and is 4: "),
+                (7, "model.tiny=llama", "model.tiny was qwen2, and is llama: "),
+                (7, "model.freeze_vision=true", "model.freeze_vision was False, and is True: "),
+                (7, "stages.1.steps=9", "stages.1.steps: that stage is finished"),
+                (
+                    7,
+                    "stages.3.kind=pretrain_critic",
+                    "stages.3 is no longer optimize, but it has begun",
+                ),
+                (
+                    8,
+                    "stages.3.steps=1",
+                    "stages.3.steps: expected at least 2, the steps of the stage that",
+                ),
+                (7, "data.settings.modulus=11", "make another vocabulary than that of"),
+                (
+                    9,
+                    "optimizer.lr=1e-5",
+                    "optimizer.lr: all 9 steps are done. To train on, also set stage",
+                ),
+            )
+        ),
     ],
 )
 def test_settings_without_effect_are_refused_and_nothing_is_changed(
@@ -195,6 +218,7 @@ def test_settings_without_effect_are_refused_and_nothing_is_changed(
         assert_same_run(copy, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [("ppo", "this algorithm needs a critic"), ("single_stream_spo", "tracks a value for every")],
@@ -219,6 +243,7 @@ def test_a_method_whose_parts_were_never_made_is_refused(
     assert resume(tmp_path).code == 0
 
 
+@pytest.mark.slow
 def test_a_reference_that_was_never_made_is_refused_and_the_run_can_go_on(
     tmp_path: Path, whole: Path
 ) -> None:
@@ -241,6 +266,7 @@ def test_the_advice_to_start_on_the_trained_policy_works(tmp_path: Path, whole: 
     assert started.code == 0, started.complained
 
 
+@pytest.mark.slow
 def test_a_refused_resume_leaves_the_settings_as_they_were(tmp_path: Path, whole: Path) -> None:
     """Refused late: the reference model is damaged, and metrics.jsonl was changed."""
     copy = stopped_at(7, whole, tmp_path)
@@ -260,6 +286,7 @@ def test_a_refused_resume_leaves_the_settings_as_they_were(tmp_path: Path, whole
     assert_same_run(copy, whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_cannot_bring_another_chat_template(tmp_path: Path, whole: Path) -> None:
     """All rows were checked with the model's own; one that never ends would hang the run."""
     copy = stopped_at(7, whole, tmp_path)
@@ -290,11 +317,16 @@ def test_a_checkpoint_cannot_bring_another_chat_template(tmp_path: Path, whole: 
     ("name", "content"),
     [
         ("environment.json", "{"),
-        ("environment.json", '{"resumed": 5}'),
-        ("environment.json", '{"packages": 5}'),
-        ("best.json", "{"),
-        ("best.json", '{"step": 1e999, "metric": "sampled", "value": 1}'),
         ("best.json", '{"step": -1, "metric": "sampled", "value": 1}'),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (
+                ("environment.json", '{"resumed": 5}'),
+                ("environment.json", '{"packages": 5}'),
+                ("best.json", "{"),
+                ("best.json", '{"step": 1e999, "metric": "sampled", "value": 1}'),
+            )
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_before_anything_changes(
@@ -327,6 +359,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, whole: Path, name: st
 # ── Another environment ──────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_changed_environment_is_said_once_and_recorded(tmp_path: Path, whole: Path) -> None:
     copy = stopped_at(8, whole, tmp_path)
     file = copy / "environment.json"

@@ -32,7 +32,7 @@ from segcredit.train.distributed import CollectiveWrite, Parallel, _columns
 from segcredit.train.metrics import Metrics
 from segcredit.train.stages import next_prompts, stage_of
 from segcredit.train.state import State
-from segcredit.train.update import update
+from segcredit.train.step import update
 
 TOLERANCE = 1e-5
 SHORT: dict[str, Any] = {

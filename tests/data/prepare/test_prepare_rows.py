@@ -201,6 +201,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_many_rows_come_in_groups_and_in_order(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": str(n)} for n in range(1200)]
     prepare(str(jsonl(tmp_path / "train.jsonl", *rows)), tmp_path / "out")
