@@ -12,6 +12,7 @@ or by a module that can be imported (``my_package.cuts:EntropyAbove``).
 " Did you mean 'circle'?"
 """
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -73,6 +74,21 @@ def code_settings(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from code_settings(value, key)
     elif key not in NOT_CODE and names_code(settings):
         yield key, settings
+
+
+def file_digests(settings: Any) -> list[str]:
+    """Hash each file that the settings name as ``file.py:Name``; "" for one that cannot be read."""
+    found = []
+    for _, spec in code_settings(settings):
+        place = spec.rpartition(":")[0]
+        if place.endswith(".py"):
+            try:
+                content = Path(place).expanduser().read_bytes()
+            except OSError:
+                found.append("")
+            else:
+                found.append(hashlib.sha256(content).hexdigest())
+    return found
 
 
 def resolve_files(settings: Any, run: Path, key: str = "") -> Any:

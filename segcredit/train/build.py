@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,7 @@ from segcredit.models.loading import (
 from segcredit.models.lora import choose_layers, linear_layers, require_peft
 from segcredit.models.template import LimitedChat, check_questions, is_question
 from segcredit.printable import shown
+from segcredit.registry import file_digests
 from segcredit.rewards import (
     CustomReward,
     RewardError,
@@ -70,6 +71,8 @@ class RunPlan:
     bad: list[BadRow]
     """Rows that were skipped."""
     codec: Codec
+    code: list[str] = field(default_factory=list)
+    """Hashes of the files that define the reward, the method or the engine."""
 
     @property
     def first_prompt(self) -> Prompt:
@@ -95,6 +98,7 @@ def make_plan(
         in_memory: Whether the weights are in memory, so that the model's folder needs none.
     """
     recipe = _pinned(recipe)
+    code = file_digests(recipe.model_dump(include={"algorithm", "reward", "rollout"}))
     problems: list[ValueError] = []
 
     def attempt(make: Callable[[], Made]) -> Made | None:
@@ -138,7 +142,7 @@ def make_plan(
         raise RecipeError("\n".join(str(problem) for problem in problems))
     for function in functions_in(made_reward):
         _check_signature(function, sources)
-    plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec)
+    plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec, code)
     _check(plan)
     _try_rewards(plan)
     return plan
@@ -188,6 +192,7 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
         world=plan.world,
         parallel=parallel,
         whole=whole,
+        code=plan.code,
     )
     prepare_columns(state, [x for x in columns if provider_of(x).prepares_at_build])
     return state
