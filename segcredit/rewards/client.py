@@ -1,9 +1,11 @@
 """Concurrent HTTP requests to a server, repeated if a failure may be temporary."""
 
 import http.client
+import io
 import json
 import os
 import re
+import socket
 import threading
 import time
 import urllib.error
@@ -13,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -27,6 +30,8 @@ GRACE = 1.0
 """Seconds after the deadline until which requests report why they failed."""
 MAX_REPLY = 2**20
 """Maximum number of bytes of a reply."""
+MAX_HEADERS = 2**17
+"""Maximum number of bytes of a reply's headers."""
 _SECRET = re.compile(r"(?i)[?&][^=&]*(key|token|secret|passw(or)?d|sig|signature|auth)=")
 """Names in a URL's query whose values are secret."""
 _WHY = 200
@@ -150,8 +155,8 @@ def ask_all(
     """Make several calls concurrently; a failed or late call returns a NoReplyError.
 
     Any other exception ends all calls. Returns soon after the deadline, by the monotonic clock, at
-    which requests end by themselves, except from a server that sends its headers slowly: such a
-    thread is abandoned, and does not keep the interpreter from exiting.
+    which requests end by themselves. A thread that does not end, such as one that waits for a name
+    server, is abandoned, and does not keep the interpreter from exiting.
     """
     found: list[T | NoReplyError] = [NoReplyError("no reply in time")] * len(calls)
     waiting = deque(enumerate(calls))
@@ -194,7 +199,65 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirects)
+class _TimedReader(io.RawIOBase):
+    """Reads a reply up to its deadline and maximum size, also its headers.
+
+    The timeout of a socket limits the wait for the next bytes only, so headers that arrive slowly
+    and an endless series of ``100 Continue`` would keep a thread forever.
+    """
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
+        self._raw, self._socket, self._size = raw, connection, 0
+        timeout = connection.gettimeout()
+        self._until = inf if timeout is None else time.monotonic() + timeout
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._until - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError("timed out: the reply did not arrive completely in time")
+        if left < inf:
+            self._socket.settimeout(left)
+        count = self._raw.readinto(buffer)
+        self._size += count or 0
+        if self._size > MAX_REPLY + MAX_HEADERS:
+            raise ValueError(f"a reply of more than {MAX_REPLY} bytes")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """A response whose status line and headers have a deadline, too."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request)
+
+
+class _SecureHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, request)
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects, _Handler, _SecureHandler)
 
 
 def _read(reply: Any, until: float) -> bytes:

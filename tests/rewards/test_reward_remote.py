@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,54 @@ def test_an_answer_that_drips_is_ended() -> None:
     over.set()
     thread.join()
     listener.close()
+
+
+@contextmanager
+def flooding(piece: bytes, pause: float) -> Iterator[str]:
+    """A server that answers every request with the same bytes again and again."""
+    over = threading.Event()
+
+    def flood(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 ")
+            while not over.wait(pause):
+                connection.sendall(piece)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=flood, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def request_threads() -> list[threading.Thread]:
+    return [x for x in threading.enumerate() if x.name == "segcredit request"]
+
+
+@each(
+    ("piece", "pause", "message"),
+    [
+        (b"100 Continue\r\n\r\nHTTP/1.1 " * 99, 0.0, "a reply of more than 1048576 bytes"),
+        (b"100 Continue\r\n\r\nHTTP/1.1 ", 0.05, "timed out"),
+        (b"2", 0.05, "timed out"),
+    ],
+)
+def test_a_server_that_never_ends_its_headers_leaves_no_thread(
+    piece: bytes, pause: float, message: str
+) -> None:
+    started = time.monotonic()
+    with flooding(piece, pause) as url:
+        with pytest.raises(RewardError, match=message):
+            JudgeReward(url, "m", batch_seconds=0.5, workers=3)(SOME[:3])
+        while request_threads():
+            assert time.monotonic() - started < 4
+            time.sleep(0.01)
 
 
 def test_a_reply_that_breaks_off_is_asked_for_again() -> None:
