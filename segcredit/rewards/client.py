@@ -11,10 +11,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -36,12 +37,49 @@ _SECRET = re.compile(r"(?i)[?&][^=&]*(key|token|secret|passw(or)?d|sig|signature
 """Names in a URL's query whose values are secret."""
 _WHY = 200
 """Maximum number of characters of a server's explanation."""
+CONNECT = 10.0
+"""Maximum number of seconds to open a connection."""
+NOTICE = 3.0
+"""Seconds without a usable reply after which a warning says that requests are repeated."""
+TRIAL = 5.0
+"""Maximum number of seconds to open a connection before training."""
 OPENAI_KEY = "OPENAI_API_KEY"
 """Environment variable with the key of an OpenAI-compatible server."""
 
 
 class NoReplyError(Exception):
     """A request without a usable reply; the message says why."""
+
+
+class _Outage:
+    """Failed attempts since the last reply, over all requests; each outage has one warning."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replied = -inf
+        self._began: float | None = None
+        self._warned = False
+
+    def end(self) -> None:
+        """Note a reply."""
+        with self._lock:
+            self._replied, self._began, self._warned = time.monotonic(), None, False
+
+    def note(self, address: str, why: str, began: float, until: float) -> None:
+        """Note a failed attempt that began at this time; warn if this goes on for long."""
+        with self._lock:
+            now = time.monotonic()
+            if self._began is None:
+                self._began = max(began, self._replied)
+            if self._warned or now - self._began < NOTICE or now >= until:
+                return
+            self._warned = True
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - now + self._began))
+        warnings.warn(
+            f"no usable reply from {printable(address, 200)} since {since}: {why}. Trying again "
+            f"for up to {until - now:.0f} s",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True)
@@ -55,6 +93,7 @@ class Client:
     """Maximum number of seconds for one attempt."""
     attempts: int | None = None
     """Maximum number of attempts; None: until the deadline of the request."""
+    _outage: _Outage = field(default_factory=_Outage, repr=False, compare=False)
 
     def request(self, path: str, body: Any | None, until: float) -> Any:
         """Send a request, again if the failure may be temporary, and parse the reply.
@@ -63,6 +102,8 @@ class Client:
             path: Appended to the URL.
             body: Sent as JSON; None: a GET request.
             until: Deadline by the monotonic clock, over all attempts.
+
+        A warning says so if there has been no usable reply to any request for some seconds.
 
         Raises:
             NoReplyError: There was no reply, or it is no JSON.
@@ -73,16 +114,19 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         address = f"{self.url.rstrip('/')}/{path}" if path else self.url
         attempt, last = 0, "none, since other requests took all the time"
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - (began := time.monotonic())) > 0:
             request = urllib.request.Request(address, data, headers)
             try:
                 with _OPENER.open(request, timeout=min(self.timeout, left)) as reply:
-                    return json.loads(_read(reply, min(until, time.monotonic() + self.timeout)))
+                    text = _read(reply, min(until, time.monotonic() + self.timeout))
+                self._outage.end()
+                return json.loads(text)
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 last = self._why(error, key)
                 attempt += 1
                 if attempt == self.attempts or not _temporary(error):
                     raise NoReplyError(last) from None
+                self._outage.note(address, last, began, until)
             pause = min(PAUSE * 2.0 ** min(attempt - 1, 20), MAX_PAUSE)
             time.sleep(max(0.0, min(pause, until - time.monotonic())))
         raise NoReplyError(f"no reply in time; the last attempt: {last}")
@@ -146,6 +190,36 @@ def require_url(owner: str, url: object, example: str) -> None:
         raise ValueError(
             f"{owner} needs the URL of a server, such as {example}; got {shown(url)}. Correct the "
             f"URL."
+        )
+
+
+def require_reachable(owner: str, url: str) -> None:
+    """Raise RewardError unless a connection to the server can be opened within a few seconds.
+
+    Nothing is sent. A server behind a proxy is not tried.
+    """
+    parts = urllib.parse.urlsplit(url)
+    host, until = parts.hostname or "", time.monotonic() + TRIAL
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+
+    def connect() -> None:
+        while True:
+            try:
+                left = max(0.01, until - time.monotonic())
+                socket.create_connection((host, port), timeout=left).close()
+                return
+            except OSError as error:
+                if time.monotonic() + PAUSE >= until:
+                    raise NoReplyError(str(error)) from None
+            time.sleep(PAUSE)
+
+    (found,) = ask_all([connect], 1, until)
+    if isinstance(found, NoReplyError):
+        raise RewardError(
+            f"expected {owner} at {printable(url, 200)}; got no connection within {TRIAL:g} s: "
+            f"{found}. Start the server or correct its url (reward.url), then start again."
         )
 
 
@@ -239,12 +313,30 @@ class _TimedResponse(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
 
 
+@contextmanager
+def _quickly(connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Limit the time to connect, since a host that does not exist refuses nothing."""
+    timeout = connection.timeout
+    connection.timeout = CONNECT if timeout is None else min(timeout, CONNECT)
+    yield
+    connection.timeout = timeout
+    connection.sock.settimeout(timeout)
+
+
 class _Connection(http.client.HTTPConnection):
     response_class = _TimedResponse
+
+    def connect(self) -> None:
+        with _quickly(self):
+            super().connect()
 
 
 class _SecureConnection(http.client.HTTPSConnection):
     response_class = _TimedResponse
+
+    def connect(self) -> None:
+        with _quickly(self):
+            super().connect()
 
 
 class _Handler(urllib.request.HTTPHandler):

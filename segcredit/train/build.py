@@ -42,6 +42,7 @@ from segcredit.rewards import (
     compares_answers,
     functions_in,
     make_reward,
+    require_servers,
 )
 from segcredit.rollout import engine_problem
 from segcredit.train.columns import prepare_columns, provider_of
@@ -419,12 +420,16 @@ def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None
 
 
 def _try_rewards(plan: RunPlan) -> None:
-    """Call each reward function of the user once, with responses to the first training row."""
-    for function in functions_in(plan.reward):
-        try:
+    """Connect to each server, and call each reward function of the user once.
+
+    Functions get responses to the first training row.
+    """
+    try:
+        require_servers(plan.reward)
+        for function in functions_in(plan.reward):
             function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
-        except RewardError as error:
-            raise RecipeError(f"reward: {error}") from None
+    except RewardError as error:
+        raise RecipeError(f"reward: {error}") from None
 
 
 def _generated(
