@@ -423,3 +423,22 @@ def test_a_reward_function_within_a_list_is_tried_before_the_run(tmp_path: Path)
         "response; it returned 'float 1.0' on prompt 'derived_variables/0/train/0', response "
     )
     assert "Return one number for each text in completions, for example [1.0, 0.0]" in message
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+@pytest.mark.parametrize("seconds", [0.0, 0.6])
+def test_a_slow_trial_of_a_reward_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(build, "PATIENCE", 0.3 if seconds else 60.0)
+    recipe = write_recipe(tmp_path, reward=f"{tmp_path}/reward.py:by_length")
+    waits = f"import time\ntime.sleep({seconds})\n"
+    (tmp_path / "reward.py").write_text(waits + (tmp_path / "reward.py").read_text())
+    call = segcredit("train", recipe, "--check")
+    assert call.exit_code == 0, call.output
+    assert call.stderr == (
+        "trying the reward function reward.py:by_length on two responses to the first training "
+        "row (for at most 60 s) …\n"
+        if seconds
+        else ""
+    )

@@ -2,8 +2,10 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -44,6 +46,7 @@ from segcredit.rewards import (
     make_reward,
     require_servers,
 )
+from segcredit.rewards.client import TRIAL
 from segcredit.rollout import engine_problem
 from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
@@ -57,6 +60,8 @@ Rows = Iterable[Any]
 Made = TypeVar("Made")
 SOME = 16
 """Number of prompts to check of a world, whose prompts are alike and unlimited."""
+PATIENCE = 2.0
+"""Seconds after which a trial of the reward is announced."""
 
 
 @dataclass
@@ -425,11 +430,33 @@ def _try_rewards(plan: RunPlan) -> None:
     Functions get responses to the first training row.
     """
     try:
-        require_servers(plan.reward)
+        with _announced(f"connecting to the reward's server (for at most {TRIAL:g} s) …"):
+            require_servers(plan.reward)
         for function in functions_in(plan.reward):
-            function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
+            with _announced(
+                f"trying the reward function {function.name} on two responses to the first "
+                f"training row (for at most {function.deadline:g} s) …"
+            ):
+                function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
     except RewardError as error:
         raise RecipeError(f"reward: {error}") from None
+
+
+@contextmanager
+def _announced(text: str) -> Iterator[None]:
+    """Print to stderr what is being done if it takes long."""
+
+    def tell() -> None:
+        with suppress(OSError, ValueError):  # nobody reads it
+            print(text, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _generated(
