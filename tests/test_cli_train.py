@@ -284,7 +284,13 @@ def test_the_demo(tmp_path: Path) -> None:
     small += ["stages.0.batch=2", "stages.1.batch=2", "rollout.prompts=4", "evaluation.prompts=4"]
     call = run(tmp_path, "demo", *small, "--folder", "run", pictures=True)
     assert call.code == 0, call.complained
-    for line in ("model   Qwen2_5_VLForConditionalGeneration", "1 imitate: 1 steps", "reinforce"):
+    for line in (
+        "model   Qwen2_5_VLForConditionalGeneration",
+        "\nstages  1 imitate (stages.0) 1 step, 2 imitate (stages.1) 1 step, "
+        "3 train critic (stages.2) 1 step, 4 reinforce (stages.3) 1 step\n",
+        "\n1 imitate (stages.0): 1 step\n",
+        "\n4 reinforce, step 1/1: held-out accuracy",
+    ):
         assert line in call.said
     assert f"\ncurves  {tmp_path}/run/plots/curves.png\n" in call.said
     assert call.said.endswith(f"\nmodel   {tmp_path}/run/checkpoints/step-000004/policy\n")
