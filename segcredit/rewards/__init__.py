@@ -54,6 +54,7 @@ __all__ = [
     "gsm8k",
     "hash_answer",
     "make_reward",
+    "parts_of",
     "require_servers",
 ]
 

@@ -525,15 +525,15 @@ def _facts(plan: RunPlan, run: RunFolder, state: State, aside: Path | None) -> d
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
-        "method": _method_fact(plan.recipe.algorithm),
-        "stages": _stages_fact(plan.recipe),
+        "method": method_fact(plan.recipe.algorithm),
+        "stages": stages_fact(plan.recipe),
         **_ahead_fact(plan.recipe),
         **_threads_fact(plan.recipe, state, count),
         **({} if aside is None else {"moved": f"everything after step {state.step} to {aside}"}),
     }
 
 
-def _method_fact(algorithm: str | dict[str, Any]) -> str:
+def method_fact(algorithm: str | dict[str, Any]) -> str:
     """Return the name of the method and its settings, as they are typed on the command line."""
     if isinstance(algorithm, str):
         return algorithm
@@ -541,7 +541,7 @@ def _method_fact(algorithm: str | dict[str, Any]) -> str:
     return f"{algorithm['name']} ({settings})" if settings else str(algorithm["name"])
 
 
-def _stages_fact(recipe: Recipe) -> str:
+def stages_fact(recipe: Recipe) -> str:
     """Return each stage as progress and report name it, with the key of its settings."""
     named = [
         f"{stage_title_and_key(n, x.kind)} {x.steps} step{'s' * (x.steps != 1)}"
