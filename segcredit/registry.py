@@ -176,6 +176,10 @@ def _import(place: str, spec: str) -> ModuleType:
         ) from error
 
 
+RENAMED = {"colours": "colors", "normalise": "normalize"}
+"""Earlier name of a setting, which the config.yaml of an older run may have → its name now."""
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """Components of one kind by name; a value ``"package.module:Name"`` is imported when used."""
 
@@ -216,8 +220,18 @@ class Registry(Mapping[str, T], Generic[T]):
         entry: Any = self[name]
         if not callable(entry):
             raise ValueError(f"{self.kind} {name!r} must be a class or a function; got {entry!r}.")
+        settings = _with_new_names(settings, entry)
         require_settings(f"{self.kind} {name}", settings, entry)
         return entry(**settings)
+
+
+def _with_new_names(settings: Mapping[str, Any], of: Callable[..., Any]) -> dict[str, Any]:
+    """Rename settings of an older version that a component knows by their new names only."""
+    if not RENAMED.keys() & settings.keys():
+        return dict(settings)
+    known = signature(of).parameters
+    renamed = {x: new for x, new in RENAMED.items() if x not in known and new in known}
+    return {renamed.get(x, x): value for x, value in settings.items()}
 
 
 def require_settings(

@@ -57,7 +57,7 @@ IMAGES = {
     "model": {"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
     "data": {
         "world": "shape_grid",
-        "settings": {"size": 2, "colours": 2, "shapes": 2, "terms": 1, "twice": False},
+        "settings": {"size": 2, "colors": 2, "shapes": 2, "terms": 1, "twice": False},
     },
 }
 SAPO = {"name": "sapo", "kl": 0.01}
