@@ -75,7 +75,7 @@ SMALL = {
         *COMMON,
         "data.settings.visited=[4, 4]",
         "data.settings.size=3",
-        "data.settings.colours=3",
+        "data.settings.colors=3",
         "data.settings.shapes=3",
         "data.settings.codes=2",
         "stages.0.steps=500",

@@ -78,7 +78,7 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=20, help="steps of ReMax")
     parser.add_argument("--folder", type=Path, help="run directory; default: a temporary folder")
     args = parser.parse_args(argv)
-    task = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False, "glance_error": 1.0}
+    task = {"size": 2, "colors": 1, "shapes": 1, "terms": 1, "twice": False, "glance_error": 1.0}
     look, solve = ({"kind": "warm_start", "phase": x, "steps": 100} for x in ("look", "solve"))
     result = Trainer(
         model={"tiny": "qwen2_5_vl", "hidden": 48, "layers": 1, "heads": 2},

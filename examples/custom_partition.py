@@ -49,7 +49,7 @@ def main(argv=None):
     parser.add_argument("--folder", type=Path, help="run directory; default: a temporary folder")
     args = parser.parse_args(argv)
 
-    counting = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
+    counting = {"size": 2, "colors": 1, "shapes": 1, "terms": 1, "twice": False}
     trainer = Trainer(
         model={"tiny": "qwen2_5_vl", "hidden": 48, "layers": 1, "heads": 2},
         data={"world": "shape_grid", "settings": counting | {"careful": 0.4, "glance_error": 1.0}},

@@ -24,7 +24,7 @@ from segcredit import Trainer
 
 def tiny_model_on_images(steps):
     """Settings of the task without a download: how often is a shape in the image?"""
-    counting = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
+    counting = {"size": 2, "colors": 1, "shapes": 1, "terms": 1, "twice": False}
     return {
         "model": {"tiny": "qwen2_5_vl", "hidden": 48, "layers": 1, "heads": 2},
         # a response may glance, which is always wrong here, or check each cell, which is right

@@ -18,6 +18,21 @@ STAGE_NAMES = {
     "optimize": "reinforce",
 }
 """Kind of a stage → its name in the progress bar and on the report page."""
+
+
+def stage_title(number: int, kind: str) -> str:
+    """Return the name of a stage as progress bar and report show it, numbered from 1.
+
+    Settings number stages from 0: :func:`stage_title_and_key` has both.
+    """
+    return f"{number + 1} {STAGE_NAMES.get(kind, kind)}"
+
+
+def stage_title_and_key(number: int, kind: str) -> str:
+    """Return the name of a stage with the key of its settings: ``4 reinforce (stages.3)``."""
+    return f"{stage_title(number, kind)} (stages.{number})"
+
+
 METRIC_FORMS = {
     "nll": ".3f",
     "accuracy": ".1%",

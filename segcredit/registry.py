@@ -12,6 +12,7 @@ or by a module that can be imported (``my_package.cuts:EntropyAbove``).
 " Did you mean 'circle'?"
 """
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -73,6 +74,21 @@ def code_settings(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from code_settings(value, key)
     elif key not in NOT_CODE and names_code(settings):
         yield key, settings
+
+
+def file_digests(settings: Any) -> list[str]:
+    """Hash each file that the settings name as ``file.py:Name``; "" for one that cannot be read."""
+    found = []
+    for _, spec in code_settings(settings):
+        place = spec.rpartition(":")[0]
+        if place.endswith(".py"):
+            try:
+                content = Path(place).expanduser().read_bytes()
+            except OSError:
+                found.append("")
+            else:
+                found.append(hashlib.sha256(content).hexdigest())
+    return found
 
 
 def resolve_files(settings: Any, run: Path, key: str = "") -> Any:
@@ -160,6 +176,10 @@ def _import(place: str, spec: str) -> ModuleType:
         ) from error
 
 
+RENAMED = {"colours": "colors", "normalise": "normalize"}
+"""Earlier name of a setting, which the config.yaml of an older run may have → its name now."""
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """Components of one kind by name; a value ``"package.module:Name"`` is imported when used."""
 
@@ -200,8 +220,18 @@ class Registry(Mapping[str, T], Generic[T]):
         entry: Any = self[name]
         if not callable(entry):
             raise ValueError(f"{self.kind} {name!r} must be a class or a function; got {entry!r}.")
+        settings = _with_new_names(settings, entry)
         require_settings(f"{self.kind} {name}", settings, entry)
         return entry(**settings)
+
+
+def _with_new_names(settings: Mapping[str, Any], of: Callable[..., Any]) -> dict[str, Any]:
+    """Rename settings of an older version that a component knows by their new names only."""
+    if not RENAMED.keys() & settings.keys():
+        return dict(settings)
+    known = signature(of).parameters
+    renamed = {x: new for x, new in RENAMED.items() if x not in known and new in known}
+    return {renamed.get(x, x): value for x, value in settings.items()}
 
 
 def require_settings(

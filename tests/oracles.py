@@ -5,7 +5,7 @@ the algorithm reference (§), not to be fast, and share no code with the library
 
 One response at a time: T tokens, 0-based, holes in the mask already cut out. `ends` lists the
 segment-end indices e_m in increasing order; the last one is T − 1. V[t] is the value of the prefix
-*before* token t. Functions named "…loss" or "…term" return what is minimised.
+*before* token t. Functions named "…loss" or "…term" return what is minimized.
 """
 
 import math
@@ -234,19 +234,19 @@ def tree_values(tree: Tree) -> Node:
     return statistics.fmean(value for value, _ in children), children
 
 
-def tree_advantages(tree: Tree, normalise: bool) -> list[Node]:
+def tree_advantages(tree: Tree, normalize: bool) -> list[Node]:
     """A(edge) = V(child) − V(parent), one (A, [edges below…]) per edge below the root (§4.10).
 
-    Normalised: divided by the population std of the siblings' values + 1e-8. No edge leads to the
+    Normalized: divided by the population std of the siblings' values + 1e-8. No edge leads to the
     root, so the answer is the list of the root's edges; it is empty for a leaf.
     """
     if not isinstance(tree, list):
         return []
     parent, children = tree_values(tree)
     values = [value for value, _ in children]
-    scale = statistics.pstdev(values) + 1e-8 if normalise else 1.0
+    scale = statistics.pstdev(values) + 1e-8 if normalize else 1.0
     return [
-        ((value - parent) / scale, tree_advantages(child, normalise))
+        ((value - parent) / scale, tree_advantages(child, normalize))
         for value, child in zip(values, tree, strict=True)
     ]
 
@@ -279,7 +279,7 @@ def tracker_weight(value: float, floor: float) -> float:
     return math.sqrt(value * (1 - value)) + floor
 
 
-def batch_normalise(xs: list[float]) -> list[float]:
+def batch_normalize(xs: list[float]) -> list[float]:
     """(x − mean)/std over the sequences of a batch, unbiased std, no ε (§4.11).
 
     The worked numbers do not settle ε: any of 0 … 1e-6 reproduces them.

@@ -7,9 +7,9 @@ import pyarrow as pa
 from PIL import Image
 
 
-def png(colour: str = "red") -> bytes:
+def png(color: str = "red") -> bytes:
     written = BytesIO()
-    Image.new("RGB", (5, 4), colour).save(written, "PNG")
+    Image.new("RGB", (5, 4), color).save(written, "PNG")
     return written.getvalue()
 
 

@@ -32,7 +32,7 @@ def segment(*args: str, stdin: str | bytes | None = None) -> Result:
 
 
 def plain(text: str) -> str:
-    """Without colours, which typer forces on some build servers, and on one line."""
+    """Without colors, which typer forces on some build servers, and on one line."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
 
 

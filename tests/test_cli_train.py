@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from segcredit.cli import app
 from segcredit.commands.output import print_error
 from segcredit.commands.report import finish_report
-from segcredit.config import load_recipe
+from segcredit.config import load_recipe, parse_recipe
 from segcredit.data.worlds import make_world
 from segcredit.models import Policy
 from segcredit.train import build, trainer
@@ -167,19 +167,51 @@ def test_check_prints_the_plan_and_loads_nothing(
     recipe = write_recipe(tmp_path, data__suffix="many words " * 20)
     result = segcredit("train", recipe, "--check", "seed=3")
     assert result.exit_code == 0, result.output
-    text, _, rest = result.stdout.partition("method: ")
-    assert yaml.safe_load(text) == load_recipe(str(recipe), ["seed=3"]).as_dict()
-    assert "needs: entropy, logp_ref, value\n" in rest
-    assert "a step: 8 responses, 2 mini-batches of 4, 1 epoch\n" in rest
+    said, _, rest = result.stdout.partition("settings that differ from the defaults")
+    for line in (
+        "model: tiny qwen2 with random weights, float32, trains all weights\n",
+        "prompts: generated (derived_variables), 8 held out for each evaluation\n",
+        "reward: reward.py:by_length\n",
+        "method: sapo (kl=0.01)\n",
+        "needs: entropy, logp_ref, value\n",
+        "2 imitate (stages.1) 2 steps, 3 train critic (stages.2) 3 steps, 4 reinforce (stages.3) 8",
+        "a step: 8 responses, 2 mini-batches of 4, 1 epoch\n",
+    ):
+        assert line in said
+    made = load_recipe(str(recipe), ["seed=3"])
+    settings, _, _ = rest.partition("first training prompt")
+    shown = yaml.safe_load(settings.split("\n", 1)[1])
+    assert parse_recipe(shown) == made
+    assert shown["seed"] == 3
+    assert "top_p" not in settings
     content = make_plan(load_recipe(str(recipe), ["seed=3"])).first_prompt.messages[0]["content"]
     _, _, shown = rest.partition("first training prompt as the model reads it (derived_variables/0")
     lines = shown.split("\n")
     assert re.fullmatch(r"/train/0, \d+ tokens\):", lines[0])
     assert lines[1] == "  <|im_start|>user"
     assert lines[2].startswith(f"  {content[:40]}")
-    assert rest.endswith("recipe, data and reward are valid; no model was loaded\n")
+    assert rest.endswith(
+        "\nchecks:\n  settings: valid\n  rows: the first generated prompts fit the model\n"
+        "  reward: reward.py:by_length graded two responses to the first training row\n"
+        "recipe, data and reward are valid; no model was loaded\n"
+    )
+    assert result.stdout.count("\n") < 50
     written = {x.name for x in tmp_path.iterdir()} - {"__pycache__"}  # Python's own, of reward.py
     assert written == {"recipe.yaml", "reward.py"}
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_check_prints_all_settings_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path)
+    said = segcredit("train", recipe, "--check", "--verbose").stdout
+    assert "\nparts: PolicyGradient(credit=GAE(over=TopEntropy(" in said
+    _, _, rest = said.partition("\nall settings:\n")
+    settings = yaml.safe_load(rest.partition("first training prompt")[0])
+    assert settings == load_recipe(str(recipe), []).as_dict()
+    assert "--verbose requires --check" in segcredit("train", recipe, "--verbose").output
 
 
 @pytest.mark.usefixtures("no_model_is_loaded")
@@ -222,8 +254,10 @@ def test_check_shows_a_long_prompt_with_images_shortened(tmp_path: Path) -> None
     said = segcredit("train", recipe, "--check", f"data.test={train}")
     assert said.exit_code == 0, said.output
     _, _, shown = said.stdout.partition("first training prompt as the model reads it (train:1, ")
-    _, *lines, valid, last = shown.split("\n")
-    assert (valid, last) == ("recipe, data and reward are valid; no model was loaded", "")
+    shown, _, checks = shown.partition("checks:\n")
+    assert "  rows: 4 training and 4 held-out rows fit the model\n" in checks
+    _, *lines, last = shown.split("\n")
+    assert last == ""
     assert lines[:2] == [
         "  <|im_start|>user",
         "  <|vision_start|><image><|vision_end|>list ?",
@@ -233,8 +267,8 @@ def test_check_shows_a_long_prompt_with_images_shortened(tmp_path: Path) -> None
     assert lines[6] == "  … 14 more lines …"
     assert lines[-3:] == ["  end ?<|im_end|>", "  <|im_start|>assistant", ""]
     assert len(lines) == 12
-    plain = yaml.safe_load(said.stdout.partition("method: ")[0])
-    assert plain["data"]["train"] == plain["data"]["test"] == [train]
+    assert "\nprompts: 4, 4 held out for each evaluation\n" in said.stdout
+    assert f"to predict it: segcredit plan {recipe} data.test={train}\n" in said.stdout
 
 
 # ── Runs ─────────────────────────────────────────────────────────────────────────────────────────
@@ -286,7 +320,13 @@ def test_the_demo(tmp_path: Path) -> None:
     small += ["stages.0.batch=2", "stages.1.batch=2", "rollout.prompts=4", "evaluation.prompts=4"]
     call = run(tmp_path, "demo", *small, "--folder", "run", pictures=True)
     assert call.code == 0, call.complained
-    for line in ("model   Qwen2_5_VLForConditionalGeneration", "1 imitate: 1 steps", "reinforce"):
+    for line in (
+        "model   Qwen2_5_VLForConditionalGeneration",
+        "\nstages  1 imitate (stages.0) 1 step, 2 imitate (stages.1) 1 step, "
+        "3 train critic (stages.2) 1 step, 4 reinforce (stages.3) 1 step\n",
+        "\n1 imitate (stages.0): 1 step\n",
+        "\n4 reinforce, step 1/1: held-out accuracy",
+    ):
         assert line in call.said
     assert f"\ncurves  {tmp_path}/run/plots/curves.png\n" in call.said
     assert call.said.endswith(f"\nmodel   {tmp_path}/run/checkpoints/step-000004/policy\n")
@@ -427,3 +467,22 @@ def test_a_reward_function_within_a_list_is_tried_before_the_run(tmp_path: Path)
         "response; it returned 'float 1.0' on prompt 'derived_variables/0/train/0', response "
     )
     assert "Return one number for each text in completions, for example [1.0, 0.0]" in message
+
+
+@pytest.mark.usefixtures("no_model_is_loaded")
+@pytest.mark.parametrize("seconds", [0.0, 0.6])
+def test_a_slow_trial_of_a_reward_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(build, "PATIENCE", 0.3 if seconds else 60.0)
+    recipe = write_recipe(tmp_path, reward=f"{tmp_path}/reward.py:by_length")
+    waits = f"import time\ntime.sleep({seconds})\n"
+    (tmp_path / "reward.py").write_text(waits + (tmp_path / "reward.py").read_text())
+    call = segcredit("train", recipe, "--check")
+    assert call.exit_code == 0, call.output
+    assert call.stderr == (
+        "trying the reward function reward.py:by_length on two responses to the first training "
+        "row (for at most 60 s) …\n"
+        if seconds
+        else ""
+    )

@@ -101,7 +101,7 @@ def a_users_folder(tmp_path: Path, models_and_rows: Path, monkeypatch: pytest.Mo
 
 def write_vision_model(folder: Path) -> None:
     """Write a tiny vision-language model, and rows with images that its tokenizer knows."""
-    world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
+    world = make_world("shape_grid", size=2, colors=1, shapes=1, terms=1, twice=False)
     policy = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2)
     policy.save(folder / "Qwen" / "Qwen2.5-VL-3B-Instruct")
     for file, split in (("train", "train"), ("held-out", "test")):
@@ -156,7 +156,7 @@ def test_every_metric_and_column_of_a_run_is_documented(tmp_path: Path):
         set(re.findall(r"`([^`\n]+)`", (DOCS / name).read_text()))
         for name in ("metrics.md", "runs.md")
     )
-    settings = {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False}
+    settings = {"size": 2, "colors": 1, "shapes": 1, "terms": 1, "twice": False}
     for algorithm, samples in [
         ({"name": "sapo", "kl": 0.001}, 1),
         ("grpo", 2),

@@ -146,7 +146,7 @@ CASES: list[tuple[str, Callable[[], object], list[str]]] = [
         lambda: tracker.tracker_update(ONE, ONE, 2 * ONE, ONE),
         ["[0, 1]", "2.0", "Rescale"],
     ),
-    ("batch of one", lambda: tracker.batch_normalise(ONE[:1]), ["at least two responses", "got 1"]),
+    ("batch of one", lambda: tracker.batch_normalize(ONE[:1]), ["at least two responses", "got 1"]),
     ("whiten one", lambda: adjust.whiten(H[:1, :1], MASK[:1, :1]), ["at least two", "got 1"]),
     ("fixed length", lambda: partition.fixed_length(MASK, 0), ["size", "at least 1", "0"]),
     (

@@ -275,12 +275,12 @@ def trees() -> dict[str, object]:
     parent = torch.tensor([-1, -1, 0, 0, 1, 1])
     one = torch.zeros(6, dtype=torch.long)
     edge, value = group.tree_advantage(reward, parent, one)
-    normalised, _ = group.tree_advantage(reward, parent, one, normalise=True)
+    normalized, _ = group.tree_advantage(reward, parent, one, normalize=True)
     return {
         "spo_tree_V": [value[:2].mean().item(), *value[:2].tolist()],
         "spo_tree_A_depth1": edge[:2].tolist(),
         "spo_tree_A_leaf": [edge[2:4].tolist(), edge[4:].tolist()],
-        "spo_tree_A_depth1_grpo": normalised[:2].tolist(),
+        "spo_tree_A_depth1_grpo": normalized[:2].tolist(),
     }
 
 

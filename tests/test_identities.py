@@ -197,8 +197,8 @@ def test_11_groups(rewards: list[float], shift: int, scale: float) -> None:
     r = torch.tensor(rewards, dtype=torch.float64)
     one = torch.zeros(len(r), dtype=torch.long)
     G = len(r)
-    centred = group.group_zscore(r, one, "none")
-    assert torch.allclose(group.leave_one_out(r, one), G / (G - 1) * centred, **TIGHT)
+    centered = group.group_zscore(r, one, "none")
+    assert torch.allclose(group.leave_one_out(r, one), G / (G - 1) * centered, **TIGHT)
     assert torch.allclose(group.leave_one_out(r + shift, one), group.leave_one_out(r, one), **TIGHT)
     if r.max() > r.min():
         z = group.group_zscore(r, one, "sample", 0.0)

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,17 +56,41 @@ PATTERN = re.compile(
 )
 
 
-def test_no_private_phrases():
+BRITISH = re.compile(
+    r"\w*(colour|behaviour|favour|neighbour|honour|(normal|initial|optim|general|serial|recogn|"
+    r"minim|maxim|summar|organ|synchron|vector)is(e|ed|es|ing|ation))\w*",
+    re.IGNORECASE,
+)
+EARLIER_NAMES = ("RENAMED = ", '.replace("normalize=", "normalise=")')
+"""Lines that read settings of runs from before their names were American."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every file of the project."""
     command = ["git", "ls-files", "-z", *PLACES]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
-    found = []
     for name in filter(None, listed.stdout.split("\0")):
         path = ROOT / name
-        if path.suffix not in SUFFIXES or not path.exists():
-            continue
-        text = path.read_text(encoding="utf-8")
+        if path.suffix in SUFFIXES and path.exists():
+            yield name, path.read_text(encoding="utf-8")
+
+
+def test_spelling_is_american() -> None:
+    found = [
+        f"{name}:{number}: {match[0]}"
+        for name, text in texts()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if not any(x in line for x in EARLIER_NAMES)
+        for match in BRITISH.finditer(line)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_no_private_phrases() -> None:
+    found = []
+    for name, text in texts():
         for match in PATTERN.finditer(text):
             phrase = " ".join(re.split(BETWEEN, match[1].lower()))
             line = text.count("\n", 0, match.start()) + 1

@@ -276,7 +276,7 @@ def rloo() -> Golden:
     rewards = [sum(o.token_rewards(seq.reward, seq.logp_old, seq.logp_ref, 0.05)) for seq in BATCH]
     advantage = o.leave_one_out(rewards)
     ratio = [o.raw_segment_ratio(seq.log_ratio, [seq.length - 1])[0] for seq in BATCH]
-    # TRL: one term per response from the unnormalised ratio, ε = .2, mean over responses.
+    # TRL: one term per response from the unnormalized ratio, ε = .2, mean over responses.
     rows = policy_rows([[r] for r in ratio], [[a] for a in advantage], (EPSILON, EPSILON))
     # The RLOO paper: −A_i·Σ_t log π_θ (current policy, token SUM, no ratio), mean over responses.
     reinforce = [-a * sum(seq.logp) for a, seq in zip(advantage, BATCH, strict=True)]
@@ -312,12 +312,12 @@ def monte_carlo_methods() -> Golden:
     }
 
     root, children = o.tree_values(TREE)
-    edges = o.tree_advantages(TREE, normalise=False)
+    edges = o.tree_advantages(TREE, normalize=False)
     numbers |= {
         "spo_tree_V": [root, *(value for value, _ in children)],
         "spo_tree_A_depth1": [a for a, _ in edges],
         "spo_tree_A_leaf": [[a for a, _ in below] for _, below in edges],
-        "spo_tree_A_depth1_grpo": [a for a, _ in o.tree_advantages(TREE, normalise=True)],
+        "spo_tree_A_depth1_grpo": [a for a, _ in o.tree_advantages(TREE, normalize=True)],
     }
     return numbers
 
@@ -333,7 +333,7 @@ def single_stream() -> Golden:
     return {
         "sspo_v": values,
         "sspo_A_raw": raw,
-        "sspo_A_norm": o.batch_normalise(raw),
+        "sspo_A_norm": o.batch_normalize(raw),
         "sspo_rho": rhos,
         "sspo_alpha": [alpha for alpha, _ in updated],
         "sspo_beta": [beta for _, beta in updated],
@@ -582,7 +582,7 @@ def test_a_group_or_batch_of_one_is_undefined():
     for undefined in (
         lambda: o.group_zscore([1.0], "sample", 1e-6),
         lambda: o.leave_one_out([1.0]),
-        lambda: o.batch_normalise([1.0]),
+        lambda: o.batch_normalize([1.0]),
         lambda: o.whiten([[1.0]]),
     ):
         with pytest.raises(statistics.StatisticsError):
@@ -592,11 +592,11 @@ def test_a_group_or_batch_of_one_is_undefined():
 def test_uneven_tree():
     value, children = o.tree_values([[1.0, 0.0], 0.0])
     assert (value, [v for v, _ in children]) == (0.25, [0.5, 0.0])
-    assert o.tree_advantages([[1.0, 0.0], 0.0], normalise=False) == [
+    assert o.tree_advantages([[1.0, 0.0], 0.0], normalize=False) == [
         (0.25, [(0.5, []), (-0.5, [])]),
         (-0.25, []),
     ]
-    assert o.tree_advantages([[2.0]], normalise=True) == [(0.0, [(0.0, [])])]
+    assert o.tree_advantages([[2.0]], normalize=True) == [(0.0, [(0.0, [])])]
 
 
 def test_kl_estimators():

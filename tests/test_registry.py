@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from segcredit.algorithms import make_algorithm
+from segcredit.data.worlds import make_world
 from segcredit.registry import (
     Registry,
     keep_written,
@@ -42,6 +44,18 @@ def test_mistakes_name_the_nearest_and_what_to_type(tmp_path: Path) -> None:
         SHAPES.make(f"{file}:Hexagon", {"side": 2})
     assert nearest("value-jumps", ["value_jumps"]) == " Did you mean 'value_jumps'?"
     assert nearest("something else", ["value_jumps"]) == ""
+
+
+def test_settings_of_old_runs_have_new_names(tmp_path: Path) -> None:
+    old, new = ({"size": 2, key: 1} for key in ("colours", "colors"))
+    assert make_world("shape_grid", **old) == make_world("shape_grid", **new)
+    assert make_world("shape_grid", **old, colors=2) == make_world("shape_grid", size=2, colors=2)
+    assert make_algorithm("spo_tree", normalise=True) == make_algorithm("spo_tree", normalize=True)
+    file = tmp_path / "own.py"
+    file.write_text("class Own(dict):\n    def __init__(self, colours): self['own'] = colours\n")
+    assert SHAPES.make(f"{file}:Own", {"colours": 3}) == {"own": 3}, "a component's own name"
+    with pytest.raises(ValueError, match="square has no setting 'colours'"):
+        SHAPES.make("square", {"colours": 3})
 
 
 def test_what_names_code() -> None:

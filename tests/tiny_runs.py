@@ -36,7 +36,7 @@ def by_length(num_tokens, **columns):
 """
 """Of an untrained model nothing is right, and equal rewards would hide a critic that is lost."""
 TIMES = re.compile(r"time/|memory/|tokens_per_second$|ahead/sample_seconds$")
-TITLE = re.compile(r"^\d (imitate|train critic|reinforce): ", re.MULTILINE)
+TITLE = re.compile(r"^\d (imitate|train critic|reinforce) \(stages\.\d\): ", re.MULTILINE)
 """What a run prints when it has begun, or has gone on."""
 
 

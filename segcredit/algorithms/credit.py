@@ -39,7 +39,7 @@ from segcredit.core.checks import (
 )
 from segcredit.core.group import Std, check_std, group_zscore, leave_one_out, tree_advantage
 from segcredit.core.segments import Segments, ValueAt, check_value_at
-from segcredit.core.tracker import batch_normalise
+from segcredit.core.tracker import batch_normalize
 from segcredit.partition import Partition, Response, Token
 from segcredit.partition.entropy import check_fraction, highest_in_batch, most
 from segcredit.types import MonteCarlo, Rollouts
@@ -254,7 +254,7 @@ class ValueDifference:
 class TreeDifference:
     """Difference V(child) − V(parent) in a tree of continuations; a row is an edge (SPO-tree)."""
 
-    normalise: bool = False
+    normalize: bool = False
 
     @property
     def over(self) -> Partition:
@@ -269,7 +269,7 @@ class TreeDifference:
     def __call__(self, case: Case) -> Credit:
         parent = case.rollouts.column("parent", "TreeDifference")
         advantage, _ = tree_advantage(
-            case.total_reward, parent, case.rollouts.group, self.normalise
+            case.total_reward, parent, case.rollouts.group, self.normalize
         )
         return _to_responses(advantage, case.segments)
 
@@ -290,7 +290,7 @@ class TrackedBaseline:
 
     def __call__(self, case: Case) -> Credit:
         baseline = case.rollouts.column("baseline", "TrackedBaseline")
-        return _to_responses(batch_normalise(case.total_reward - baseline), case.segments)
+        return _to_responses(batch_normalize(case.total_reward - baseline), case.segments)
 
 
 @dataclass(frozen=True)

@@ -404,17 +404,17 @@ def spo_chain(
 
 def spo_tree(
     threshold: float = 0.9,
-    normalise: bool = False,
+    normalize: bool = False,
     clip: tuple[float, float] = (0.2, 0.2),
     kl: float = 1e-4,
 ) -> PolicyGradient:
     """SPO over a tree of continuations, each edge one row of the rollouts.
 
-    V(node) = mean of its children, Â(edge) = V(child) − V(parent); ``normalise`` divides by the
+    V(node) = mean of its children, Â(edge) = V(child) − V(parent); ``normalize`` divides by the
     siblings' deviation (its "grpo"). The update is the chain's. A truncated leaf keeps its reward,
     as in SPO's code. Branching is a setting of the run.
     """
-    return _spo(TreeDifference(normalise=normalise), threshold, clip, kl)
+    return _spo(TreeDifference(normalize=normalize), threshold, clip, kl)
 
 
 def _spo(

@@ -1,6 +1,7 @@
 """``segcredit train`` and ``segcredit demo``."""
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -35,7 +36,7 @@ segcredit train demo  [dim]# a built-in recipe[/dim]
 
 segcredit train my.yaml optimizer.lr=1e-6 algorithm=ppo seed=1
 
-segcredit train my.yaml --check  [dim]# validate recipe and data without loading a model[/dim]
+segcredit train my.yaml --check  [dim]# validate recipe, data and reward; load no model[/dim]
 
 segcredit train --resume runs/my-20261115-101500
 """
@@ -71,7 +72,12 @@ def train(
     folder: Folder = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Validate recipe and data, print them, and exit.")
+        bool,
+        typer.Option("--check", help="Validate recipe, data and reward, summarize them, and exit."),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="With --check: print all settings, also the defaults."),
     ] = False,
     skip_bad_rows: SkipBadRows = False,
     trust_run: TrustRun = False,
@@ -83,10 +89,12 @@ def train(
         raise typer.BadParameter("name a recipe, for example: segcredit train demo")
     if resume is not None and folder is not None:
         raise typer.BadParameter("--resume already names the run directory: leave --folder out")
+    if verbose and not check:
+        raise typer.BadParameter("--verbose requires --check")
     if trust_run and resume is None:
         raise typer.BadParameter("--trust-run requires --resume RUN; a recipe is always trusted")
     given = [*([recipe] if resume is not None and recipe else []), *(overrides or [])]
-    _run(recipe or "", given, folder, resume, check, skip_bad_rows, trust_run)
+    _run(recipe or "", given, folder, resume, check, skip_bad_rows, trust_run, verbose)
 
 
 @contextmanager
@@ -129,6 +137,7 @@ def _run(
     check: bool = False,
     skip_bad_rows: bool = False,
     trust_run: bool = False,
+    verbose: bool = False,
 ) -> None:
     from rich.console import Console
 
@@ -158,7 +167,8 @@ def _run(
         for row in trainer.plan.bad:
             say(console, f"left out: {row}", "yellow")
         if check:
-            _print_plan(console, trainer)
+            named = recipe if resume is None else str(resume / "config.yaml")
+            _print_plan(console, trainer, shlex.join([named, *overrides]), verbose)
             return
         result = trainer.train(folder, resume=resume is not None, watch=terminal)
     except StopTraining as stopped:
@@ -188,25 +198,105 @@ def _run(
             say(console, f"{name:<7} {place}")
 
 
-def _print_plan(console: "Console", trainer: "Trainer") -> None:
-    """Print the complete recipe and what a step would do."""
+def _print_plan(console: "Console", trainer: "Trainer", given: str, verbose: bool) -> None:
+    """Print a summary of the run, its settings, and what was checked.
+
+    Args:
+        given: The recipe and the overrides, as typed.
+        verbose: Whether to print all settings and all parts of the method.
+    """
     import yaml
 
+    from segcredit.train.trainer import method_fact, stages_fact
+
     recipe, plan = trainer.recipe, trainer.plan
-    size, needs = plan.train.size, sorted(x.name for x in resolve(plan.algorithm.needs))
+    needs = sorted(x.name for x in resolve(plan.algorithm.needs))
     epochs = f"{recipe.update.epochs} epoch{'s' * (recipe.update.epochs != 1)}"
-    plain = yaml.safe_dump(recipe.as_dict(), sort_keys=False, allow_unicode=True)
+    shown = recipe.as_dict() if verbose else recipe.changed_settings()
+    settings = yaml.safe_dump(
+        shown,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=False if verbose else None,
+    )
+    which = "all settings" if verbose else "settings that differ from the defaults (all: --verbose)"
     lines = [
-        plain,
-        f"method: {plan.algorithm!r}",
+        f"model: {_model(trainer)}",
+        f"prompts: {_prompts(trainer)}",
+        f"reward: {_rewards(recipe.reward)}",
+        f"method: {method_fact(recipe.algorithm)}",
+        *([f"parts: {plan.algorithm!r}"] if verbose else []),
         f"needs: {', '.join(needs) or 'nothing beside the rewards'}",
-        f"prompts: {'generated' if size is None else size}",
+        f"stages: {stages_fact(recipe)}",
         f"a step: {_drawn(trainer)}, {epochs}",
+        *_memory(trainer, given),
+        f"{which}:",
+        *(f"  {line}" for line in settings.splitlines()),
         *_first_prompt(trainer),
+        "checks:",
+        *(f"  {line}" for line in _checks(trainer)),
         "recipe, data and reward are valid; no model was loaded",
     ]
     for line in lines:
         say(console, line)
+
+
+def _model(trainer: "Trainer") -> str:
+    settings = trainer.recipe.model
+    trained = "all weights" if settings.lora is None else f"LoRA of rank {settings.lora.rank}"
+    name = settings.path or f"tiny {settings.tiny} with random weights"
+    frozen = ", frozen vision tower" * settings.freeze_vision
+    return f"{name}, {settings.dtype}, trains {trained}{frozen}"
+
+
+def _prompts(trainer: "Trainer") -> str:
+    """Describe the training prompts and the prompts of an evaluation."""
+    recipe, train, test = trainer.recipe, trainer.plan.train.size, trainer.plan.test
+    source = "generated" if train is None else f"{train}"
+    source += f" ({recipe.data.world})" if recipe.data.world else ""
+    if test is None:
+        return f"{source}, none held out"
+    count = recipe.evaluation.prompts
+    count = count if test.size is None else min(count, test.size)
+    return f"{source}, {count} held out for each evaluation"
+
+
+def _rewards(spec: object) -> str:
+    if isinstance(spec, list):
+        return " + ".join(map(_rewards, spec))
+    return str(spec["name"] if isinstance(spec, dict) else spec)
+
+
+def _memory(trainer: "Trainer", given: str) -> list[str]:
+    """Name what saves memory, and the command that predicts memory and time."""
+    recipe = trainer.recipe
+    if recipe.model.path is None:
+        return []
+    used = [name for name, x in recipe.memory.model_dump().items() if x]
+    return [
+        f"memory: {', '.join(used) or 'nothing offloaded'}; to predict it: segcredit plan {given}"
+    ]
+
+
+def _checks(trainer: "Trainer") -> list[str]:
+    """Describe what was checked, with the results."""
+    from segcredit.rewards import CustomReward, JudgeReward, ServerReward, parts_of
+
+    plan = trainer.plan
+    if plan.train.size is None or plan.world is not None:
+        rows = "the first generated prompts fit the model"
+    else:
+        test = 0 if plan.test is None else plan.test.size or 0
+        rows = f"{plan.train.size} training and {test} held-out rows fit the model"
+        rows += f", {len(plan.bad)} left out" * bool(plan.bad)
+    tried = []
+    for part in parts_of(plan.reward):
+        if isinstance(part, CustomReward):
+            tried.append(f"{part.name} graded two responses to the first training row")
+        elif isinstance(part, JudgeReward | ServerReward):
+            tried.append(f"{part.url} can be reached")
+    return ["settings: valid", f"rows: {rows}", *(f"reward: {x}" for x in tried)]
 
 
 PROMPT_LINES, PROMPT_WIDTH = 12, 160

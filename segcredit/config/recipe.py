@@ -647,6 +647,12 @@ class Recipe(Settings):
         """Return the complete settings as plain data, for config.yaml."""
         return self.model_dump(mode="json")
 
+    def changed_settings(self) -> dict[str, Any]:
+        """Return the settings that differ from the defaults; as a recipe, they make this one."""
+        found = self.model_dump(mode="json", exclude_defaults=True)
+        stages = zip(self.stages, found["stages"], strict=True)
+        return found | {"stages": [{"kind": stage.kind, **x} for stage, x in stages]}
+
 
 def _is_named(spec: object) -> bool:
     return isinstance(spec, str) or (isinstance(spec, dict) and isinstance(spec.get("name"), str))

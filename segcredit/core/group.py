@@ -95,7 +95,7 @@ def tree_advantage(
     reward: Float[Tensor, " N"],
     parent: Int[Tensor, " N"],
     group: Int[Tensor, " N"],
-    normalise: bool = False,
+    normalize: bool = False,
     eps: float = 1e-8,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Compute edge advantages and node values of trees of continuations (SPO-tree).
@@ -106,7 +106,7 @@ def tree_advantage(
     Args:
         reward: read at leaves only, the nodes without children.
         parent: row of each node's parent; −1 for children of the group's root, which is not a row.
-        normalise: divide by the siblings' population deviation + ε (SPO's "grpo").
+        normalize: divide by the siblings' population deviation + ε (SPO's "grpo").
     """
     reward = at_least_float32(reward)
     if not reward.shape == parent.shape == group.shape:
@@ -142,7 +142,7 @@ def tree_advantage(
         here = torch.where(level == depth, value[:num], 0.0)
         value = value.index_add(0, above, here / children[above])
     advantage = value[:num] - value[above]
-    if normalise:
+    if normalize:
         variance = torch.zeros_like(children).index_add(0, above, advantage.square())
         advantage = advantage / ((variance[above] / children[above]).sqrt() + eps)
     return advantage.to(reward.dtype), value[:num].to(reward.dtype)

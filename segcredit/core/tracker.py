@@ -110,7 +110,7 @@ def tracker_weight(value: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
     return (value * (1.0 - value)).sqrt() + WEIGHT_FLOOR
 
 
-def batch_normalise(x: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def batch_normalize(x: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Normalize over the batch's responses: (x − mean) / std, unbiased."""
     if len(x) < 2:
         raise ValueError(

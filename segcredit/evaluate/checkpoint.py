@@ -27,7 +27,7 @@ from segcredit.models.loading import (
 from segcredit.models.template import BrokenTemplate, LimitedChat, check_questions, check_template
 from segcredit.printable import printable, shown
 from segcredit.registry import resolve_files
-from segcredit.rewards import compares_answers, functions_in, make_reward
+from segcredit.rewards import compares_answers, functions_in, make_reward, require_servers
 from segcredit.rollout import engine_problem, make_engine
 from segcredit.runlog import Run, read_run
 from segcredit.runlog.files import to_line
@@ -160,6 +160,7 @@ def evaluate_checkpoint(
         grade = make_reward(_default_reward(checkpoint, asked))
     for function in functions_in(grade):
         function.check_signature(asked)
+    require_servers(grade)
     sampling = sampling_settings(recipe, max_tokens, temperature, top_p, stop)
     settings = rollout_settings(recipe, engine, sampling)
     policy, longest = load_policy(found.source, recipe, template, family, asked, sampling)

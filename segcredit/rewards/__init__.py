@@ -54,6 +54,8 @@ __all__ = [
     "gsm8k",
     "hash_answer",
     "make_reward",
+    "parts_of",
+    "require_servers",
 ]
 
 
@@ -177,6 +179,13 @@ def parts_of(reward: object) -> Iterator[object]:
 def functions_in(reward: object) -> list[CustomReward]:
     """Return the reward functions of your own in a reward, to check their parameters."""
     return [x for x in parts_of(reward) if isinstance(x, CustomReward)]
+
+
+def require_servers(reward: object) -> None:
+    """Raise RewardError unless the servers that a reward asks can be reached."""
+    for part in parts_of(reward):
+        if isinstance(part, JudgeReward | ServerReward):
+            part.require_reachable()
 
 
 def compares_answers(reward: object) -> bool:

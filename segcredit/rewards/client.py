@@ -1,18 +1,22 @@
 """Concurrent HTTP requests to a server, repeated if a failure may be temporary."""
 
 import http.client
+import io
 import json
 import os
 import re
+import socket
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -27,16 +31,55 @@ GRACE = 1.0
 """Seconds after the deadline until which requests report why they failed."""
 MAX_REPLY = 2**20
 """Maximum number of bytes of a reply."""
+MAX_HEADERS = 2**17
+"""Maximum number of bytes of a reply's headers."""
 _SECRET = re.compile(r"(?i)[?&][^=&]*(key|token|secret|passw(or)?d|sig|signature|auth)=")
 """Names in a URL's query whose values are secret."""
 _WHY = 200
 """Maximum number of characters of a server's explanation."""
+CONNECT = 10.0
+"""Maximum number of seconds to open a connection."""
+NOTICE = 3.0
+"""Seconds without a usable reply after which a warning says that requests are repeated."""
+TRIAL = 5.0
+"""Maximum number of seconds to open a connection before training."""
 OPENAI_KEY = "OPENAI_API_KEY"
 """Environment variable with the key of an OpenAI-compatible server."""
 
 
 class NoReplyError(Exception):
     """A request without a usable reply; the message says why."""
+
+
+class _Outage:
+    """Failed attempts since the last reply, over all requests; each outage has one warning."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replied = -inf
+        self._began: float | None = None
+        self._warned = False
+
+    def end(self) -> None:
+        """Note a reply."""
+        with self._lock:
+            self._replied, self._began, self._warned = time.monotonic(), None, False
+
+    def note(self, address: str, why: str, began: float, until: float) -> None:
+        """Note a failed attempt that began at this time; warn if this goes on for long."""
+        with self._lock:
+            now = time.monotonic()
+            if self._began is None:
+                self._began = max(began, self._replied)
+            if self._warned or now - self._began < NOTICE or now >= until:
+                return
+            self._warned = True
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - now + self._began))
+        warnings.warn(
+            f"no usable reply from {printable(address, 200)} since {since}: {why}. Trying again "
+            f"for up to {until - now:.0f} s",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True)
@@ -50,6 +93,7 @@ class Client:
     """Maximum number of seconds for one attempt."""
     attempts: int | None = None
     """Maximum number of attempts; None: until the deadline of the request."""
+    _outage: _Outage = field(default_factory=_Outage, repr=False, compare=False)
 
     def request(self, path: str, body: Any | None, until: float) -> Any:
         """Send a request, again if the failure may be temporary, and parse the reply.
@@ -58,6 +102,8 @@ class Client:
             path: Appended to the URL.
             body: Sent as JSON; None: a GET request.
             until: Deadline by the monotonic clock, over all attempts.
+
+        A warning says so if there has been no usable reply to any request for some seconds.
 
         Raises:
             NoReplyError: There was no reply, or it is no JSON.
@@ -68,16 +114,19 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         address = f"{self.url.rstrip('/')}/{path}" if path else self.url
         attempt, last = 0, "none, since other requests took all the time"
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - (began := time.monotonic())) > 0:
             request = urllib.request.Request(address, data, headers)
             try:
                 with _OPENER.open(request, timeout=min(self.timeout, left)) as reply:
-                    return json.loads(_read(reply, min(until, time.monotonic() + self.timeout)))
+                    text = _read(reply, min(until, time.monotonic() + self.timeout))
+                self._outage.end()
+                return json.loads(text)
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 last = self._why(error, key)
                 attempt += 1
                 if attempt == self.attempts or not _temporary(error):
                     raise NoReplyError(last) from None
+                self._outage.note(address, last, began, until)
             pause = min(PAUSE * 2.0 ** min(attempt - 1, 20), MAX_PAUSE)
             time.sleep(max(0.0, min(pause, until - time.monotonic())))
         raise NoReplyError(f"no reply in time; the last attempt: {last}")
@@ -144,14 +193,44 @@ def require_url(owner: str, url: object, example: str) -> None:
         )
 
 
+def require_reachable(owner: str, url: str) -> None:
+    """Raise RewardError unless a connection to the server can be opened within a few seconds.
+
+    Nothing is sent. A server behind a proxy is not tried.
+    """
+    parts = urllib.parse.urlsplit(url)
+    host, until = parts.hostname or "", time.monotonic() + TRIAL
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+
+    def connect() -> None:
+        while True:
+            try:
+                left = max(0.01, until - time.monotonic())
+                socket.create_connection((host, port), timeout=left).close()
+                return
+            except OSError as error:
+                if time.monotonic() + PAUSE >= until:
+                    raise NoReplyError(str(error)) from None
+            time.sleep(PAUSE)
+
+    (found,) = ask_all([connect], 1, until)
+    if isinstance(found, NoReplyError):
+        raise RewardError(
+            f"expected {owner} at {printable(url, 200)}; got no connection within {TRIAL:g} s: "
+            f"{found}. Start the server or correct its url (reward.url), then start again."
+        )
+
+
 def ask_all(
     calls: Sequence[Callable[[], T]], workers: int, until: float
 ) -> "list[T | NoReplyError]":
     """Make several calls concurrently; a failed or late call returns a NoReplyError.
 
     Any other exception ends all calls. Returns soon after the deadline, by the monotonic clock, at
-    which requests end by themselves, except from a server that sends its headers slowly: such a
-    thread is abandoned, and does not keep the interpreter from exiting.
+    which requests end by themselves. A thread that does not end, such as one that waits for a name
+    server, is abandoned, and does not keep the interpreter from exiting.
     """
     found: list[T | NoReplyError] = [NoReplyError("no reply in time")] * len(calls)
     waiting = deque(enumerate(calls))
@@ -194,7 +273,83 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirects)
+class _TimedReader(io.RawIOBase):
+    """Reads a reply up to its deadline and maximum size, also its headers.
+
+    The timeout of a socket limits the wait for the next bytes only, so headers that arrive slowly
+    and an endless series of ``100 Continue`` would keep a thread forever.
+    """
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
+        self._raw, self._socket, self._size = raw, connection, 0
+        timeout = connection.gettimeout()
+        self._until = inf if timeout is None else time.monotonic() + timeout
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._until - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError("timed out: the reply did not arrive completely in time")
+        if left < inf:
+            self._socket.settimeout(left)
+        count = self._raw.readinto(buffer)
+        self._size += count or 0
+        if self._size > MAX_REPLY + MAX_HEADERS:
+            raise ValueError(f"a reply of more than {MAX_REPLY} bytes")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """A response whose status line and headers have a deadline, too."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
+
+
+@contextmanager
+def _quickly(connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Limit the time to connect, since a host that does not exist refuses nothing."""
+    timeout = connection.timeout
+    connection.timeout = CONNECT if timeout is None else min(timeout, CONNECT)
+    yield
+    connection.timeout = timeout
+    connection.sock.settimeout(timeout)
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _TimedResponse
+
+    def connect(self) -> None:
+        with _quickly(self):
+            super().connect()
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _TimedResponse
+
+    def connect(self) -> None:
+        with _quickly(self):
+            super().connect()
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request)
+
+
+class _SecureHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, request)
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects, _Handler, _SecureHandler)
 
 
 def _read(reply: Any, until: float) -> bytes:

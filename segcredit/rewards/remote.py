@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 
 from segcredit.printable import printable
 from segcredit.rewards.checks import RewardError, require_count, require_seconds
-from segcredit.rewards.client import Client, NoReplyError, ask_all, require_url
+from segcredit.rewards.client import (
+    Client,
+    NoReplyError,
+    ask_all,
+    require_reachable,
+    require_url,
+)
 from segcredit.rewards.custom import arguments, can_be_json, read_grades
 from segcredit.rewards.worker import plain_grades
 from segcredit.types import Response, Reward
@@ -106,6 +112,10 @@ class JudgeReward:
         _require_any("judge", self.url, replies, self.batch_seconds)
         return [self._reward(reply) for reply in replies]
 
+    def require_reachable(self) -> None:
+        """Raise RewardError unless the server can be reached."""
+        require_reachable("a judge", self.url)
+
     def close(self) -> None:
         """Do nothing: no connection is kept."""
 
@@ -196,6 +206,10 @@ class ServerReward:
                 f"of {len(said)}."
             )
         return graded
+
+    def require_reachable(self) -> None:
+        """Raise RewardError unless the server can be reached."""
+        require_reachable("a reward server", self.url)
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""

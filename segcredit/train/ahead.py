@@ -308,6 +308,7 @@ def as_saved(state: State) -> dict[str, Any]:
     number = {id(x): n for n, x in enumerate(encoded)}
     kept = {
         "settings": _settings(state),
+        "code": state.code,
         "step": pending.step,
         "position": pending.position,
         "metrics": dict(pending.metrics),
@@ -318,15 +319,16 @@ def as_saved(state: State) -> dict[str, Any]:
 
 
 def restored(state: State, kept: Mapping[str, Any] | None) -> PendingBatch | None:
-    """Return a checkpoint's pending batch; None if there is none, or if settings or data changed.
+    """Return a checkpoint's pending batch; None if there is none, or if it no longer fits.
 
-    If settings or data have changed, the next step samples responses to the same prompts from the
-    current policy.
+    If settings, data or a file with the user's code have changed, the next step samples responses
+    to the same prompts from the current policy, and grades them with the current reward.
     """
     if kept is None or kept["step"] != state.step:
         return None
     encoded = None
-    if kept["settings"] == _settings(state):
+    same_code = kept.get("code", state.code) == state.code  # earlier versions kept no hashes
+    if same_code and kept["settings"] == _settings(state):
         encoded = _encoded_again(state, kept)
     if encoded is None:
         state.position = kept["position"]

@@ -2,9 +2,11 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,13 +37,16 @@ from segcredit.models.loading import (
 from segcredit.models.lora import choose_layers, linear_layers, require_peft
 from segcredit.models.template import LimitedChat, check_questions, is_question
 from segcredit.printable import shown
+from segcredit.registry import file_digests
 from segcredit.rewards import (
     CustomReward,
     RewardError,
     compares_answers,
     functions_in,
     make_reward,
+    require_servers,
 )
+from segcredit.rewards.client import TRIAL
 from segcredit.rollout import engine_problem
 from segcredit.train.columns import prepare_columns, provider_of
 from segcredit.train.distributed import Parallel, shard_policy
@@ -55,6 +60,8 @@ Rows = Iterable[Any]
 Made = TypeVar("Made")
 SOME = 16
 """Number of prompts to check of a world, whose prompts are alike and unlimited."""
+PATIENCE = 2.0
+"""Seconds after which a trial of the reward is announced."""
 
 
 @dataclass
@@ -70,6 +77,8 @@ class RunPlan:
     bad: list[BadRow]
     """Rows that were skipped."""
     codec: Codec
+    code: list[str] = field(default_factory=list)
+    """Hashes of the files that define the reward, the method or the engine."""
 
     @property
     def first_prompt(self) -> Prompt:
@@ -95,6 +104,7 @@ def make_plan(
         in_memory: Whether the weights are in memory, so that the model's folder needs none.
     """
     recipe = _pinned(recipe)
+    code = file_digests(recipe.model_dump(include={"algorithm", "reward", "rollout"}))
     problems: list[ValueError] = []
 
     def attempt(make: Callable[[], Made]) -> Made | None:
@@ -138,7 +148,7 @@ def make_plan(
         raise RecipeError("\n".join(str(problem) for problem in problems))
     for function in functions_in(made_reward):
         _check_signature(function, sources)
-    plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec)
+    plan = RunPlan(recipe, algorithm, made_reward, world, *sources, bad, codec, code)
     _check(plan)
     _try_rewards(plan)
     return plan
@@ -188,6 +198,7 @@ def build(plan: RunPlan, policy: Policy | None = None, parallel: Parallel | None
         world=plan.world,
         parallel=parallel,
         whole=whole,
+        code=plan.code,
     )
     prepare_columns(state, [x for x in columns if provider_of(x).prepares_at_build])
     return state
@@ -414,12 +425,38 @@ def _check_signature(reward: CustomReward, sources: Iterable[PromptSource | None
 
 
 def _try_rewards(plan: RunPlan) -> None:
-    """Call each reward function of the user once, with responses to the first training row."""
-    for function in functions_in(plan.reward):
-        try:
-            function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
-        except RewardError as error:
-            raise RecipeError(f"reward: {error}") from None
+    """Connect to each server, and call each reward function of the user once.
+
+    Functions get responses to the first training row.
+    """
+    try:
+        with _announced(f"connecting to the reward's server (for at most {TRIAL:g} s) …"):
+            require_servers(plan.reward)
+        for function in functions_in(plan.reward):
+            with _announced(
+                f"trying the reward function {function.name} on two responses to the first "
+                f"training row (for at most {function.deadline:g} s) …"
+            ):
+                function.try_once(plan.first_prompt, plan.recipe.rollout.max_tokens)
+    except RewardError as error:
+        raise RecipeError(f"reward: {error}") from None
+
+
+@contextmanager
+def _announced(text: str) -> Iterator[None]:
+    """Print to stderr what is being done if it takes long."""
+
+    def tell() -> None:
+        with suppress(OSError, ValueError):  # nobody reads it
+            print(text, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _generated(

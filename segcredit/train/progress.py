@@ -24,7 +24,7 @@ from rich.text import Text
 
 from segcredit.config import Recipe
 from segcredit.evaluate import Evaluation
-from segcredit.printable import METRIC_FORMS, STAGE_NAMES, change_texts
+from segcredit.printable import METRIC_FORMS, change_texts, stage_title, stage_title_and_key
 from segcredit.runlog import resume_command
 from segcredit.train.loop import warn_caller
 
@@ -101,11 +101,12 @@ class Terminal:
 
     def stage(self, number: int, name: str, steps: int, done: int) -> None:
         self._total, self._done = steps, done
-        self._title = f"{number + 1} {STAGE_NAMES.get(name, name)}"
+        self._title = stage_title(number, name)
         if self.live:
             self._bar = self.progress.add_task(self._title, total=steps, completed=done, numbers="")
         else:
-            self.console.print(f"{self._title}: {steps} steps")
+            title = stage_title_and_key(number, name)
+            self.console.print(f"{title}: {steps} step{'s' * (steps != 1)}")
             self._last_line = time.monotonic()
 
     def stepped(self, step: int, stage: str, metrics: dict[str, float]) -> None:

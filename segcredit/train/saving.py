@@ -127,6 +127,7 @@ def _write(state: State, place: Path | None, metrics_position: int, card: str = 
         "base": None if lora is None else lora.fingerprint(),
         **best.as_saved(state.best),
         **({} if state.curriculum is None else {"curriculum": state.curriculum.state_dict()}),
+        **_micro_batches(state),
         **ahead.as_saved(state),
         **_column_states(state),
     }
@@ -143,6 +144,17 @@ def _write(state: State, place: Path | None, metrics_position: int, card: str = 
             model.save(place / name)
     optimizers = {x.name: x.state() for x in state.optimizers()}
     checkpoint.save_state(place, rest | {"optimizers": optimizers})
+
+
+def _micro_batches(state: State) -> dict[str, Any]:
+    """Return the size of micro-batches if memory did not suffice for the size in the recipe.
+
+    The results of a method that averages within micro-batches (``sapo_authors``) depend on it.
+    """
+    if not state.micro_batches_halved:
+        return {}
+    setting, halved = state.recipe.update.tokens_per_micro, state.micro_batches_halved
+    return {"micro_batches": {"tokens_per_micro": setting, "halved": halved}}
 
 
 def _column_states(state: State) -> dict[str, Any]:
@@ -261,6 +273,7 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
     state.step, state.position = found["step"], found["position"]
     state.noted = dict(found["noted"])
     state.best = best.restored(state, folder, found.get("best"))
+    _restore_micro_batches(state, found.get("micro_batches"))
     _reopen_longer_stage(state)
     saved = SavedRun(folder, place, found)
     restore_columns(state, saved)
@@ -278,6 +291,12 @@ def restore(state: State, folder: RunFolder, place: Path) -> int:
         stage_of(state).adopt_settings()
     _check_vocabulary(state, place)
     return int(found["metrics_position"])
+
+
+def _restore_micro_batches(state: State, kept: dict[str, int] | None) -> None:
+    """Halve micro-batches as often as before, unless the user has set another size since."""
+    if kept is not None and kept["tokens_per_micro"] == state.recipe.update.tokens_per_micro:
+        state.micro_batches_halved = kept["halved"]
 
 
 def _restore_curriculum(state: State, saved: SavedRun) -> None:

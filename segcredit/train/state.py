@@ -71,6 +71,8 @@ class State:
     pending: "PendingBatch | None" = None
     """The batch that was sampled ahead for the next step."""
 
+    code: list[str] = field(default_factory=list)
+    """Hashes of the files with code of the user, as they were when the run started."""
     config: dict[str, Any] = field(default_factory=dict)
     """Content of the run's config.yaml, for the model card; on rank 0 only."""
     micro_batches_halved: int = 0

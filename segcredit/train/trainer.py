@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from segcredit import __version__
 from segcredit.config import GIVEN_IN_PYTHON, VERSION, Recipe, RecipeError, parse_recipe
 from segcredit.models.loading import without_progress_bars
-from segcredit.printable import change_texts, without_addresses
+from segcredit.printable import change_texts, stage_title_and_key, without_addresses
 from segcredit.registry import keep_written
 from segcredit.rewards import make_reward
 from segcredit.runlog import (
@@ -66,6 +66,9 @@ Kind = TypeVar("Kind", bound="Trainer")
 
 FEW_PARAMETERS = 5_000_000
 """Below this number of parameters, more than one CPU thread is usually slower."""
+
+SHOWN_STAGES = 8
+"""Maximum number of stages that are listed when a run starts."""
 
 
 @dataclass(frozen=True)
@@ -522,19 +525,31 @@ def _facts(plan: RunPlan, run: RunFolder, state: State, aside: Path | None) -> d
         "data": f"{size:,} prompts"
         if size
         else f"{plan.world.name if plan.world else 'data'}, generated",
-        "method": _method_fact(plan.recipe.algorithm),
+        "method": method_fact(plan.recipe.algorithm),
+        "stages": stages_fact(plan.recipe),
         **_ahead_fact(plan.recipe),
         **_threads_fact(plan.recipe, state, count),
         **({} if aside is None else {"moved": f"everything after step {state.step} to {aside}"}),
     }
 
 
-def _method_fact(algorithm: str | dict[str, Any]) -> str:
+def method_fact(algorithm: str | dict[str, Any]) -> str:
     """Return the name of the method and its settings, as they are typed on the command line."""
     if isinstance(algorithm, str):
         return algorithm
     settings = ", ".join(f"{key}={x}" for key, x in algorithm.items() if key != "name")
     return f"{algorithm['name']} ({settings})" if settings else str(algorithm["name"])
+
+
+def stages_fact(recipe: Recipe) -> str:
+    """Return each stage as progress and report name it, with the key of its settings."""
+    named = [
+        f"{stage_title_and_key(n, x.kind)} {x.steps} step{'s' * (x.steps != 1)}"
+        for n, x in enumerate(recipe.stages)
+    ]
+    if len(named) > SHOWN_STAGES:
+        named[SHOWN_STAGES - 1 : -1] = ["…"]
+    return ", ".join(named)
 
 
 def _ahead_fact(recipe: Recipe) -> dict[str, str]:

@@ -80,7 +80,7 @@ MEANINGS = {
     "most": Meaning("Maximum number of steps with a value. None: all.", ("≥ 1",)),
     "truncated_reward": Meaning("Reward of a truncated response. None: its own."),
     "every": Meaning("Cut before every n-th unlikely token.", ("≥ 1",)),
-    "normalise": Meaning("Whether to divide by the deviation of the siblings."),
+    "normalize": Meaning("Whether to divide by the deviation of the siblings."),
     "per_prompt": Meaning("Maximum number of kept responses per prompt.", ("≥ 1",)),
     "temperature": Meaning(
         "Temperature of log π in the loss. None: the sampling temperature.", ("> 0",)

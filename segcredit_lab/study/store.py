@@ -83,7 +83,9 @@ class StudyRun:
         It contains the method's repr, so a setting may be left out or set to its default.
         """
         recipe = self.recipe("start")
-        content = recipe.as_dict() | {"algorithm": repr(recipe.make_algorithm())}
+        # finished runs have the digest of the setting's earlier name
+        method = repr(recipe.make_algorithm()).replace("normalize=", "normalise=")
+        content = recipe.as_dict() | {"algorithm": method}
         content.pop("name")
         content["data"].pop("allow_outside")  # a permission, which does not change results
         for (section, key), default in ADDED_FIELDS.items():

@@ -22,7 +22,7 @@ from segcredit.data.worlds.base import (
     foreign,
 )
 from segcredit.data.worlds.drawing import (
-    COLOURS,
+    COLORS,
     PAPER,
     SHAPES,
     SMOOTH,
@@ -87,7 +87,7 @@ class TileTour(Bookings):
     """Tiles per side; tiles that are not visited are distractors."""
     visited: tuple[int, int] = (7, 9)
     """Minimum and maximum tiles of a tour: the decisions that matter."""
-    colours: int = 4
+    colors: int = 4
     shapes: int = 4
     codes: int = 8
     """Colors × shapes × codes is the number of contexts; more contexts take longer to learn."""
@@ -102,7 +102,7 @@ class TileTour(Bookings):
         super().__post_init__()
         check_whole("size", self.size, 2, 5, "Each tile has a letter of its own.")
         check_pair("visited", self.visited, 1)
-        check_whole("colours", self.colours, 1, len(COLOURS))
+        check_whole("colors", self.colors, 1, len(COLORS))
         check_whole("shapes", self.shapes, 1, len(SHAPES))
         check_whole("codes", self.codes, 1, len(ascii_lowercase))
         check_whole("pictures", self.pictures, 1)
@@ -113,9 +113,9 @@ class TileTour(Bookings):
                 f"a tour visits each tile at most once, and there are {self.size**2}; got "
                 f"visited={self.visited}. Choose a larger size, or fewer."
             )
-        if self.colours * self.shapes < 2:
+        if self.colors * self.shapes < 2:
             raise ValueError(
-                "with one color and one shape, all tiles look the same: increase colours or shapes."
+                "with one color and one shape, all tiles look the same: increase colors or shapes."
             )
 
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
@@ -123,7 +123,7 @@ class TileTour(Bookings):
 
         numbers = [str(n) for n in range(max(self.modulus, self.visited[1] + 1))]
         shapes = SHAPES[: self.shapes]
-        seen = [*list(COLOURS)[: self.colours], *shapes]
+        seen = [*list(COLORS)[: self.colors], *shapes]
         style = [*OPENERS[: self.openers], *VERBS[: self.verbs]]
         words = [*style, *self._rules, SURE, UNSURE, TOTAL, AUDIT, "look"]
         signs = [":", ",", ";", "+", "="]
@@ -152,7 +152,7 @@ class TileTour(Bookings):
 
     @cached_property
     def _items(self) -> list[Item]:
-        return list(product(list(COLOURS)[: self.colours], SHAPES[: self.shapes]))
+        return list(product(list(COLORS)[: self.colors], SHAPES[: self.shapes]))
 
     @cached_property
     def _contexts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -160,7 +160,7 @@ class TileTour(Bookings):
 
     @cached_property
     def _kinds(self) -> dict[str, Kind]:
-        seen: list[str] = [*COLOURS, *SHAPES]
+        seen: list[str] = [*COLORS, *SHAPES]
         return super()._kinds | dict.fromkeys(seen, "decision")
 
     def _draw_tiles(self, rng: random.Random) -> Tiles:
@@ -243,8 +243,8 @@ def question(puzzle: Puzzle) -> str:
 
 
 def _item(words: str) -> Item:
-    colour, _, shape = words.partition(" ")
-    return colour, shape
+    color, _, shape = words.partition(" ")
+    return color, shape
 
 
 @lru_cache(maxsize=4096)
@@ -261,7 +261,7 @@ def _tagged_tile(tag: str, item: Item, cell: int) -> Image.Image:
     pen = ImageDraw.Draw(tile)
     within = round(PLATE * side)
     plate = Image.new("RGB", (within, within), PAPER)
-    draw_shape(ImageDraw.Draw(plate), item[1], COLOURS[item[0]], within)
+    draw_shape(ImageDraw.Draw(plate), item[1], COLORS[item[0]], within)
     room = side - within - SMOOTH
     tile.paste(plate, (room, room))
     font = ImageFont.load_default(size=TAG_SIZE * side)

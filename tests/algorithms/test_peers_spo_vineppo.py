@@ -150,7 +150,7 @@ def test_spo_tree(case: dict[str, Any]) -> None:
         group=torch.tensor([row["group"] for row in rows]),
         parent=torch.tensor([row["parent"] for row in rows]),
     )
-    algorithm = algorithms.spo_tree(normalise=case["adv_method"] == "grpo")
+    algorithm = algorithms.spo_tree(normalize=case["adv_method"] == "grpo")
     batch = algorithm.prepare(rollouts)
     assert batch.credit is not None
     kept = rows_with_credit(batch)

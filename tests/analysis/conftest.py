@@ -11,13 +11,13 @@ from segcredit.train.trainer import Trainer
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps of SAPO, all of them recorded; rewards differ, since they count tokens."""
-    folder = tmp_path_factory.mktemp("analysed")
+    folder = tmp_path_factory.mktemp("analyzed")
     (folder / "reward.py").write_text(REWARD)
     Trainer(
         model={"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
         data={
             "world": "shape_grid",
-            "settings": {"size": 2, "colours": 1, "shapes": 1, "terms": 1, "twice": False},
+            "settings": {"size": 2, "colors": 1, "shapes": 1, "terms": 1, "twice": False},
         },
         algorithm={"name": "sapo", "kl": 0.0},
         reward=f"{folder}/reward.py:by_length",

@@ -37,7 +37,7 @@ def row(rng: np.random.Generator, number: int, columns: tuple[str, ...] = ()) ->
 
 
 def metric_lines(steps: int, level: float = 1.0, first: int = 11) -> list[dict[str, Any]]:
-    """A warm start of ten steps, then optimisation."""
+    """A warm start of ten steps, then optimization."""
     before = [{"step": n, "stage": "warm_start", "nll": 1.0} for n in range(1, first)]
     after = [
         {

@@ -31,7 +31,7 @@ def test_seeds_of_one_configuration_are_averaged(tmp_path: Path) -> None:
     mine, its = found["entropy"]["curves"]
     assert mine["label"] == "sapo, 3 seeds"
     assert mine["runs"] == [str(run) for run in runs]
-    assert mine["step"] == [1, 2, 3, 4, 5], "from the first step of optimisation"
+    assert mine["step"] == [1, 2, 3, 4, 5], "from the first step of optimization"
     assert mine["mean"] == pytest.approx([3, 4, 5, 6, 7])
     error = 4.3027 * np.std([1, 2, 6], ddof=1) / np.sqrt(3)
     assert mine["low"] == pytest.approx([n - error for n in (3, 4, 5, 6, 7)], rel=1e-5)

@@ -69,12 +69,12 @@ def test_an_svg_fits_into_a_page(pages: list[str]) -> None:
     assert sum(map(len, shared)) == len(set.union(*shared)), "figures of one page have own ids"
 
 
-def test_all_ink_is_one_colour_and_the_ground_is_transparent(pages: list[str]) -> None:
-    """So that a page can put its own text colour in its place."""
+def test_all_ink_is_one_color_and_the_ground_is_transparent(pages: list[str]) -> None:
+    """So that a page can put its own text color in its place."""
     for text in pages:
-        colours = {*re.findall(r"#[0-9a-fA-F]{6}\b", text)}
-        assert INK in colours
-        assert colours <= {INK, *COLORS}
+        colors = {*re.findall(r"#[0-9a-fA-F]{6}\b", text)}
+        assert INK in colors
+        assert colors <= {INK, *COLORS}
         for style in re.findall(r"<text style=\"([^\"]*)\"", text):
             assert f"fill: {INK}" in style
         assert "<text" in text, "text is text"
@@ -142,8 +142,8 @@ def test_many_runs_with_long_names(tmp_path: Path) -> None:
     (entropy,) = [x for x in found if x.name == "entropy"]
     assert len({*entropy.runs}) == 9, "cut names are told apart"
     with Image.open(BytesIO(png(entropy))) as picture:
-        colours = {c for _, c in picture.convert("RGB").getcolors(2**24) or ()}
-    assert {tuple(bytes.fromhex(c[1:])) for c in COLORS} <= colours
+        colors = {c for _, c in picture.convert("RGB").getcolors(2**24) or ()}
+    assert {tuple(bytes.fromhex(c[1:])) for c in COLORS} <= colors
 
 
 def test_ticks() -> None:

@@ -198,7 +198,7 @@ def test_few_responses_of_every_step_if_not_all_fit(
     assert 1 <= used[0] < 8
 
 
-def test_neighbours_go_through_the_model_together() -> None:
+def test_neighbors_go_through_the_model_together() -> None:
     parts = list(_parts([100] * 6, [10, 10, 4000, 10, 10, 20_000]))
     assert [range(6)[part] for part in parts] == [range(3), range(3, 5), range(5, 6)]
     assert list(_parts([], [])) == []

@@ -11,7 +11,13 @@ from typing import Any
 import yaml
 from each import each
 
-from segcredit.config import load_recipe, merge_settings, recipe_settings, shipped_recipes
+from segcredit.config import (
+    load_recipe,
+    merge_settings,
+    parse_recipe,
+    recipe_settings,
+    shipped_recipes,
+)
 from segcredit.config.files import FOLDER, _shipped, read_settings
 
 COLLECTIONS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "demo"}
@@ -31,6 +37,14 @@ def test_every_published_name_has_the_settings_it_always_had() -> None:
         text = json.dumps(recipe_settings(name), sort_keys=True)
         found[name] = hashlib.sha256(text.encode()).hexdigest()
     assert found == DIGESTS
+
+
+def test_settings_that_differ_from_the_defaults_make_the_same_recipe() -> None:
+    for name in shipped_recipes():
+        made = load_recipe(name)
+        short = made.changed_settings()
+        assert parse_recipe(short) == made
+        assert len(json.dumps(short)) < 0.6 * len(json.dumps(made.as_dict()))
 
 
 def test_a_caller_may_change_the_settings_it_gets() -> None:

@@ -61,7 +61,7 @@ TABLE_7: dict[str, dict[str, Any]] = {
 FURTHER: dict[str, dict[str, Any]] = {
     "vineppo": {"samples": 9, "clip": (0.2, 0.2), "kl": 1e-4},
     "spo-chain": {"threshold": 0.9, "every": 5, "samples": 9, "clip": (0.2, 0.2), "kl": 1e-4},
-    "spo-tree": {"threshold": 0.9, "normalise": False, "clip": (0.2, 0.2), "kl": 1e-4},
+    "spo-tree": {"threshold": 0.9, "normalize": False, "clip": (0.2, 0.2), "kl": 1e-4},
     "restem": {"per_prompt": 10},
     "dpo-positive": {"penalty": 50.0, "pairs_per_prompt": 64},
 }

@@ -73,7 +73,7 @@ def test_the_table_lists_every_recipe() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a recipe finds what it names: rows as prepared, and a model that is tiny instead."""
     monkeypatch.chdir(tmp_path)
-    world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
+    world = make_world("shape_grid", size=2, colors=1, shapes=1, terms=1, twice=False)
     Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2).save(Path("model"))
     for split in ("train", "test"):
         rows = []

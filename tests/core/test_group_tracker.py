@@ -50,7 +50,7 @@ trees = st.recursive(tenths, lambda t: st.lists(t, min_size=1, max_size=3), max_
 
 
 @given(st.lists(trees, min_size=1, max_size=3), st.booleans(), st.randoms(use_true_random=False))
-def test_trees_of_any_shape(forest: list[object], normalise: bool, chooser: object) -> None:
+def test_trees_of_any_shape(forest: list[object], normalize: bool, chooser: object) -> None:
     reward: list[float] = []
     parent: list[int] = []
     ids: list[int] = []
@@ -67,7 +67,7 @@ def test_trees_of_any_shape(forest: list[object], normalise: bool, chooser: obje
                 walk(child, below, len(parent) - 1, g)
 
     for g, tree in enumerate(forest):
-        walk(tree, o.tree_advantages(tree, normalise), -1, g)
+        walk(tree, o.tree_advantages(tree, normalize), -1, g)
     order = list(range(len(parent)))
     chooser.shuffle(order)
     place = {row: at for at, row in enumerate(order)}
@@ -75,11 +75,11 @@ def test_trees_of_any_shape(forest: list[object], normalise: bool, chooser: obje
         torch.tensor([reward[r] for r in order], dtype=torch.float64),
         torch.tensor([place[parent[r]] if parent[r] >= 0 else -1 for r in order]),
         torch.tensor([ids[r] for r in order]),
-        normalise,
+        normalize,
     )
     expected = [want[r] for r in order]
     # with ε = 1e-8, equal siblings divide rounding noise by almost nothing: compare off that case
-    if normalise:
+    if normalize:
         keep = [i for i, w in enumerate(expected) if abs(w) > 1e-3]
         got, expected = got[keep], [expected[i] for i in keep]
     assert got.tolist() == pytest.approx(expected, abs=1e-6)
@@ -134,6 +134,6 @@ def test_first_visit_forgets_least() -> None:
 
 
 @given(st.lists(tenths, min_size=2, max_size=8).filter(lambda xs: len(set(xs)) > 1))
-def test_batch_normalise(xs: list[float]) -> None:
-    got = tracker.batch_normalise(torch.tensor(xs, dtype=torch.float64)).tolist()
-    assert got == pytest.approx(o.batch_normalise(xs), abs=1e-6)
+def test_batch_normalize(xs: list[float]) -> None:
+    got = tracker.batch_normalize(torch.tensor(xs, dtype=torch.float64)).tolist()
+    assert got == pytest.approx(o.batch_normalize(xs), abs=1e-6)

@@ -134,7 +134,7 @@ class TestOpenImage:
             assert max(abs(red - 250), abs(green - 10), abs(blue - 20)) < 8
 
     @each(
-        ("mode", "colour", "expected"),
+        ("mode", "color", "expected"),
         [
             ("1", 1, (255, 255, 255)),
             ("L", 100, (100, 100, 100)),
@@ -146,9 +146,9 @@ class TestOpenImage:
             ("I;16", 128 * 257, (128, 128, 128)),
         ],
     )
-    def test_modes(self, mode: str, colour: object, expected: tuple[int, int, int]) -> None:
+    def test_modes(self, mode: str, color: object, expected: tuple[int, int, int]) -> None:
         image = Image.new(mode, (3, 3))
-        image.paste(colour, (0, 0, 3, 3))
+        image.paste(color, (0, 0, 3, 3))
         assert open_image(encoded(image)).getpixel((1, 1)) == expected
 
     def test_palette_with_and_without_transparency(self) -> None:
@@ -190,12 +190,12 @@ class TestOpenImage:
         assert open_image(content).size == (40, 20)
 
     def test_the_first_frame_of_an_animation(self) -> None:
-        frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+        frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
         content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
         assert open_image(content).getpixel((0, 0)) == (255, 0, 0)
 
     def test_the_first_picture_of_a_telephone_s_jpeg(self) -> None:
-        frames = [Image.new("RGB", (16, 16), colour) for colour in ("white", "black")]
+        frames = [Image.new("RGB", (16, 16), color) for color in ("white", "black")]
         content = encoded(frames[0], "MPO", save_all=True, append_images=frames[1:])
         check_image(content)
         assert open_image(content).getpixel((0, 0)) == (255, 255, 255)

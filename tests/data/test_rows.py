@@ -92,10 +92,10 @@ class TestFormats:
     )
     def test_a_picture_inside_the_messages(self, part: dict[str, object], tmp_path: Path) -> None:
         (tmp_path / "a.png").write_bytes(png())
-        content = [part, {"type": "text", "text": "Colour?"}]
+        content = [part, {"type": "text", "text": "Color?"}]
         row = {"prompt": [{"role": "user", "content": content}], "answer": "red"}
         prompt = one(row, folder=tmp_path)
-        assert prompt.messages == (user("<image>Colour?"),)
+        assert prompt.messages == (user("<image>Color?"),)
         assert open_image(prompt.images[0]).getpixel((0, 0)) == (255, 0, 0)
 
     def test_without_marks_the_pictures_come_first_in_the_first_user_message(self) -> None:

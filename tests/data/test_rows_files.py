@@ -193,7 +193,7 @@ class TestParquet:
 
 
 class TestNames:
-    def test_a_missing_file_suggests_its_neighbour(self, tmp_path: Path) -> None:
+    def test_a_missing_file_suggests_its_neighbor(self, tmp_path: Path) -> None:
         lines(tmp_path / "train.jsonl", GOOD)
         (tmp_path / "notes.txt").write_text("")
         with pytest.raises(ValueError, match=r"there is no .*\. Did you mean 'train.jsonl'\?"):

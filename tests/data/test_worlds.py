@@ -18,7 +18,7 @@ from segcredit.types import Prompt
 
 TINY = {"given": 2, "derived": 3, "needed": (1, 2), "modulus": 7}
 SMALL = {
-    "shape_grid": {"size": 2, "colours": 1, "shapes": 2},
+    "shape_grid": {"size": 2, "colors": 1, "shapes": 2},
     "derived_variables": {
         "given": 2,
         "derived": 1,
@@ -30,7 +30,7 @@ SMALL = {
     "tile_tour": {
         "size": 2,
         "visited": (1, 1),
-        "colours": 2,
+        "colors": 2,
         "shapes": 1,
         "codes": 1,
         "most": 1,
@@ -40,10 +40,10 @@ SMALL = {
 """So few prompts that both splits would draw the same ones by chance."""
 VARIED = [
     ("shape_grid", {}),
-    ("shape_grid", {"size": 4, "colours": 6, "shapes": 6, "terms": 3, "cell": 32}),
+    ("shape_grid", {"size": 4, "colors": 6, "shapes": 6, "terms": 3, "cell": 32}),
     ("shape_grid", {"terms": 3, "operations": ("minus", "times", "plus"), "glance_error": 1.0}),
     ("shape_grid", {"operations": ("minus",), "twice": False, "careful": 0.0}),
-    ("shape_grid", {"terms": 1, "colours": 1, "shapes": 1}),
+    ("shape_grid", {"terms": 1, "colors": 1, "shapes": 1}),
     ("derived_variables", {}),
     ("derived_variables", TINY),
     ("derived_variables", {"derived": 40, "needed": (20, 28), "shuffled": True}),
@@ -52,7 +52,7 @@ VARIED = [
     ("ledger", {"booked": (15, 20), "foreign": (0, 9), "kinds": 26, "regions": 26, "rules": 5}),
     ("ledger", {"wrong": 0.5, "stray": 0.5, "skipped": 0.5, "traps": 1.0, "openers": 1}),
     ("tile_tour", {}),
-    ("tile_tour", {"size": 5, "visited": (20, 25), "colours": 6, "shapes": 6, "cell": 32}),
+    ("tile_tour", {"size": 5, "visited": (20, 25), "colors": 6, "shapes": 6, "cell": 32}),
     ("tile_tour", {"misread": 0.5, "traps": 1.0, "trap_right": 0.0, "most": 9, "modulus": 97}),
 ]
 
@@ -248,13 +248,13 @@ def test_lists_serve_as_tuples() -> None:
         ("Derived-Variables", {}, "Did you mean 'derived_variables'?"),
         ("moon", {}, "The worlds are: shape_grid, derived_variables, ledger, tile_tour."),
         (None, {}, "unknown world None"),
-        ("shape_grid", {"color": 3}, "shape_grid has no setting 'color'. Did you mean 'colours'?"),
+        ("shape_grid", {"color": 3}, "shape_grid has no setting 'color'. Did you mean 'colors'?"),
         ("shape_grid", {"phases": ()}, "has no setting 'phases'"),
         ("shape_grid", {"size": 1}, "size must be a whole number, between 2 and 8; got 1."),
         ("shape_grid", {"size": "3"}, "got '3'"),
         ("shape_grid", {"size": True}, "got True"),
         ("shape_grid", {"size": 3.0}, "got 3.0"),
-        ("shape_grid", {"colours": 7}, "between 1 and 6; got 7"),
+        ("shape_grid", {"colors": 7}, "between 1 and 6; got 7"),
         ("shape_grid", {"shapes": 0}, "between 1 and 6; got 0"),
         ("shape_grid", {"terms": 4}, "between 1 and 3; got 4"),
         ("shape_grid", {"cell": 4}, "28 pixels per token"),
@@ -268,7 +268,7 @@ def test_lists_serve_as_tuples() -> None:
         ("shape_grid", {"operations": ("plus", "plus")}, "each once"),
         ("shape_grid", {"operations": ("divided by",)}, "got ('divided by',)"),
         ("shape_grid", {"operations": (1, [])}, "got (1, [])"),
-        ("shape_grid", {"colours": 1, "shapes": 1}, "2 terms need at least 2 kinds"),
+        ("shape_grid", {"colors": 1, "shapes": 1}, "2 terms need at least 2 kinds"),
         ("shape_grid", {"size": 2, "terms": 3, "twice": False}, "leave 4 possible answers"),
         ("derived_variables", {"give": 3}, "Did you mean 'given'?"),
         ("derived_variables", {"given": 1}, "given must be a whole number, between 2 and 26"),
@@ -303,7 +303,7 @@ def test_lists_serve_as_tuples() -> None:
         ("ledger", {"traps": -1}, "traps must be a share"),
         ("tile_tour", {"visited": (1, 17)}, "at most once, and there are 16; got visited=(1, 17)"),
         ("tile_tour", {"size": 6}, "between 2 and 5; got 6. Each tile has a letter of its own."),
-        ("tile_tour", {"colours": 1, "shapes": 1}, "all tiles look the same"),
+        ("tile_tour", {"colors": 1, "shapes": 1}, "all tiles look the same"),
         ("tile_tour", {"misread": 5}, "For 4 % pass 0.04."),
     ],
 )

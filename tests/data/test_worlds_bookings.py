@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from segcredit.data.worlds.drawing import COLOURS
+from segcredit.data.worlds.drawing import COLORS
 from segcredit.types import Prompt
 from segcredit_lab.worlds.bookings import OPENERS, VERBS, Bookings
 from segcredit_lab.worlds.ledger import Ledger
@@ -19,7 +19,7 @@ WORLDS: list[Bookings] = [
     Ledger(),
     Ledger(booked=(1, 2), foreign=(0, 0), kinds=2, regions=1, modulus=7, rules=5),
     TileTour(),
-    TileTour(size=2, visited=(1, 4), colours=2, shapes=1, codes=1, rules=2, openers=1, verbs=1),
+    TileTour(size=2, visited=(1, 4), colors=2, shapes=1, codes=1, rules=2, openers=1, verbs=1),
 ]
 each_world = pytest.mark.parametrize("world", WORLDS, ids=lambda x: f"{x.name} {x.modulus}")
 
@@ -266,8 +266,8 @@ def test_chains_are_as_long_as_a_laboratory_wants() -> None:
         assert max(lengths) <= 265
 
 
-def _distance(pixel: tuple[int, ...], colour: str) -> int:
-    return sum(abs(x - y) for x, y in zip(pixel, bytes.fromhex(colour[1:]), strict=True))
+def _distance(pixel: tuple[int, ...], color: str) -> int:
+    return sum(abs(x - y) for x, y in zip(pixel, bytes.fromhex(color[1:]), strict=True))
 
 
 def test_tiles_are_as_claimed() -> None:
@@ -279,16 +279,16 @@ def test_tiles_are_as_claimed() -> None:
     assert len({tag for tag, _ in tiles}) == 16
     for number, (_, words) in enumerate(tiles):
         row, column = divmod(number, 4)
-        colour = COLOURS[words.split()[0]]
+        color = COLORS[words.split()[0]]
         middle = picture.getpixel((column * 28 + 17, row * 28 + 18))
-        nearest = min(COLOURS.values(), key=lambda x: _distance(middle, x))
-        assert nearest == colour
+        nearest = min(COLORS.values(), key=lambda x: _distance(middle, x))
+        assert nearest == color
         corner = picture.crop((column * 28, row * 28, column * 28 + 9, row * 28 + 9))
         assert len(corner.getcolors()) > 5, "a letter on its ground"
 
 
 def test_letters_look_different() -> None:
-    world = TileTour(size=5, visited=(1, 1), colours=1, shapes=2)
+    world = TileTour(size=5, visited=(1, 1), colors=1, shapes=2)
     looks = {}
     for number in range(6):
         prompt = world.prompt("train", number)

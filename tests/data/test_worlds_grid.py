@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from segcredit.data.worlds import ShapeGrid, grid
-from segcredit.data.worlds.drawing import COLOURS, SHAPES, draw_grid
+from segcredit.data.worlds.drawing import COLORS, SHAPES, draw_grid
 from segcredit.data.worlds.grid import listing
 from segcredit.types import Prompt
 
@@ -48,15 +48,15 @@ def test_picture_has_one_square_per_cell(size: int, cell: int) -> None:
 
 
 def test_picture_shows_the_cells() -> None:
-    """The colour in the middle of each cell; and one kind, one look."""
-    world = ShapeGrid(size=4, colours=6, shapes=6)
+    """The color in the middle of each cell; and one kind, one look."""
+    world = ShapeGrid(size=4, colors=6, shapes=6)
     look: dict[str, set[bytes]] = {}
     for prompt in world.prompts("train", 0, 60):
         picture = open_png(prompt)
         for number, words in enumerate(prompt.columns["cells"]):
             y, x = (28 * z for z in divmod(number, 4))
             tile = picture.crop((x, y, x + 28, y + 28))
-            expected = COLOURS[words.split()[0]] if words else "#ffffff"
+            expected = COLORS[words.split()[0]] if words else "#ffffff"
             assert "#{:02x}{:02x}{:02x}".format(*tile.getpixel((14, 14))) == expected
             look.setdefault(words, set()).add(tile.tobytes())
     assert len(look) == 37
@@ -67,9 +67,9 @@ def test_picture_shows_the_cells() -> None:
 def test_shapes_are_smooth_and_inside_their_cells() -> None:
     for shape in SHAPES:
         picture = Image.open(io.BytesIO(draw_grid([("black", shape)], 1, 28)))
-        grey = list(picture.convert("L").tobytes())
-        assert len({x for x in grey if 60 < x < 200}) > 2  # neither the ink nor the paper
-        assert min(grey[:28] + grey[-28:] + grey[::28] + grey[27::28]) > 200  # the frame
+        gray = list(picture.convert("L").tobytes())
+        assert len({x for x in gray if 60 < x < 200}) > 2  # neither the ink nor the paper
+        assert min(gray[:28] + gray[-28:] + gray[::28] + gray[27::28]) > 200  # the frame
 
 
 def test_one_mark_per_image() -> None:

@@ -121,7 +121,7 @@ def test_it_runs(
 def test_grpo_takes_a_model_and_rows_with_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = make_world("shape_grid", size=2, colours=1, shapes=1, terms=1, twice=False)
+    world = make_world("shape_grid", size=2, colors=1, shapes=1, terms=1, twice=False)
     policy = Policy.tiny("qwen2_5_vl", world.tokenizer(), hidden=32, layers=1, heads=2)
     policy.save(tmp_path / "model")
     rows = []

@@ -161,7 +161,7 @@ def test_the_first_value_is_the_prompt_s(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_values_with_holes_and_neighbours(name: str) -> None:
+def test_values_with_holes_and_neighbors(name: str) -> None:
     """A tool's output is read: values behind it know it; those before it do not."""
     critic, rollouts = opinionated(policy(name)), drawn(name)
     row = int(rollouts.mask.sum(dim=1).argmax())

@@ -33,7 +33,7 @@ def stock(name: str) -> Any:
     )
 
 
-def grey() -> bytes:
+def gray() -> bytes:
     file = io.BytesIO()
     Image.new("L", (90, 47), 77).save(file, "JPEG")
     return file.getvalue()
@@ -44,7 +44,7 @@ PROMPTS = [
     ask("<image>list ?", picture(64, 96)),  # and of Qwen3-VL
     ask("<image>", picture(100, 71)),  # resized
     ask("<image>", picture(13, 300)),
-    ask("<image>red ", grey()),
+    ask("<image>red ", gray()),
     ask("count <image>red circle plus <image><image> blue square ?", *pictures(3)),
     ask("red <image>blue <image>green ", picture(29, 55), picture(200, 31)),
     ask("list ?"),

@@ -96,7 +96,7 @@ def test_jumps_of_the_value(case: Case, fraction: float) -> None:
         assert found == o.top_entropy_ends(jumps, exact)
 
 
-def test_neighbours_are_cut_once() -> None:
+def test_neighbors_are_cut_once() -> None:
     entropy = torch.tensor([[0.1, 0.9, 0.8, 0.7, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1]])
     mask = torch.ones(1, 10, dtype=torch.bool)
     assert partition.top_entropy(entropy, mask, 0.4).end[0].tolist() == [1, 2, 3, 5, 9]

@@ -67,7 +67,7 @@ class Properties:
         ("NVIDIA L4", 22.0, "L4"),
     ],
 )
-def test_this_machines_gpus_are_recognised(
+def test_this_machines_gpus_are_recognized(
     name: str, gib: float, found: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -67,7 +67,7 @@ def make_run(
     """A run of ``optimize`` steps that recorded responses at ``steps``.
 
     ``begun``: steps of earlier stages, of which there are no metrics.
-    ``samples``: neighbouring responses to one prompt. ``texts``: what every text is made of.
+    ``samples``: neighboring responses to one prompt. ``texts``: what every text is made of.
     ``without``: columns it did not record. ``holes``: tokens of no segment.
     """
     chance = random.Random(seed)

@@ -53,7 +53,7 @@ def test_without_color_bars_stand_between_segments_and_brackets_around_holes():
     assert text == "So┃ x┃.↵┃\n⟦<tool>↵⟧\n y┃∅"
 
 
-def test_with_color_there_are_no_bars_and_neighbours_differ():
+def test_with_color_there_are_no_bars_and_neighbors_differ():
     palette = Palette(color=True)
     text = response_text(ROW, cut_of(ROW, "token"), palette)
     assert text.plain == "So x.↵\n⟦<tool>↵⟧\n y∅"

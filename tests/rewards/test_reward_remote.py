@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,19 @@ from segcredit import Trainer
 from segcredit.config import RecipeError, parse_recipe
 from segcredit.config.read import load_run_recipe
 from segcredit.evaluate.checkpoint import evaluate_checkpoint
-from segcredit.rewards import JudgeReward, RewardError, ServerReward, client, make_reward
+from segcredit.rewards import (
+    JudgeReward,
+    RewardError,
+    ServerReward,
+    client,
+    make_reward,
+    require_servers,
+)
 from segcredit.rewards.checks import no_verdict_warning
 from segcredit.rewards.client import ask_all
 from segcredit.rewards.remote import read_score
 from segcredit.runlog import read_run
+from segcredit.train.build import make_plan
 from segcredit.types import correctness
 
 
@@ -216,6 +224,54 @@ def test_an_answer_that_drips_is_ended() -> None:
     listener.close()
 
 
+@contextmanager
+def flooding(piece: bytes, pause: float) -> Iterator[str]:
+    """A server that answers every request with the same bytes again and again."""
+    over = threading.Event()
+
+    def flood(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 ")
+            while not over.wait(pause):
+                connection.sendall(piece)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=flood, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def request_threads() -> list[threading.Thread]:
+    return [x for x in threading.enumerate() if x.name == "segcredit request"]
+
+
+@each(
+    ("piece", "pause", "message"),
+    [
+        (b"100 Continue\r\n\r\nHTTP/1.1 " * 99, 0.0, "a reply of more than 1048576 bytes"),
+        (b"100 Continue\r\n\r\nHTTP/1.1 ", 0.05, "timed out"),
+        (b"2", 0.05, "timed out"),
+    ],
+)
+def test_a_server_that_never_ends_its_headers_leaves_no_thread(
+    piece: bytes, pause: float, message: str
+) -> None:
+    started = time.monotonic()
+    with flooding(piece, pause) as url:
+        with pytest.raises(RewardError, match=message):
+            JudgeReward(url, "m", batch_seconds=0.5, workers=3)(SOME[:3])
+        while request_threads():
+            assert time.monotonic() - started < 4
+            time.sleep(0.01)
+
+
 def test_a_reply_that_breaks_off_is_asked_for_again() -> None:
     body = said("Score: 1")[1]
     asked = iter(range(100))
@@ -318,6 +374,70 @@ def test_a_dead_server_stops_the_run_instead_of_teaching_zeros() -> None:
         assert "then resume the run" in message
     with pytest.raises(RewardError, match="expected replies from the reward server at"):
         ServerReward(url, batch_seconds=0.3)(SOME)
+
+
+@pytest.mark.parametrize("name", ["judge", "server"])
+def test_a_dead_server_is_found_before_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TRIAL", 0.2)
+    url = dead_url()
+    rewards = ["exact", {"name": name, "url": url}]
+    began = time.monotonic()
+    with pytest.raises(RecipeError, match=r"got no connection within 0\.2 s: .*refused") as caught:
+        make_plan(parse_recipe(changed(reward=rewards)))
+    owner = {"judge": "a judge", "server": "a reward server"}[name]
+    assert f"expected {owner} at {url};" in str(caught.value)
+    assert "Start the server or correct its url (reward.url)" in str(caught.value)
+    assert time.monotonic() - began < 10
+
+
+def test_a_name_that_is_no_host_is_found_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TRIAL", 0.2)
+    with pytest.raises(
+        RewardError, match=r"got no connection within 0\.2 s: .*(known|resol|no re)"
+    ):
+        require_servers(JudgeReward("http://no-such-host.invalid/v1"))
+
+
+def test_a_living_server_is_sent_nothing_before_training() -> None:
+    with serving(lambda *_: said("Score: 1")) as (url, seen):
+        make_plan(parse_recipe(changed(reward={"name": "judge", "url": url, "model": "m"})))
+        require_servers(make_reward(["exact", {"name": "server", "url": url}]))
+    assert seen.bodies == []
+
+
+def test_a_server_behind_a_proxy_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    require_servers(JudgeReward("http://no-such-host.invalid/v1"))
+
+
+def test_each_outage_has_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that waits for a server says so; after a reply, another outage is another warning."""
+    monkeypatch.setattr(client, "NOTICE", 0.05)
+
+    def reply(_: Any, number: int) -> tuple[int, bytes]:
+        return said("Score: 1") if number in (8, 9) or number > 16 else (503, b"loading")
+
+    with serving(reply) as (url, _), pytest.warns(UserWarning, match="no usable reply") as caught:
+        assert [x.value for x in JudgeReward(url, "m", workers=1)(SOME[:4])] == [1.0] * 4
+    texts = [str(x.message) for x in caught]
+    assert len(texts) == 2
+    for text in texts:
+        assert re.search(r"since \d\d:\d\d:\d\d: HTTP Error 503.* loading\. Trying again", text)
+        assert text.startswith(f"no usable reply from {url}/chat/completions since")
+        assert re.search(r"for up to (299|300) s$", text)
+
+
+def test_one_slow_request_among_others_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "NOTICE", 0.5)
+
+    def reply(body: Any, number: int) -> tuple[int, bytes]:
+        time.sleep(0.015)
+        return (503, b"") if number_in(body) == 0 and number < 60 else said("Score: 1")
+
+    some = [response(f"text {i}", id=f"p{i}") for i in [0, *[1] * 80]]
+    with serving(reply) as (url, _):
+        assert len(JudgeReward(url, "m", workers=2)(some)) == 81
 
 
 def test_nothing_is_asked_about_no_responses() -> None:
@@ -466,7 +586,9 @@ def test_a_password_is_not_repeated(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_trains_with_a_judge_and_another_users_run_asks_nobody(tmp_path: Path) -> None:
+def test_a_run_trains_with_a_judge_and_another_users_run_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def reply(body: Any, number: int) -> tuple[int, bytes]:
         if body["max_tokens"] == 77 and number % 4 == 0:
             return said("no idea")
@@ -506,3 +628,6 @@ def test_a_run_trains_with_a_judge_and_another_users_run_asks_nobody(tmp_path: P
         assert len(seen.bodies) == before + 4
     config = yaml.safe_load((result.folder / "config.yaml").read_text())
     assert config["reward"][0]["url"] == url
+    monkeypatch.setattr(client, "TRIAL", 0.2)
+    with pytest.raises(RewardError, match=r"got no connection within 0\.2 s"):
+        evaluate_checkpoint(str(result.folder), prompts=2, samples=1, trust_run=True)

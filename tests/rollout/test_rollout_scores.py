@@ -63,7 +63,7 @@ def test_scores_without_entropy_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_neighbours_order_and_padding_change_nothing(name: str) -> None:
+def test_neighbors_order_and_padding_change_nothing(name: str) -> None:
     """Alone in the batch, in pairs, backwards, and with columns of rubbish on the right."""
     rollouts = drawn(name)
     num = len(rollouts)

@@ -93,7 +93,7 @@ def test_what_a_shared_critic_cost_counts_for_whoever_uses_it(tmp_path: Path) ->
     assert (found.area, found.accuracy) == (alone.area, alone.accuracy)
 
 
-def test_pretraining_may_ask_more_prompts_than_optimisation(tmp_path: Path) -> None:
+def test_pretraining_may_ask_more_prompts_than_optimization(tmp_path: Path) -> None:
     made = plan(tmp_path, Options(overrides=("stages.1.prompts=64",)))
     start = made.run("ppo", 0, 1e-3).start
     assert start is not None

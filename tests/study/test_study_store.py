@@ -1,4 +1,4 @@
-"""Finished runs: recognised by their own record, and cleared of what nobody needs."""
+"""Finished runs: recognized by their own record, and cleared of what nobody needs."""
 
 import json
 import shutil

@@ -31,7 +31,7 @@ def grid(tiny: str, cell: int) -> Small:
         "shape_grid",
         {
             "size": 2,
-            "colours": 1,
+            "colors": 1,
             "shapes": 1,
             "terms": 1,
             "twice": False,
@@ -116,7 +116,7 @@ def run_stage(state: State, number: int, stage: Any) -> list[dict[str, float]]:
 
 
 def after_warm_start(made: Recipe, folder: Path) -> tuple[State, list[dict[str, float]]]:
-    """Everything behind the imitation, from a kept policy; metrics of the optimisation."""
+    """Everything behind the imitation, from a kept policy; metrics of the optimization."""
     state = build(make_plan(made), Policy.from_pretrained(folder))
     found: list[dict[str, float]] = []
     for number, stage in enumerate(made.stages):

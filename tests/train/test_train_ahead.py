@@ -57,7 +57,7 @@ IMAGES = {
     "model": {"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
     "data": {
         "world": "shape_grid",
-        "settings": {"size": 2, "colours": 2, "shapes": 2, "terms": 1, "twice": False},
+        "settings": {"size": 2, "colors": 2, "shapes": 2, "terms": 1, "twice": False},
     },
 }
 SAPO = {"name": "sapo", "kl": 0.01}
@@ -511,6 +511,27 @@ def test_a_method_is_the_same_in_another_process() -> None:
     stepped(one)
     other.step, other.position = one.step, one.position
     assert ahead.restored(other, ahead.as_saved(one)["pending"]) is not None
+
+
+def test_a_changed_reward_file_grades_new_responses(tmp_path: Path) -> None:
+    """As without rollout.ahead: the step after the resume learns the rewards of the new file."""
+    write_recipe(tmp_path)
+    file, reward = tmp_path / "reward.py", f"{tmp_path}/reward.py:by_length"
+    changes = short(**{**NO_CRITIC, "algorithm": "rloo", "reward": reward})
+    changes["stages"][-1]["steps"] = 2
+    changes["evaluation"] = {"prompts": 2, "every": 0, "greedy": False}
+    Trainer.from_recipe(parse_recipe(changed(**changes))).train(tmp_path / "run", progress=False)
+    before = metrics(tmp_path / "run")
+    constant = "def by_length(completions):\n    return [0.25] * len(completions)"
+    for number, text in enumerate([file.read_text(), constant]):
+        file.write_text(text)
+        place = until(tmp_path / "run", tmp_path / str(number), 2)
+        made = parse_recipe(changed(**changes))
+        Trainer.from_recipe(made).train(place, resume=True, progress=False)
+    same, other = (metrics(tmp_path / x) for x in "01")
+    assert same == before
+    learned = [x for x in other if x["stage"] == "optimize"][-1]
+    assert (learned["reward"], learned["ahead/lag"]) == (0.25, 0.0)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def lengths(folder: Path, stages: list[dict[str, object]]) -> list[float]:
 
 @pytest.mark.slow
 def test_runs_that_began_otherwise_throw_the_same_dice(tmp_path: Path) -> None:
-    """Before the first step of optimisation the policy is the same, and so is what it answers."""
+    """Before the first step of optimization the policy is the same, and so is what it answers."""
     warm, _, pretraining, _ = RECIPE["stages"]
     optimize = {"kind": "optimize", "steps": 4}
     plain = lengths(tmp_path / "plain", [warm, optimize])

@@ -1,19 +1,28 @@
 """What saves memory changes no result: recomputing, offloading, rounding, halving."""
 
 import copy
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from tiny_policies import ARCHITECTURES, drawn, fresh_policy
+from tiny_runs import assert_same_run, changed, write_recipe
 from train.test_train_invariance import collected, distance, gradients, small_state
 
-from segcredit.config import OptimizerSettings
+from segcredit.config import OptimizerSettings, parse_recipe
+from segcredit.config.read import load_run_recipe
 from segcredit.models import Critic
 from segcredit.models.layers import recompute_activations
+from segcredit.runlog.folder import later_than
+from segcredit.train import update
+from segcredit.train.checkpoint import load_state
 from segcredit.train.offload import CpuOffload
 from segcredit.train.optim import Optimizer, missing_requirement
+from segcredit.train.trainer import Trainer
 
 SETTINGS = OptimizerSettings()
 
@@ -247,6 +256,69 @@ def test_out_of_memory_halves_the_micro_batches_and_keeps_the_gradient(
     assert given_back.called
     assert max(sizes) > 8 >= sizes[-1]
     assert distance(whole, halved) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def halved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of sapo_authors whose memory did not suffice in its first update, and only there."""
+    folder = tmp_path_factory.mktemp("halved")
+    write_recipe(folder)
+    given = {
+        "reward": f"{folder}/reward.py:by_length",
+        "algorithm": "sapo_authors",
+        "stages": [
+            {"kind": "warm_start", "steps": 1, "batch": 4},
+            {"kind": "optimize", "steps": 2},
+        ],
+        "update": {"minibatches": 1, "tokens_per_micro": 256},
+        "evaluation": {"prompts": 2, "every": 0},
+        "save": {"every": 1, "keep": 9},
+    }
+    micros: list[int] = []
+    by_micro = update._micro_by_micro
+
+    def limited(*arguments: Any) -> Any:
+        micros.append(len(arguments[3]))
+        if len(micros) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return by_micro(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "_micro_by_micro", limited)
+        trainer = Trainer.from_recipe(parse_recipe(changed(**given)))
+        with pytest.warns(UserWarning, match="out of memory"):
+            trainer.train(folder / "run", progress=False)
+    assert micros[1] > micros[0]
+    return folder / "run"
+
+
+def resumed(run: Path, folder: Path, **changes: int) -> Path:
+    """A copy of the run, resumed after its first update."""
+    shutil.copytree(run, folder / "run")
+    for place in later_than(folder / "run" / "checkpoints", 2):
+        shutil.rmtree(place)
+    overrides = [f"update.{key}={x}" for key, x in changes.items()]
+    trainer = Trainer.from_recipe(load_run_recipe(folder / "run", overrides, True))
+    trainer.train(folder / "run", resume=True, progress=False)
+    return folder / "run"
+
+
+def test_a_resumed_run_keeps_its_smaller_micro_batches(halved_run: Path, tmp_path: Path) -> None:
+    """sapo_authors averages within micro-batches, so another size gives another policy."""
+    assert_same_run(resumed(halved_run, tmp_path), halved_run)
+
+
+def test_a_new_size_of_micro_batches_replaces_the_smaller_one(
+    halved_run: Path, tmp_path: Path
+) -> None:
+    """As the warning proposes: update.tokens_per_micro=128, which is not halved again."""
+    with pytest.warns(UserWarning, match="Settings changed"):
+        place = resumed(halved_run, tmp_path, tokens_per_micro=128)
+    states = [load_state(x / "checkpoints" / "step-000003") for x in (halved_run, place)]
+    assert [x.get("micro_batches") for x in states] == [
+        {"tokens_per_micro": 256, "halved": 1},
+        None,
+    ]
 
 
 def test_one_row_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

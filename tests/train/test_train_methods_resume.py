@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {"tiny": "qwen2_5_vl", "hidden": 32, "layers": 1, "heads": 2},
         "data": {
             "world": "shape_grid",
-            "settings": {"size": 2, "colours": 2, "shapes": 2, "terms": 1, "twice": False},
+            "settings": {"size": 2, "colors": 2, "shapes": 2, "terms": 1, "twice": False},
         },
     },
 }

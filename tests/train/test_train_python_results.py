@@ -57,7 +57,7 @@ def test_progress_is_printed_and_the_result_has_metrics(
 ) -> None:
     result = trainer(model, rows()).train(tmp_path / "run")
     shown = capsys.readouterr().err
-    assert "1 reinforce: 2 steps" in shown
+    assert "1 reinforce (stages.0): 2 steps" in shown
     assert "2/2" in shown
     assert "model " in shown
     assert "shards" not in shown, "no progress bar of transformers for each checkpoint"

@@ -119,7 +119,7 @@ def test_responses_come_from_the_round_before(warm) -> None:
 
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
-def test_what_is_kept_and_what_is_minimised(temperature: float | None, warm) -> None:
+def test_what_is_kept_and_what_is_minimized(temperature: float | None, warm) -> None:
     """−log π at the sampling temperature, as in VinePPO's code, or at the one that is asked for."""
     algorithm = {"name": "restem", "temperature": temperature}
     state = begun(warm("chains"), algorithm, update={"minibatches": 1})

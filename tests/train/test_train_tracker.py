@@ -21,7 +21,7 @@ BUDGET = 100
 
 
 def tracked() -> State:
-    """A state at the beginning of optimisation, with large updates."""
+    """A state at the beginning of optimization, with large updates."""
     made = changed(
         algorithm="single_stream_spo",
         reward="exact",

@@ -46,9 +46,9 @@ def above(collected: RolloutBatch) -> torch.Tensor:
 
 def test_siblings_advantages_add_up_to_nothing(sampled) -> None:
     state, collected = sampled
-    for normalise in (False, True):
+    for normalize in (False, True):
         algorithm = type(state.algorithm)(
-            **{**vars(state.algorithm), "credit": type(state.algorithm.credit)(normalise)}
+            **{**vars(state.algorithm), "credit": type(state.algorithm.credit)(normalize)}
         )
         batch = algorithm.prepare(collected.rollouts)
         advantage = batch.credit.advantage[:, 0]

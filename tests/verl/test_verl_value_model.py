@@ -42,7 +42,7 @@ def test_no_weight_of_the_trunk_differs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_attention_setting_is_honoured(folder: Path, attention: str) -> None:
+def test_the_attention_setting_is_honored(folder: Path, attention: str) -> None:
     made = with_value_head(load(folder, attn_implementation=attention))
     assert made.config.get_text_config()._attn_implementation == attention
     assert made.config._attn_implementation == attention

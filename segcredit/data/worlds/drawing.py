@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from PIL import Image, ImageDraw
 
-COLOURS = {
+COLORS = {
     "red": "#d93a3a",
     "green": "#2fa45a",
     "blue": "#2f6fde",
@@ -48,19 +48,19 @@ def _tile(item: Item | None, cell: int) -> Image.Image:
     pen = ImageDraw.Draw(tile)
     pen.rectangle((0, 0, side - 1, side - 1), outline=LINE, width=max(1, SMOOTH // 2))
     if item is not None:
-        colour, shape = item
-        draw_shape(pen, shape, COLOURS[colour], side)
+        color, shape = item
+        draw_shape(pen, shape, COLORS[color], side)
     return tile.resize((cell, cell), Image.Resampling.LANCZOS)
 
 
-def draw_shape(pen: ImageDraw.ImageDraw, shape: str, colour: str, side: int) -> None:
+def draw_shape(pen: ImageDraw.ImageDraw, shape: str, color: str, side: int) -> None:
     """Draw a shape in the middle of a square."""
     middle, reach = (side - 1) / 2, 0.36 * side
     if shape == "circle":
-        pen.ellipse((middle - reach, middle - reach, middle + reach, middle + reach), fill=colour)
+        pen.ellipse((middle - reach, middle - reach, middle + reach, middle + reach), fill=color)
         return
     corners = [(middle + reach * x, middle + reach * y) for x, y in OUTLINES[shape]]
-    pen.polygon(corners, fill=colour)
+    pen.polygon(corners, fill=color)
 
 
 def _star() -> list[tuple[float, float]]:

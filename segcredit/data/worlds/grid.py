@@ -24,7 +24,7 @@ from segcredit.data.worlds.base import (
     draw,
     foreign,
 )
-from segcredit.data.worlds.drawing import COLOURS, SHAPES, Item, draw_grid
+from segcredit.data.worlds.drawing import COLORS, SHAPES, Item, draw_grid
 from segcredit.types import Prompt
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ShapeGrid(World):
 
     size: int = 3
     """Number of cells per side."""
-    colours: int = 3
+    colors: int = 3
     shapes: int = 3
     terms: int = 2
     operations: tuple[str, ...] = ("plus",)
@@ -103,7 +103,7 @@ class ShapeGrid(World):
 
     def __post_init__(self) -> None:
         check_whole("size", self.size, 2, 8)
-        check_whole("colours", self.colours, 1, len(COLOURS))
+        check_whole("colors", self.colors, 1, len(COLORS))
         check_whole("shapes", self.shapes, 1, len(SHAPES))
         check_whole("terms", self.terms, 1, 3)
         check_whole("cell", self.cell, 8, 256, "Qwen2.5-VL reads 28 pixels per token, Qwen3-VL 32.")
@@ -112,10 +112,10 @@ class ShapeGrid(World):
         check_share("careful", self.careful)
         check_seed(self.seed)
         _check_operations(self.operations)
-        if self.colours * self.shapes < self.terms:
+        if self.colors * self.shapes < self.terms:
             raise ValueError(
                 f"each term asks about a different kind, so {self.terms} terms need at least "
-                f"{self.terms} kinds (colours × shapes); got {self.colours} × {self.shapes}."
+                f"{self.terms} kinds (colors × shapes); got {self.colors} × {self.shapes}."
             )
         if len(self._by_answer) < FEWEST_ANSWERS:
             raise ValueError(
@@ -141,7 +141,7 @@ class ShapeGrid(World):
         from segcredit.data.worlds.tokens import build_tokenizer
 
         numbers = [str(n) for n in range(max(self._largest, self.size**2) + 1)]
-        kinds = [*list(COLOURS)[: self.colours], *SHAPES[: self.shapes]]
+        kinds = [*list(COLORS)[: self.colors], *SHAPES[: self.shapes]]
         plain = ["count", "list", "twice", *OPERATIONS, *kinds, "glance", "check", "total", "="]
         # tokens include the space after them, except a number in the box or at a line's end
         return build_tokenizer([*(f"{x} " for x in [*plain, *numbers]), *numbers, "?", "none"])
@@ -169,7 +169,7 @@ class ShapeGrid(World):
         """Draw the answer, then numbers that lead to it, then an image with those counts."""
         by_answer = self._by_answer
         numbers = rng.choice(by_answer[rng.choice(list(by_answer))])
-        items = list(product(list(COLOURS)[: self.colours], SHAPES[: self.shapes]))
+        items = list(product(list(COLORS)[: self.colors], SHAPES[: self.shapes]))
         rng.shuffle(items)
         asked, others = items[: self.terms], items[self.terms :]
         cells: list[Item | None] = []
@@ -300,13 +300,13 @@ def read_scene(prompt: Prompt) -> Scene:
     if "cells" not in prompt.columns or not re.fullmatch(rf"count {_TERM.pattern}.* \?", text):
         raise foreign(prompt, text)
     terms = [
-        CountTerm(operation or "plus", 2 if twice else 1, (colour, shape))
-        for operation, twice, colour, shape in _TERM.findall(text.removeprefix("count "))
+        CountTerm(operation or "plus", 2 if twice else 1, (color, shape))
+        for operation, twice, color, shape in _TERM.findall(text.removeprefix("count "))
     ]
     cells: list[Item | None] = []
     for words in prompt.columns["cells"]:
-        colour, _, shape = words.partition(" ")
-        cells.append((colour, shape) if words else None)
+        color, _, shape = words.partition(" ")
+        cells.append((color, shape) if words else None)
     return Scene(tuple(cells), tuple(terms))
 
 

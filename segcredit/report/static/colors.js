@@ -1,6 +1,6 @@
 // Color scales that are safe for color-blind readers: one hue that deepens, or orange – neutral – blue.
 
-const RUN_COLOURS = ["#3b6fd4", "#e07b39", "#2c9c79", "#9a5fc9", "#c2455d", "#8a7a2e", "#4aa3c7", "#77808c"];
+const RUN_COLORS = ["#3b6fd4", "#e07b39", "#2c9c79", "#9a5fc9", "#c2455d", "#8a7a2e", "#4aa3c7", "#77808c"];
 const SCALES = {
   light: { ground: [255, 255, 255], deep: [8, 64, 129], less: [179, 88, 6], more: [33, 92, 172] },
   dark: { ground: [24, 28, 36], deep: [120, 196, 255], less: [240, 150, 60], more: [104, 168, 255] },
@@ -25,7 +25,7 @@ const diverging = (share) => {
 
 // Numbers by which tokens can be colored. `share` maps a value to the scale; `ends` label it. A `special`
 // number is recorded by few methods and has no button where it is missing.
-const COLOURINGS = [
+const COLORINGS = [
   {
     key: "entropy", label: "Entropy", sign: "H", unit: "nats", paint: sequential,
     about: "how uncertain the policy was when it sampled the token",

@@ -16,7 +16,7 @@ const twinOf = (row, rows, others) => {
 };
 // one scale for all these responses, and one y-axis for those that are shown, so that both are comparable
 const scalesFor = (rows, shown) => ({
-  ...Object.fromEntries(COLOURINGS.map((x) => [x.key, x.scale(rows.flatMap((row) => row[x.key] ?? []))])),
+  ...Object.fromEntries(COLORINGS.map((x) => [x.key, x.scale(rows.flatMap((row) => row[x.key] ?? []))])),
   axis: extent(shown.flatMap((row) => [...(row.value ?? []), row.reward, 0])),
 });
 

@@ -88,9 +88,9 @@ const overviewView = {
   },
 
   color(i) {
-    if (!this.grouped) return RUN_COLOURS[i % RUN_COLOURS.length];
+    if (!this.grouped) return RUN_COLORS[i % RUN_COLORS.length];
     const groups = [...new Set(this.data.runs.map((run) => run.group))];
-    return RUN_COLOURS[groups.indexOf(this.data.runs[i].group) % RUN_COLOURS.length];
+    return RUN_COLORS[groups.indexOf(this.data.runs[i].group) % RUN_COLORS.length];
   },
 
   card(run, i) {
@@ -134,7 +134,7 @@ const overviewView = {
       const bounds = ["low", "high"].map((end) => curve(run, stage, `${key}_${end}`)?.[1]);
       const named = this.data.runs.length > 1 ? `${visible(run.name)}${parts.length > 1 ? `, ${label}` : ""}` : label;
       const second = this.data.runs.length === 1 && dash;
-      return [{ label: named, color: second ? RUN_COLOURS[1] : this.color(i), dash, steps: found[0].map((step) => step - originOf(run)), values: found[1], texts: run.texts[stage]?.[key], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
+      return [{ label: named, color: second ? RUN_COLORS[1] : this.color(i), dash, steps: found[0].map((step) => step - originOf(run)), values: found[1], texts: run.texts[stage]?.[key], low: bounds[1] && bounds[0], high: bounds[0] && bounds[1], group: `${run.group}|${key}|${stage}` }];
     }));
   },
 
@@ -166,8 +166,8 @@ const overviewView = {
     const longest = Math.max(...rows.map((row) => row.total));
     return el("figure", { class: "card phases" }, el("figcaption", {}, el("h3", { text: "Time per phase" }), el("span", { class: "unit", text: "median seconds per optimization step" })),
       rows.map((row) => el("div", { class: "phase-row" }, el("span", { class: "phase-name", text: `${visible(row.name)}: ${number(Number(row.total.toPrecision(3)))} s` }),
-        el("div", { class: "bar" }, row.found.map((x, i) => x ? el("span", { class: "piece", title: `${PHASES[i]} ${number(Number(x.toPrecision(3)))} s`, style: { width: `${100 * x / longest}%`, background: RUN_COLOURS[i] } }) : null)))),
-      el("ul", { class: "legend" }, PHASES.map((phase, i) => el("li", {}, el("span", { class: "swatch", style: { background: RUN_COLOURS[i] } }), phase))));
+        el("div", { class: "bar" }, row.found.map((x, i) => x ? el("span", { class: "piece", title: `${PHASES[i]} ${number(Number(x.toPrecision(3)))} s`, style: { width: `${100 * x / longest}%`, background: RUN_COLORS[i] } }) : null)))),
+      el("ul", { class: "legend" }, PHASES.map((phase, i) => el("li", {}, el("span", { class: "swatch", style: { background: RUN_COLORS[i] } }), phase))));
   },
 
   more(place, redraw) {

@@ -23,7 +23,7 @@ const promptNodes = (row, run) => {
 };
 
 const responsePanel = (row, texts, scales, color, label, narrow = false) => {
-  const coloring = COLOURINGS.find((x) => x.key === color && row[x.key]) ?? COLOURINGS.find((x) => row[x.key]);
+  const coloring = COLORINGS.find((x) => x.key === color && row[x.key]) ?? COLORINGS.find((x) => row[x.key]);
   const paint = (t) => { const x = coloring && row[coloring.key][t]; return isNumber(x) ? coloring.paint(coloring.share(x, scales[coloring.key])) : null; };
   const segments = segmentsOf(row);
   const text = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Response; arrow keys move from token to token" }, tokenText(row, texts, groupsOfRow(row), paint));
@@ -37,7 +37,7 @@ const responsePanel = (row, texts, scales, color, label, narrow = false) => {
     return [
       ["token", `${piece === "" ? "end of response" : `“${visible(piece).replaceAll("\n", "↵")}”`}${row.tokens[t] === undefined ? "" : ` (id ${row.tokens[t]})`}`],
       ["place", `${t + 1} of ${row.pieces.length}`],
-      ...COLOURINGS.filter((x) => row[x.key]).map((x) => [x.sign, `${number(row[x.key][t])}${x.unit === "nats" ? " nats" : ""}`, x.key]),
+      ...COLORINGS.filter((x) => row[x.key]).map((x) => [x.sign, `${number(row[x.key][t])}${x.unit === "nats" ? " nats" : ""}`, x.key]),
       ...(segment ? [
         ["segment", `${segment.number + 1} of ${segments.length}, ${segment.tokens.length} token${segment.tokens.length > 1 ? "s" : ""}`],
         ...(row.value ? [["V(s_m)", number(row.value[segment.first])]] : []),

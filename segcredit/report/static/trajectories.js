@@ -144,7 +144,7 @@ const trajectoriesView = {
   },
 
   bar(row) {
-    const colors = el("div", { class: "choices", role: "radiogroup", "aria-label": "Color" }, COLOURINGS.flatMap((x, i) => x.special && !row[x.key] ? [] : [el("button", {
+    const colors = el("div", { class: "choices", role: "radiogroup", "aria-label": "Color" }, COLORINGS.flatMap((x, i) => x.special && !row[x.key] ? [] : [el("button", {
       type: "button", role: "radio", class: "choice", "data-color": x.key, disabled: !row[x.key], title: `${x.about} (key ${i + 1})`,
       "aria-checked": String(x.key === this.state.color), onclick: () => this.change({ color: x.key }) }, `${x.label} `, el("span", { class: "sign", text: x.sign }))]));
     return el("div", { class: "detail-bar" },
@@ -174,7 +174,7 @@ const trajectoriesView = {
   },
 
   nextColor() {
-    const able = COLOURINGS.filter((x) => this.panel?.row[x.key]).map((x) => x.key);
+    const able = COLORINGS.filter((x) => this.panel?.row[x.key]).map((x) => x.key);
     if (able.length) this.change({ color: able[(able.indexOf(this.state.color) + 1) % able.length] });
   },
 
@@ -191,7 +191,7 @@ const trajectoriesView = {
     if (event.key === "j") this.move(1);
     else if (event.key === "k") this.move(-1);
     else if (event.key === "c") this.nextColor();
-    else if (n >= 1 && n <= COLOURINGS.length) { const { key } = COLOURINGS[n - 1]; if (this.panel?.row[key]) this.change({ color: key }); }
+    else if (n >= 1 && n <= COLORINGS.length) { const { key } = COLORINGS[n - 1]; if (this.panel?.row[key]) this.change({ color: key }); }
     else if (event.key === "ArrowRight") this.moveToken(1, event.shiftKey);
     else if (event.key === "ArrowLeft") this.moveToken(-1, event.shiftKey);
     else if (event.key === "[") this.moveStep(-1);
