@@ -28,7 +28,11 @@ import json, statistics, time, torch
 from segcredit.core.advantages import segment_gae
 from segcredit.core.losses import boundary_value_loss, clipped_surrogate
 from segcredit.core.ratios import geometric_mean_ratio
-from segcredit.core.losses import response_mean
+
+try:
+    from segcredit.core.losses import response_mean
+except ImportError:  # older revisions
+    from segcredit.core.reduce import response_mean
 from segcredit.partition import top_entropy
 
 torch.set_num_threads(1)

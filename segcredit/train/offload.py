@@ -1,8 +1,9 @@
 """Offload tensors to CPU memory between uses, overlapping transfers with computation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +11,59 @@ from torch import Tensor
 SLAB = 2**32
 """Bytes of page-locked memory allocated at once: torch rounds each request up to a power of two, so
 many small requests could take up to twice their size."""
+ALIGNED = 512
+"""Parts begin at multiples of this number of bytes."""
+
+
+def available_memory() -> int | None:
+    """Return the bytes of CPU memory that can be allocated without swapping; None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (found,) = (x.split()[1] for x in lines if x.startswith("MemAvailable:"))
+        return int(found) * 1024
+    except (OSError, ValueError):  # not Linux
+        return None
+
+
+def page_locked(size: int) -> Tensor:
+    """Allocate page-locked memory; raise an error if it does not fit, since the kernel would kill.
+
+    Raises:
+        ValueError: Less CPU memory is available.
+    """
+    left = available_memory()
+    if left is not None and size > left:
+        raise ValueError(
+            f"memory.offload_optimizer needs {size / 2**30:.1f} GiB more of CPU memory; "
+            f"{left / 2**30:.1f} GiB are available. It needs up to 12 bytes for each weight that "
+            "is trained, of policy and critic. Use a machine with more memory, "
+            "memory.offload_optimizer=false, model.lora.rank=32, or several GPUs with "
+            "memory.shard=true."
+        )
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class Slabs:
+    """Large pieces of memory, divided into parts that are never freed.
+
+    Args:
+        make: Allocates a piece of this number of bytes.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor] = page_locked) -> None:
+        self._make = make
+        self._slabs: list[tuple[Tensor, int]] = []
+        """Each with the number of bytes in use."""
+
+    def take(self, size: int) -> Tensor:
+        """Return a part, from the first slab that has room for it."""
+        room = (n for n, (slab, used) in enumerate(self._slabs) if used + size <= len(slab))
+        number = next(room, len(self._slabs))
+        if number == len(self._slabs):
+            self._slabs.append((self._make(max(SLAB, size)), 0))
+        slab, used = self._slabs[number]
+        self._slabs[number] = slab, used + -(-size // ALIGNED) * ALIGNED
+        return slab[used : used + size]
 
 
 class CpuOffload:
@@ -23,8 +77,7 @@ class CpuOffload:
         self._copies: dict[int, Tensor] = {}
         self._device: torch.device | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._slab = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._slabs = Slabs()
 
     def offload(self, tensors: Sequence[Tensor]) -> None:
         """Move tensors to CPU memory; the memory there is reused next time."""
@@ -80,13 +133,7 @@ class CpuOffload:
         """Allocate a CPU tensor like this one; for a GPU, page-locked memory from a slab."""
         if not x.is_cuda:
             return torch.empty_like(x, requires_grad=False)
-        size = -(-x.nbytes // 512) * 512
-        if self._used + size > len(self._slab):
-            self._slab = torch.empty(max(SLAB, size), dtype=torch.uint8, pin_memory=True)
-            self._used = 0
-        part = self._slab[self._used : self._used + x.nbytes]
-        self._used += size
-        return part.view(x.dtype).view(x.shape)
+        return self._slabs.take(x.nbytes).view(x.dtype).view(x.shape)
 
 
 @cache

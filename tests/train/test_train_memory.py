@@ -18,7 +18,8 @@ from segcredit.config.read import load_run_recipe
 from segcredit.models import Critic
 from segcredit.models.layers import recompute_activations
 from segcredit.runlog.folder import later_than
-from segcredit.train import update
+from segcredit.train import offload
+from segcredit.train import step as training_step
 from segcredit.train.checkpoint import load_state
 from segcredit.train.offload import CpuOffload
 from segcredit.train.optim import Optimizer, missing_requirement
@@ -275,7 +276,7 @@ def halved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "save": {"every": 1, "keep": 9},
     }
     micros: list[int] = []
-    by_micro = update._micro_by_micro
+    by_micro = training_step._micro_by_micro
 
     def limited(*arguments: Any) -> Any:
         micros.append(len(arguments[3]))
@@ -284,7 +285,7 @@ def halved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return by_micro(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "_micro_by_micro", limited)
+        patch.setattr(training_step, "_micro_by_micro", limited)
         trainer = Trainer.from_recipe(parse_recipe(changed(**given)))
         with pytest.warns(UserWarning, match="out of memory"):
             trainer.train(folder / "run", progress=False)
@@ -331,3 +332,36 @@ def test_one_row_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(type(state.policy), "score", never)
     with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="out of memory"):
         gradients(state, rollouts, budget=256)
+
+
+def test_parts_of_page_locked_memory_fill_earlier_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "SLAB", 4096)
+    made: list[int] = []
+
+    def make(size: int) -> torch.Tensor:
+        made.append(size)
+        return torch.zeros(size, dtype=torch.uint8)
+
+    slabs = offload.Slabs(make)
+    parts = [slabs.take(size) for size in (3000, 2000, 700, 5000, 2000)]
+    assert made == [4096, 4096, 5000]  # 700 fits into the first, the last 2000 into the second
+    assert [len(x) for x in parts] == [3000, 2000, 700, 5000, 2000]
+    for number, part in enumerate(parts):
+        part.fill_(number + 1)
+    assert [set(x.tolist()) for x in parts] == [{n + 1} for n in range(len(parts))]  # no overlap
+
+
+def test_offloading_more_than_the_cpu_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "available_memory", lambda: 3 * 2**30)
+    said = r"memory.offload_optimizer needs 4.0 GiB more of CPU memory; 3.0 GiB are available"
+    with pytest.raises(ValueError, match=said):
+        offload.Slabs().take(10)
+
+
+def test_available_memory_is_read_where_linux_tells_it() -> None:
+    found = offload.available_memory()
+    if not Path("/proc/meminfo").exists():
+        assert found is None
+    else:
+        assert found is not None
+        assert 2**20 < found < 2**50
