@@ -156,7 +156,7 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, **SHORT)
     (tmp_path / "reward.py").write_text(SLOW.format(seconds=60))
     call = start(tmp_path, "train", recipe, "--folder", "run")
-    assert call.wait_until(lambda: "train critic" in call.said), call.complained
+    assert call.wait_until(lambda: "2 train critic (stages.1):" in call.said), call.complained
     assert call.wait_until(lambda: bool(children(call.pid))), call.complained
     workers = children(call.pid)
     call.signal(signal.SIGINT)
@@ -183,7 +183,7 @@ def test_many_quick_ctrl_c_end_without_a_traceback(tmp_path: Path) -> None:
     for delay in (0.0, 0.002, 0.02):
         folder = f"run-{delay}"
         call = start(tmp_path, "train", recipe, "--folder", folder, "stages.0.steps=100000")
-        assert call.wait_until(lambda: "imitate" in call.said), call.complained  # noqa: B023
+        assert call.wait_until(lambda: "1 imitate (stages.0):" in call.said), call.complained  # noqa: B023
         for _ in range(6):
             if call.alive():
                 call.signal(signal.SIGINT)
