@@ -44,7 +44,7 @@ def recipe_of(given: argparse.Namespace, folder: Path, rows: Path) -> Recipe:
             "name": "real-step",
             "model": {
                 "path": str(folder),
-                "dtype": "bfloat16" if on_gpu else "float32",
+                "dtype": given.dtype or ("bfloat16" if on_gpu else "float32"),
                 "compile": given.compile,
                 "lora": {"rank": given.lora, "alpha": given.lora} if given.lora else None,
             },
@@ -172,6 +172,7 @@ def main() -> None:
         "--model", type=Path, help="folder of --family's checkpoint; written if it does not exist"
     )
     parser.add_argument("--data", type=Path, help="rows with images (jsonl, parquet)")
+    parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--algorithm", default="sapo")
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--samples", type=int, default=1)
@@ -205,8 +206,8 @@ def main() -> None:
         "--profile", action="store_true", help="profile the kernels of the last step"
     )
     given = parser.parse_args()
-    if given.model and not given.family:
-        parser.error("--model needs --family.")
+    if not given.family and (given.model or given.dtype):
+        parser.error("--model and --dtype need --family.")
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as place:

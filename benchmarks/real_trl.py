@@ -62,6 +62,26 @@ def worth(completions: list[Any], **_: Any) -> list[float]:
     return [len(x[0]["content"]) % 7 / 6 for x in completions]
 
 
+def trl_settings(on_gpu: bool) -> dict[str, Any]:
+    """Return the settings of GRPOConfig that small_trl.py has, too: one update, no KL, no logs."""
+    return {
+        "num_iterations": 1,
+        "temperature": 1.0,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "shuffle_dataset": False,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "vllm_mode": "colocate",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
 def rows_of(prompts: list[Prompt]) -> Any:
     """Convert prompts to TRL's rows: messages in parts, images in a separate column."""
     from datasets import Dataset
@@ -226,21 +246,11 @@ def main() -> None:
             per_device_train_batch_size=given.micro,
             gradient_accumulation_steps=total // given.micro,
             num_generations=given.samples,
-            num_iterations=1,
             max_completion_length=given.tokens,
             max_steps=given.steps,
-            temperature=1.0,
             learning_rate=1e-6,
-            lr_scheduler_type="constant",
-            max_grad_norm=1.0,
-            beta=0.0,
-            loss_type="grpo",
-            shuffle_dataset=False,
-            bf16=on_gpu,
-            use_cpu=not on_gpu,
             gradient_checkpointing=True,
             use_vllm=not given.no_vllm,
-            vllm_mode="colocate",
             vllm_enable_sleep_mode=on_gpu,
             vllm_gpu_memory_utilization=given.vllm_memory,
             vllm_max_model_length=LONGEST + given.tokens,
@@ -248,10 +258,7 @@ def main() -> None:
             generation_kwargs={"suppress_tokens": banned}
             if given.no_vllm
             else {"logit_bias": dict.fromkeys(banned, -100.0)},
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
+            **trl_settings(on_gpu),
         )
         trainer = Timed(
             model=model,

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import transformers
+from real_trl import trl_settings
 
 from segcredit.config import load_recipe
 from segcredit.data import load_prompts
@@ -104,27 +105,14 @@ def main() -> None:
             gradient_accumulation_steps=each // given.micro,
             steps_per_generation=total // given.micro,
             num_generations=given.samples,
-            num_iterations=1,
             max_completion_length=given.tokens,
             max_steps=steps * GRADIENT_STEPS,
-            temperature=1.0,
             learning_rate=1e-9,
-            lr_scheduler_type="constant",
-            max_grad_norm=1.0,
-            beta=0.0,
-            loss_type="grpo",
-            shuffle_dataset=False,
-            bf16=on_gpu,
-            use_cpu=not on_gpu,
             gradient_checkpointing=False,
             use_vllm=given.vllm,
-            vllm_mode="colocate",
             vllm_gpu_memory_utilization=given.vllm_memory,
             vllm_max_model_length=256 + given.tokens,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
+            **trl_settings(on_gpu),
         )
         trainer = Timed(
             model=model,

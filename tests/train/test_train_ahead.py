@@ -514,7 +514,7 @@ def test_a_method_is_the_same_in_another_process() -> None:
 
 
 def test_a_changed_reward_file_grades_new_responses(tmp_path: Path) -> None:
-    """As without rollout.ahead: the step after the resume learns the rewards of the new file."""
+    """The step after the resume uses the rewards of the new file, as without rollout.ahead."""
     write_recipe(tmp_path)
     file, reward = tmp_path / "reward.py", f"{tmp_path}/reward.py:by_length"
     changes = short(**{**NO_CRITIC, "algorithm": "rloo", "reward": reward})

@@ -312,7 +312,7 @@ def test_a_resumed_run_keeps_its_smaller_micro_batches(halved_run: Path, tmp_pat
 def test_a_new_size_of_micro_batches_replaces_the_smaller_one(
     halved_run: Path, tmp_path: Path
 ) -> None:
-    """As the warning proposes: update.tokens_per_micro=128, which is not halved again."""
+    """A size of micro-batches that the user has set after the warning is not halved again."""
     with pytest.warns(UserWarning, match="Settings changed"):
         place = resumed(halved_run, tmp_path, tokens_per_micro=128)
     states = [load_state(x / "checkpoints" / "step-000003") for x in (halved_run, place)]
